@@ -1,0 +1,41 @@
+# `make demo` and `make test` work as the first command in a fresh clone: the only needs are
+# Python >= 3.11 with pip, and a package index. Another interpreter: `make test PYTHON=python3.12`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
+
+demo: .venv/.ready  ## train one small model three ways on this machine and compare loss with bytes
+	$(BIN)/thinwire compare --methods ddp,diloco,muloco --workers 4 --steps 400 --seeds 0 --out runs/demo
+
+test: .venv/.ready  ## run the tests
+	$(BIN)/python -m pytest
+
+check: .venv/.ready  ## check format, lint, types, import direction and style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_style.py src
+
+bench: .venv/.ready  ## measure codecs, outer step and exchange against their baselines
+	$(BIN)/thinwire bench --out benchmarks/results
+
+clean:  ## remove the environment, run folders, caches and build leftovers
+	rm -rf .venv runs build dist src/*.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp, so that an interrupted or outdated installation is completed before anything runs in it.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "cannot set up .venv; because '$(PYTHON)' is not a Python >= 3.11;" \
+	       "do: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[train,dev]'
+	@touch $@
