@@ -1,0 +1,64 @@
+"""The exception tree: every error of this package is a `ThinwireError`.
+
+An error says three things: what cannot be done, why, and what to do about it.
+"""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "CorpusError",
+    "ExchangeError",
+    "ExchangeTimeout",
+    "MismatchError",
+    "NonFiniteError",
+    "ThinwireError",
+]
+
+
+class ThinwireError(Exception):
+    """Cannot do X; because Y; do Z.
+
+    >>> str(ThinwireError("build it", because="H is 0", do="pass H >= 1"))
+    'cannot build it; because H is 0; do: pass H >= 1'
+    """
+
+    def __init__(self, cannot: str, *, because: str, do: str) -> None:
+        super().__init__(f"cannot {cannot}; because {because}; do: {do}")
+        self.cannot = cannot
+        self.because = because
+        self.do = do
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.cannot, self.because, self.do)
+
+
+def _rebuild(kind: type[ThinwireError], cannot: str, because: str, do: str) -> ThinwireError:
+    return kind(cannot, because=because, do=do)
+
+
+class ConfigurationError(ThinwireError, ValueError):
+    """A description that cannot work: found when it is built, before anything runs."""
+
+
+class MismatchError(ThinwireError):
+    """Workers, or a checkpoint and the run that loads it, do not describe the same thing."""
+
+
+class ExchangeError(ThinwireError):
+    """An exchange between workers failed: a peer died, or was never there."""
+
+
+class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in TimeoutError, the word says it
+    """A peer stayed silent for longer than the transport waits."""
+
+
+class NonFiniteError(ThinwireError, ArithmeticError):
+    """A loss or a pseudo-gradient holds NaN or an infinity."""
+
+
+class CheckpointError(ThinwireError):
+    """A checkpoint is missing, truncated or cannot be written."""
+
+
+class CorpusError(ThinwireError):
+    """A corpus is empty, unreadable or unknown."""

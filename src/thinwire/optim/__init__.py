@@ -1,0 +1,23 @@
+"""Inner optimizers that torch lacks, and what tells them one kind of parameter from another."""
+
+from thinwire.optim.muon import Muon, muon_groups
+from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, orthogonalise
+from thinwire.optim.roles import (
+    LAYOUTS,
+    MatrixLayout,
+    Role,
+    parameter_layouts,
+    parameter_roles,
+)
+
+__all__ = [
+    "LAYOUTS",
+    "PAPER_COEFFICIENTS",
+    "MatrixLayout",
+    "Muon",
+    "Role",
+    "muon_groups",
+    "orthogonalise",
+    "parameter_layouts",
+    "parameter_roles",
+]

@@ -1,0 +1,395 @@
+"""Muon with AdamW for what is not a hidden matrix, as one torch optimizer.
+
+The optimizer knows nothing of models: `muon_groups` reads a model's roles once and writes them
+into ordinary parameter groups, which say by which rule each tensor is stepped.
+"""
+
+# torch's optimizers are made of its _foreach functions, which have no public name.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, final, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
+
+from thinwire.errors import ConfigurationError
+from thinwire.optim.newton_schulz import orthogonalise
+from thinwire.optim.roles import (
+    LAYOUTS,
+    MatrixLayout,
+    Role,
+    parameter_layouts,
+    parameter_roles,
+)
+
+__all__ = ["Muon", "check_hyperparameters", "muon_groups"]
+
+BATCH_ELEMENTS = 2**24
+"""Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
+
+
+def muon_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    adamw_lr: float | None = None,
+    weight_decay: float,
+    overrides: Mapping[str, Role] | None = None,
+) -> list[dict[str, Any]]:
+    """Divide a model's parameters into the groups that `Muon` takes.
+
+    MATRIX goes to the rule "muon", in one group per layout; EMBEDDING and HEAD go to "adamw" and
+    are decayed; VECTOR goes to "adamw" and is **not** decayed. Empty groups are left out.
+
+    Args:
+        model: any module.
+        lr: learning rate of the matrices, and of the rest where `adamw_lr` is None.
+        adamw_lr: learning rate of everything else.
+        weight_decay: of all but vectors; the decay of a step is lr * weight_decay.
+        overrides: roles by parameter name, as in `parameter_roles`.
+
+    Returns:
+        Parameter groups, the same on every worker that holds the same model.
+
+    Raises:
+        ConfigurationError: as `parameter_roles`.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+    >>> groups = muon_groups(model, lr=0.02, weight_decay=0.1)
+    >>> [(group["rule"], len(group["params"]), group["weight_decay"]) for group in groups]
+    [('muon', 1, 0.1), ('adamw', 2, 0.1), ('adamw', 2, 0.0)]
+
+    Source: MuLoCo, arXiv 2505.23725. Differs: its code decays vectors as well.
+    """
+    named, roles = dict(model.named_parameters()), parameter_roles(model, overrides)
+    layouts = parameter_layouts(model)
+    matrices = [name for name, role in roles.items() if role is Role.MATRIX]
+    by_layout = {key: [n for n in matrices if layouts[n].id == key] for key in LAYOUTS}
+    vectors = [name for name, role in roles.items() if role is Role.VECTOR]
+    tables = [name for name, role in roles.items() if role in (Role.EMBEDDING, Role.HEAD)]
+    muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay}
+    rest = {"rule": "adamw", "lr": lr if adamw_lr is None else adamw_lr}
+    members = [(names, muon | {"layout": key}) for key, names in by_layout.items()]
+    members += [(tables, rest | {"weight_decay": weight_decay})]
+    members += [(vectors, rest | {"weight_decay": 0.0})]
+    return [{"params": [named[n] for n in names], **rule} for names, rule in members if names]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised, for matrices; AdamW for the rest; chosen group by group.
+
+        M = momentum M + G
+        X = NS(M)                                 or NS(G + momentum M) with `nesterov`
+        W = (1 - lr weight_decay) W - lr scale X
+
+    where `scale` is sqrt(fan_out / fan_in) for "spectral" and 0.2 sqrt(max(fan_out, fan_in)) for
+    "rms". Groups with the rule "adamw" are stepped by torch's own `adamw`, bit for bit.
+
+    M has the dtype of its parameter, as in every torch optimizer (whose `load_state_dict` casts to
+    that dtype in any case); the iteration runs in bf16. Matrices of one shape are orthogonalised in
+    batches of at most 2^24 elements, or of one matrix where that is larger.
+
+    Args:
+        params: groups with a "rule", "muon" or "adamw", as `muon_groups` makes them. A group may
+            override every argument below, and have a "layout", one of `thinwire.optim.LAYOUTS`.
+        lr: learning rate, per step.
+        momentum: of "muon", in [0, 1).
+        nesterov: whether "muon" looks ahead by one momentum step.
+        weight_decay: decoupled; a step shrinks W by lr * weight_decay.
+        scale: "spectral" (MuLoCo) or "rms" (update RMS like AdamW's, so that its lr carries over).
+        betas: of "adamw", each in [0, 1).
+        eps: of "adamw".
+
+    Raises:
+        ConfigurationError: a group has no rule or an unknown one; a number is out of range; the
+            scale or layout is unknown; a parameter is complex, or has no two dimensions for "muon".
+            From `step`: a gradient is sparse.
+
+    >>> layer = nn.Linear(4, 4, bias=False)
+    >>> optimizer = Muon(muon_groups(layer, lr=1.0, weight_decay=0.0))
+    >>> before = layer.weight.detach().clone()
+    >>> layer(torch.eye(4)).trace().backward()
+    >>> optimizer.step()
+    >>> (before - layer.weight).detach().round().diag()  # G is the identity, hence so is X
+    tensor([1., 1., 1., 1.])
+
+    Source: K. Jordan et al., "Muon" (2024); MuLoCo, arXiv 2505.23725 (no Nesterov, "spectral");
+    "Muon is scalable for LLM training", arXiv 2502.16982 ("rms").
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        lr: float = 0.02,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 1e-3,
+        scale: str = "spectral",
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "scale": scale,
+            "betas": betas,
+            "eps": eps,
+            "layout": "out_in",
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which must say its "rule"; a group that is refused leaves no trace."""
+        super().add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1])
+        except ConfigurationError:
+            self.param_groups.pop()
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            _check_group(group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Step every parameter that has a gradient; returns what `closure` does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = _with_gradient(group)
+            if params:
+                _RULES[group["rule"]](params, group, self.state)
+        return loss
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    """Views of the same matrices in a parameter, its gradient and its momentum."""
+
+    weight: Tensor
+    gradient: Tensor
+    momentum: Tensor
+
+
+_Group = Mapping[str, Any]
+_State = Mapping[Tensor, dict[str, Any]]
+
+
+def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
+    states = [state[p] or _fresh_adamw(p, state[p]) for p in params]
+    adamw(
+        params,
+        _gradients(params),
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        [],
+        [s["step"] for s in states],
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+def _fresh_adamw(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    # On the host, as torch keeps it: the functional adamw would otherwise wait for the device.
+    state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+    state["exp_avg"] = torch.zeros_like(parameter)
+    state["exp_avg_sq"] = torch.zeros_like(parameter)
+    return state
+
+
+def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
+    layout = LAYOUTS[group["layout"]]
+    gradients, momenta = _gradients(params), _momenta(params, state)
+    torch._foreach_mul_(momenta, group["momentum"])
+    torch._foreach_add_(momenta, gradients)
+    torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
+    for batch in _batches(_pieces(params, gradients, momenta, layout)):
+        _move(batch, layout, group)
+
+
+def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
+    """W -= lr scale NS(direction) for pieces of one shape."""
+    direction = _lookahead if group["nesterov"] else _plain
+    stack = torch.stack([layout.unfold(direction(p, group["momentum"])) for p in batch])
+    updates = orthogonalise(stack).unbind()
+    size = float(group["lr"]) * SCALES[group["scale"]](*stack.shape[-2:])
+    weights = [piece.weight for piece in batch]
+    folded = [layout.fold(update, weights[0].shape) for update in updates]
+    torch._foreach_add_(weights, folded, alpha=-size)
+
+
+def _plain(piece: _Piece, momentum: float) -> Tensor:  # noqa: ARG001
+    return piece.momentum
+
+
+def _lookahead(piece: _Piece, momentum: float) -> Tensor:
+    return torch.add(piece.gradient, piece.momentum, alpha=momentum)
+
+
+def _pieces(
+    params: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    layout: MatrixLayout,
+) -> Iterator[_Piece]:
+    for same in zip(params, gradients, momenta, strict=True):
+        if same[0].numel():
+            for w, g, m in zip(*(_split(tensor, layout) for tensor in same), strict=True):
+                yield _Piece(weight=w, gradient=g, momentum=m)
+
+
+def _split(tensor: Tensor, layout: MatrixLayout) -> Sequence[Tensor]:
+    """Views along the first dimension of a stack of experts, which may exceed any batch."""
+    if not layout.stacked or tensor.ndim == 2:
+        return (tensor,)
+    return tensor.split(max(1, BATCH_ELEMENTS // tensor[0].numel()))
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[Sequence[_Piece]]:
+    alike: defaultdict[object, list[_Piece]] = defaultdict(list)
+    for piece in pieces:
+        weight = piece.weight
+        alike[weight.shape, weight.dtype, weight.device].append(piece)
+    for same in alike.values():
+        size = max(1, BATCH_ELEMENTS // same[0].weight.numel())
+        yield from (same[start : start + size] for start in range(0, len(same), size))
+
+
+def _with_gradient(group: _Group) -> list[Tensor]:
+    params = [p for p in group["params"] if p.grad is not None]
+    if any(p.grad.layout is not torch.strided for p in params):
+        raise ConfigurationError(
+            "step a parameter whose gradient is sparse",
+            because="momentum and moments are kept for every element",
+            do="build the embedding with sparse=False",
+        )
+    return params
+
+
+def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    return [cast("Tensor", p.grad) for p in params]
+
+
+def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
+    for p in params:
+        if "momentum_buffer" not in state[p]:
+            state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return [state[p]["momentum_buffer"] for p in params]
+
+
+def _spectral(fan_out: int, fan_in: int) -> float:
+    return math.sqrt(fan_out / fan_in)
+
+
+def _rms(fan_out: int, fan_in: int) -> float:
+    return 0.2 * math.sqrt(max(fan_out, fan_in))
+
+
+SCALES: dict[str, Callable[[int, int], float]] = {"spectral": _spectral, "rms": _rms}
+"""The length of an update by its name, given fan_out and fan_in."""
+
+
+class _Rule(Protocol):
+    def __call__(self, params: list[Tensor], group: _Group, state: _State) -> None: ...
+
+
+_RULES: dict[str, _Rule] = {"muon": _step_muon, "adamw": _step_adamw}
+
+_UPPER = {
+    **dict.fromkeys(("lr", "adamw_lr", "weight_decay", "eps"), math.inf),
+    **dict.fromkeys(("momentum", "beta1", "beta2"), 1.0),
+}
+
+
+def check_hyperparameters(values: Mapping[str, Any]) -> None:
+    """Refuse what no inner optimizer can run with.
+
+    Learning rates, decay and eps must lie in [0, inf), momentum and both betas in [0, 1), and the
+    scale must be a known one. Names that are absent, or None, are not looked at.
+
+    Raises:
+        ConfigurationError: a value is out of range or NaN, a name unknown, the betas are not two.
+
+    >>> check_hyperparameters({"lr": -1.0})
+    Traceback (most recent call last):
+    thinwire.errors.ConfigurationError: cannot set lr to -1.0; because it must lie in [0, inf); ...
+
+    Source: ours.
+    """
+    numbers = dict(values)
+    if "betas" in values:
+        numbers |= _named_betas(values["betas"])
+    for name, upper in _UPPER.items():
+        value = numbers.get(name)
+        if value is not None and not 0 <= value < upper:
+            raise ConfigurationError(
+                f"set {name} to {value}",
+                because=f"it must lie in [0, {upper:g})",
+                do="choose a value in that interval",
+            )
+    _check_known("scale", values.get("scale", "spectral"), SCALES)
+
+
+def _named_betas(betas: Sequence[float]) -> dict[str, float]:
+    if len(betas) != 2:
+        raise ConfigurationError(
+            f"set betas to {betas}", because="Adam has two moments", do="pass (beta1, beta2)"
+        )
+    return {"beta1": betas[0], "beta2": betas[1]}
+
+
+def _check_group(group: _Group) -> None:
+    if "rule" not in group:
+        raise ConfigurationError(
+            "tell matrices from the other parameters",
+            because='a parameter group has no "rule"',
+            do="pass muon_groups(model, lr=..., weight_decay=...) instead of bare parameters",
+        )
+    _check_known("rule", group["rule"], _RULES)
+    _check_known("layout", group["layout"], LAYOUTS)
+    check_hyperparameters(group)
+    for parameter in group["params"]:
+        _check_parameter(parameter, group["rule"])
+
+
+def _check_parameter(parameter: Tensor, rule: str) -> None:
+    if parameter.is_complex() or (rule == "muon" and parameter.ndim < 2):
+        raise ConfigurationError(
+            f'step a {parameter.dtype} parameter of shape {tuple(parameter.shape)} by "{rule}"',
+            because='"muon" steps real matrices, and "adamw" steps real tensors',
+            do='put vectors into a group with the rule "adamw", and store complex numbers as pairs',
+        )
+
+
+def _check_known(what: str, name: object, known: Mapping[str, object]) -> None:
+    if name not in known:
+        raise ConfigurationError(
+            f"set {what} to {name!r}",
+            because=f"the only ones are {', '.join(known)}",
+            do="choose one of them",
+        )

@@ -1,0 +1,140 @@
+"""Descriptions of inner optimizers: the values they check, and the optimizers that they build."""
+
+import dataclasses
+import inspect
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire import inner, optim
+from thinwire.errors import ConfigurationError
+
+DESCRIPTIONS = [inner.AdamW(), inner.Muon(lr=0.02), inner.SGD(lr=0.1)]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9))
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.arange(9)).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS, ids=lambda d: type(d).__name__)
+class TestEveryDescription:
+    def test_covers_every_parameter_once(self, description):
+        net = model()
+        groups = description.build(net).param_groups
+        found = [id(p) for group in groups for p in group["params"]]
+        assert sorted(found) == sorted(id(p) for p in net.parameters())
+
+    def test_steps_every_parameter(self, description):
+        net, start = model(), model()
+        step(net, description.build(net))
+        for p, q in zip(net.parameters(), start.parameters(), strict=True):
+            assert not torch.equal(p, q)
+
+    def test_two_builds_are_equal_and_share_nothing(self, description):
+        one, two = model(), model()
+        step(one, description.build(one))
+        step(two, description.build(two))
+        for p, q in zip(one.parameters(), two.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+    def test_is_a_frozen_keyword_only_value(self, description):
+        assert description == dataclasses.replace(description)
+        assert hash(description) == hash(dataclasses.replace(description))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            description.lr = 1.0
+        with pytest.raises(TypeError):
+            type(description)(0.1)
+        assert not hasattr(description, "__dict__")
+
+    @pytest.mark.parametrize("lr", [-1e-9, math.nan, math.inf])
+    def test_refuses_a_learning_rate(self, description, lr):
+        with pytest.raises(ConfigurationError, match="set lr to"):
+            dataclasses.replace(description, lr=lr)
+
+    def test_every_number_is_checked(self, description):
+        for field in dataclasses.fields(description):
+            value = getattr(description, field.name)
+            wrong = (0.9, 1.5) if field.name == "betas" else "x" if isinstance(value, str) else -1.0
+            if not isinstance(value, bool):
+                with pytest.raises(ConfigurationError):
+                    dataclasses.replace(description, **{field.name: wrong})
+
+
+def test_the_base_is_abstract():
+    assert inspect.isabstract(inner.InnerOptimizer)
+    with pytest.raises(TypeError):
+        inner.InnerOptimizer()
+
+
+def test_adamw_is_torchs_with_vectors_not_decayed():
+    net, twin = model(), model()
+    step(net, inner.AdamW(lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3).build(net))
+    vectors = [p for p in twin.parameters() if p.ndim == 1]
+    others = [p for p in twin.parameters() if p.ndim == 2]
+    groups = [{"params": others}, {"params": vectors, "weight_decay": 0.0}]
+    step(twin, torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_adamw_defaults_are_the_papers():
+    group = inner.AdamW().build(model()).param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (4e-4, (0.9, 0.99), 1e-8)
+    assert group["weight_decay"] == 0.1
+
+
+def test_adamw_of_vectors_alone():
+    groups = inner.AdamW().build(nn.LayerNorm(3)).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0]
+
+
+def test_muon_passes_every_field_on():
+    description = inner.Muon(
+        lr=0.5,
+        adamw_lr=0.25,
+        momentum=0.7,
+        nesterov=True,
+        weight_decay=0.3,
+        scale="rms",
+        betas=(0.8, 0.95),
+        eps=1e-6,
+    )
+    optimizer = description.build(model())
+    assert isinstance(optimizer, optim.Muon)
+    assert [(g["rule"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        ("muon", 0.5, 0.3),
+        ("adamw", 0.25, 0.3),
+        ("adamw", 0.25, 0.0),
+    ]
+    for group in optimizer.param_groups:
+        for name in ("momentum", "nesterov", "scale", "betas", "eps"):
+            assert group[name] == getattr(description, name)
+
+
+def test_muon_defaults_are_the_papers():
+    group = inner.Muon(lr=0.02).build(model()).param_groups[0]
+    assert (group["momentum"], group["nesterov"], group["scale"]) == (0.9, False, "spectral")
+    assert (group["betas"], group["eps"]) == ((0.9, 0.99), 1e-8)
+
+
+def test_sgd_is_torchs():
+    net, twin = model(), model()
+    step(net, inner.SGD(lr=0.01, momentum=0.5).build(net))
+    step(twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.5))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_sgd_needs_a_learning_rate():
+    with pytest.raises(TypeError, match="lr"):
+        inner.SGD()

@@ -1,0 +1,512 @@
+"""The Muon optimizer against a slow, obvious step for one matrix at a time, and against torch."""
+
+import copy
+import functools
+import io
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import ConfigurationError
+from thinwire.optim import PAPER_COEFFICIENTS, Muon, Role, muon_groups, orthogonalise
+
+LR, DECAY = 0.05, 0.3
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def matrices(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    g = generator()
+    return [nn.Parameter(torch.randn(shape, generator=g).to(dtype)) for shape in shapes]
+
+
+def give_gradients(params: list[nn.Parameter], seed: int) -> None:
+    g = generator(seed + 100)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+
+
+def muon_group(params: list[nn.Parameter], **settings) -> dict:
+    return {"params": params, "rule": "muon", "lr": LR, "weight_decay": DECAY, **settings}
+
+
+@pytest.fixture
+def precise(monkeypatch):
+    """The iteration in fp64, so that the rest of the step is seen without bf16's noise."""
+    exact = functools.partial(orthogonalise, dtype=torch.float64)
+    monkeypatch.setattr("thinwire.optim.muon.orthogonalise", exact)
+
+
+def reference_orthogonalise(matrix: Tensor) -> Tensor:
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / s.norm()
+    for a, b, c in PAPER_COEFFICIENTS:
+        s = a * s + b * s**3 + c * s**5
+    return u * s @ v
+
+
+def reference_run(w: Tensor, gradients: list[Tensor], *, momentum=0.9, nesterov=False, scale=None):
+    """One matrix [out, in], one step for each gradient, in fp64."""
+    w, m = w.detach().clone(), torch.zeros_like(w)
+    fan_out, fan_in = w.shape
+    scale = math.sqrt(fan_out / fan_in) if scale is None else scale
+    for g in gradients:
+        m = momentum * m + g
+        x = reference_orthogonalise(g + momentum * m if nesterov else m)
+        w = (1 - LR * DECAY) * w - LR * scale * x
+    return w
+
+
+def run(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: int = 3):
+    """Step on seeded gradients; returns what each parameter was given, step by step."""
+    given = [[] for _ in params]
+    for step in range(steps):
+        give_gradients(params, step)
+        for seen, p in zip(given, params, strict=True):
+            seen.append(p.grad.clone())
+        optimizer.step()
+    return given
+
+
+class TestMuonRule:
+    @pytest.mark.usefixtures("precise")
+    @pytest.mark.parametrize("nesterov", [False, True])
+    @pytest.mark.parametrize("scale", ["spectral", "rms"])
+    def test_equals_the_reference(self, nesterov, scale):
+        params = matrices((5, 7), (7, 5), (5, 7), (3, 11), (5, 5), (5, 7), (1, 6), (6, 1), (1, 1))
+        start = copy.deepcopy(params)
+        optimizer = Muon([muon_group(params)], momentum=0.8, nesterov=nesterov, scale=scale)
+        given = run(optimizer, params)
+        for p, w, gradients in zip(params, start, given, strict=True):
+            factor = None if scale == "spectral" else 0.2 * math.sqrt(max(w.shape))
+            wanted = reference_run(w, gradients, momentum=0.8, nesterov=nesterov, scale=factor)
+            torch.testing.assert_close(p.detach(), wanted, rtol=0, atol=1e-11)
+
+    def test_bf16_iteration_is_close_to_the_reference(self):
+        params = matrices((24, 40), (40, 24), dtype=torch.float32)
+        start = [p.detach().double() for p in params]
+        for p, w, gradients in zip(
+            params, start, run(Muon([muon_group(params)]), params), strict=True
+        ):
+            wanted = reference_run(w, [g.double() for g in gradients])
+            assert (p.detach() - wanted).norm() < 0.02 * (w - wanted).norm()
+
+    def test_length_of_an_update(self):
+        (tall,) = matrices((64, 16), dtype=torch.float32)
+        before = tall.detach().clone()
+        run(Muon([muon_group([tall], weight_decay=0.0)]), [tall], steps=1)
+        singular = torch.linalg.svdvals(before - tall.detach())
+        # sqrt(fan_out / fan_in) is 2, and bf16 leaves the singular values within a few percent.
+        assert singular.div(2 * LR).sub(1).abs().max() < 0.05
+
+    @pytest.mark.usefixtures("precise")
+    @pytest.mark.parametrize(
+        ("layout", "shape", "unfold"),
+        [
+            ("in_out", (6, 4), lambda t: t.mT),
+            ("kernel", (4, 3, 5), lambda t: t.reshape(4, 15)),
+            ("kernel", (4, 3, 2, 5), lambda t: t.reshape(4, 30)),
+            ("transposed_kernel", (3, 4, 5), lambda t: t.transpose(0, 1).reshape(4, 15)),
+        ],
+    )
+    def test_layouts(self, layout, shape, unfold):
+        params = matrices(shape, shape)
+        start = copy.deepcopy(params)
+        given = run(Muon([muon_group(params, layout=layout)]), params)
+        for p, w, gradients in zip(params, start, given, strict=True):
+            wanted = reference_run(unfold(w), [unfold(g) for g in gradients])
+            torch.testing.assert_close(unfold(p.detach()), wanted, rtol=0, atol=1e-11)
+
+    @pytest.mark.usefixtures("precise")
+    @pytest.mark.parametrize("layout", ["out_in", "in_out"])
+    def test_a_stack_equals_its_matrices_one_by_one(self, layout):
+        (stack,) = matrices((5, 3, 7))
+        singles = [nn.Parameter(m.clone()) for m in stack.detach()]
+        whole = Muon([muon_group([stack], layout=layout)])
+        apart = Muon([muon_group(singles, layout=layout)])
+        for step in range(3):
+            give_gradients([stack], step)
+            for single, g in zip(singles, stack.grad, strict=True):
+                single.grad = g.clone()
+            whole.step()
+            apart.step()
+        torch.testing.assert_close(stack.detach(), torch.stack(singles), rtol=0, atol=1e-12)
+
+    @pytest.mark.usefixtures("precise")
+    @pytest.mark.parametrize("limit", [1, 35, 71, 100])
+    def test_bounded_batches_change_nothing(self, limit, monkeypatch):
+        shapes = [(5, 7), (7, 3, 5), (5, 7), (3, 4), (5, 7), (5, 7), (2, 2, 5, 7)]
+        bounded, free = matrices(*shapes), matrices(*shapes)
+        run(Muon([muon_group(free)]), free)
+        exact, sizes = functools.partial(orthogonalise, dtype=torch.float64), []
+
+        def watched(stack: Tensor) -> Tensor:
+            sizes.append(stack.numel())
+            return exact(stack)
+
+        monkeypatch.setattr("thinwire.optim.muon.orthogonalise", watched)
+        monkeypatch.setattr("thinwire.optim.muon.BATCH_ELEMENTS", limit)
+        run(Muon([muon_group(bounded)]), bounded)
+        torch.testing.assert_close(bounded, free, rtol=0, atol=1e-12)
+        assert max(sizes) <= max(limit, 2 * 5 * 7)
+
+    def test_same_shapes_share_a_batch(self, monkeypatch):
+        shapes = []
+
+        def watched(stack: Tensor) -> Tensor:
+            shapes.append(tuple(stack.shape))
+            return stack
+
+        monkeypatch.setattr("thinwire.optim.muon.orthogonalise", watched)
+        params = matrices((5, 7), (3, 4), (5, 7), (5, 7))
+        run(Muon([muon_group(params)]), params, steps=1)
+        assert sorted(shapes) == [(1, 3, 4), (3, 5, 7)]
+
+    def test_zero_gradient_only_decays(self):
+        params = matrices((4, 6), dtype=torch.float32)
+        wanted = params[0].detach() * (1 - LR * DECAY)
+        params[0].grad = torch.zeros(4, 6)
+        Muon([muon_group(params)]).step()
+        assert torch.equal(params[0], wanted)
+
+    @pytest.mark.usefixtures("precise")
+    def test_non_contiguous(self):
+        (base,) = matrices((8, 10))
+        transposed = nn.Parameter(base.detach().clone().mT)
+        strided = nn.Parameter(base.detach().repeat_interleave(2, 1)[:, ::2])
+        stack = nn.Parameter(matrices((4, 6, 5))[0].detach().permute(2, 0, 1))
+        params = [transposed, strided, stack]
+        assert not any(p.is_contiguous() for p in params)
+        twins = [
+            nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format)) for p in params
+        ]
+        run(Muon([muon_group(params)]), params)
+        run(Muon([muon_group(twins)]), twins)
+        torch.testing.assert_close(params, twins, rtol=0, atol=1e-12)
+
+    def test_channels_last_convolution(self):
+        plain, last = (nn.Conv2d(6, 4, 3) for _ in range(2))
+        last.load_state_dict(plain.state_dict())
+        last.to(memory_format=torch.channels_last)
+        for module in (plain, last):
+            params = [module.weight]
+            run(Muon([muon_group(params, layout="kernel")]), params)
+        torch.testing.assert_close(last.weight, plain.weight, rtol=0, atol=1e-6)
+        assert last.weight.is_contiguous(memory_format=torch.channels_last)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_parameters(self, dtype):
+        (half,) = matrices((16, 24), dtype=dtype)
+        half.data *= 0.01  # or the weights' own rounding would drown the updates
+        before = half.detach().double()
+        optimizer = Muon([muon_group([half])])
+        gradients = [g.double() for g in run(optimizer, [half])[0]]
+        wanted = reference_run(before, gradients)
+        assert optimizer.state[half]["momentum_buffer"].dtype == dtype
+        assert (half.detach().double() - wanted).norm() < 0.02 * (before - wanted).norm()
+
+    def test_empty_matrices(self):
+        params = matrices((0, 5), (5, 0), (0, 3, 4), (2, 2))
+        run(Muon([muon_group(params)]), params)
+        assert [tuple(p.shape) for p in params] == [(0, 5), (5, 0), (0, 3, 4), (2, 2)]
+        assert params[3].isfinite().all()
+
+
+class TestAdamwRule:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    def test_equals_torch_bit_for_bit(self, dtype):
+        shapes = [(5, 7), (7,), (), (2, 3, 4), (0,)]
+        ours, theirs = matrices(*shapes, dtype=dtype), matrices(*shapes, dtype=dtype)
+        settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6}
+        muon = Muon(
+            [
+                {"params": ours[:2], "rule": "adamw", "weight_decay": 0.1},
+                {"params": ours[2:], "rule": "adamw", "weight_decay": 0.0},
+            ],
+            **settings,
+        )
+        adamw = torch.optim.AdamW(
+            [
+                {"params": theirs[:2], "weight_decay": 0.1},
+                {"params": theirs[2:], "weight_decay": 0},
+            ],
+            **settings,
+        )
+        before = copy.deepcopy(ours)
+        run(muon, ours, steps=5)
+        run(adamw, theirs, steps=5)
+        for p, q, start in zip(ours, theirs, before, strict=True):
+            assert torch.equal(p, q)
+            assert p.numel() == 0 or not torch.equal(p, start)
+            for key, value in adamw.state[q].items():
+                assert torch.equal(muon.state[p][key], value)
+
+    def test_step_counts_do_not_depend_on_the_default_dtype(self):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            params = matrices((3,), dtype=torch.float32)
+            optimizer = Muon([{"params": params, "rule": "adamw"}])
+            run(optimizer, params, steps=1)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert optimizer.state[params[0]]["step"].dtype == torch.float32
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.hidden = nn.Linear(6, 6)
+        self.mix = nn.Conv1d(6, 6, 1)
+        self.head = nn.Linear(6, 11, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.table(tokens))
+        x = torch.tanh(self.mix(self.hidden(x).mT).mT)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.roll(1, 1).flatten())
+
+
+def tiny() -> Tiny:
+    torch.manual_seed(0)
+    return Tiny()
+
+
+TOKENS = torch.arange(12).reshape(2, 6) % 11
+
+
+def optimizer_of(model: nn.Module, **settings) -> Muon:
+    return Muon(muon_groups(model, lr=LR, weight_decay=DECAY), **settings)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(TOKENS).backward()
+        optimizer.step()
+
+
+class TestGroups:
+    def test_every_parameter_once(self):
+        model = tiny()
+        groups = muon_groups(model, lr=LR, weight_decay=DECAY)
+        found = [id(p) for group in groups for p in group["params"]]
+        assert sorted(found) == sorted(id(p) for p in model.parameters())
+
+    def test_rules_layouts_and_decay(self):
+        model = tiny()
+        groups = muon_groups(model, lr=LR, weight_decay=DECAY)
+        names = {id(p): name for name, p in model.named_parameters()}
+        shown = [
+            (g["rule"], g.get("layout"), g["weight_decay"], {names[id(p)] for p in g["params"]})
+            for g in groups
+        ]
+        vectors = {"norm.weight", "norm.bias", "hidden.bias", "mix.bias"}
+        assert shown == [
+            ("muon", "out_in", DECAY, {"hidden.weight"}),
+            ("muon", "kernel", DECAY, {"mix.weight"}),
+            ("adamw", None, DECAY, {"table.weight", "head.weight"}),
+            ("adamw", None, 0.0, vectors),
+        ]
+
+    def test_learning_rates(self):
+        groups = muon_groups(tiny(), lr=0.5, adamw_lr=0.25, weight_decay=0.0)
+        assert [(g["rule"], g["lr"]) for g in groups] == [
+            ("muon", 0.5),
+            ("muon", 0.5),
+            ("adamw", 0.25),
+            ("adamw", 0.25),
+        ]
+        groups = muon_groups(tiny(), lr=0.5, adamw_lr=0.0, weight_decay=0.0)
+        assert groups[-1]["lr"] == 0.0
+        assert {g["lr"] for g in muon_groups(tiny(), lr=0.5, weight_decay=0.0)} == {0.5}
+
+    def test_overrides(self):
+        model = tiny()
+        groups = muon_groups(
+            model, lr=LR, weight_decay=DECAY, overrides={"head.weight": Role.MATRIX}
+        )
+        assert any(p is model.head.weight for p in groups[0]["params"])
+
+
+class TestAsAnyOptimizer:
+    def test_state_dict_round_trip_is_bit_equal(self):
+        model = tiny()
+        optimizer = optimizer_of(model)
+        train(model, optimizer, 3)
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        other = Tiny()
+        resumed = Muon(muon_groups(other, lr=9.0, weight_decay=9.0), momentum=0.1)
+        other.load_state_dict(saved["model"])
+        resumed.load_state_dict(saved["optimizer"])
+        train(model, optimizer, 3)
+        train(other, resumed, 3)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+    def test_forgetting_the_state_is_seen(self):
+        model, other = tiny(), tiny()
+        optimizer = optimizer_of(model)
+        train(model, optimizer, 3)
+        other.load_state_dict(model.state_dict())
+        train(model, optimizer)
+        train(other, optimizer_of(other))
+        assert not torch.equal(model.hidden.weight, other.hidden.weight)
+
+    def test_foreign_state_is_refused_at_loading(self):
+        model = tiny()
+        optimizer = optimizer_of(model)
+        groups = [{"params": g["params"]} for g in optimizer.param_groups]
+        with pytest.raises(ConfigurationError, match='no "rule"'):
+            optimizer.load_state_dict(torch.optim.AdamW(groups).state_dict())
+
+    @pytest.mark.usefixtures("precise")
+    def test_scheduler(self):
+        (p,) = matrices((4, 6))
+        start = p.detach().clone()
+        optimizer = Muon([muon_group([p], weight_decay=0.0)])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        gradient, moved = torch.randn(4, 6, generator=generator()).double(), 0.0
+        for _ in range(3):
+            p.grad = gradient.clone()
+            optimizer.step()
+            scheduler.step()
+            moved = moved + LR * 0.5 ** (scheduler.last_epoch - 1) * math.sqrt(4 / 6)
+        # A constant gradient gives the same X at every step, whatever the length of M.
+        wanted = start - moved * reference_orthogonalise(gradient)
+        torch.testing.assert_close(p.detach(), wanted, rtol=0, atol=1e-11)
+
+    def test_tensor_learning_rate(self):
+        model, other = tiny(), tiny()
+        train(model, Muon(muon_groups(model, lr=torch.tensor(LR), weight_decay=DECAY)), 2)
+        train(other, optimizer_of(other), 2)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+    def test_closure(self):
+        model = tiny()
+        optimizer = optimizer_of(model)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(TOKENS)
+            loss.backward()
+            return loss
+
+        before = float(model(TOKENS).detach())
+        assert float(optimizer.step(closure).detach()) == before
+        assert float(model(TOKENS).detach()) != before
+
+    def test_parameters_without_gradient_stay(self):
+        model = tiny()
+        optimizer = optimizer_of(model)
+        before = copy.deepcopy(model)
+        optimizer.step()
+        model.hidden.weight.grad = torch.ones(6, 6)
+        optimizer.step()
+        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+            assert torch.equal(p, q) is (name != "hidden.weight")
+        assert list(optimizer.state) == [model.hidden.weight]
+
+    def test_grad_scaler(self):
+        model, other = tiny(), tiny()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer, plain = optimizer_of(model), optimizer_of(other)
+        scaler.scale(model(TOKENS)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        scaler.step(optimizer)
+        train(other, plain)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+    def test_grad_scaler_skips_a_step_that_overflowed(self):
+        model = tiny()
+        before = copy.deepcopy(model)
+        scaler, optimizer = torch.amp.GradScaler("cpu"), optimizer_of(model)
+        scaler.scale(model(TOKENS)).backward()
+        model.hidden.weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        for p, q in zip(model.parameters(), before.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+    def test_deepcopy(self):
+        model = tiny()
+        optimizer = optimizer_of(model)
+        train(model, optimizer)
+        twin, twins = copy.deepcopy((model, optimizer))
+        train(model, optimizer)
+        train(twin, twins)
+        assert torch.equal(model.hidden.weight, twin.hidden.weight)
+
+    @pytest.mark.usefixtures("precise")
+    def test_group_added_later(self):
+        first, second = matrices((4, 6), (4, 6))
+        start = second.detach().clone()
+        optimizer = Muon([muon_group([first])])
+        optimizer.add_param_group(muon_group([second]))
+        given = run(optimizer, [first, second])
+        torch.testing.assert_close(
+            second.detach(), reference_run(start, given[1]), rtol=0, atol=1e-11
+        )
+
+
+class TestErrors:
+    def test_bare_parameters(self):
+        with pytest.raises(ConfigurationError, match="muon_groups"):
+            Muon(matrices((3, 3)))
+
+    def test_group_without_rule(self):
+        with pytest.raises(ConfigurationError, match="muon_groups"):
+            Muon([{"params": matrices((3, 3))}])
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"rule": "moun"},
+            {"scale": "Spectral"},
+            {"layout": "in-out"},
+            {"lr": -0.1},
+            {"lr": math.nan},
+            {"lr": math.inf},
+            {"weight_decay": -1.0},
+            {"momentum": 1.0},
+            {"betas": (0.9, 1.0)},
+            {"betas": (0.9,)},
+            {"eps": -1e-9},
+        ],
+    )
+    def test_settings(self, settings):
+        with pytest.raises(ConfigurationError, match=f"cannot set {next(iter(settings))[:4]}"):
+            Muon([muon_group(matrices((3, 3)), **settings)])
+
+    @pytest.mark.parametrize("shape", [(), (3,)])
+    def test_vectors_in_a_muon_group(self, shape):
+        with pytest.raises(ConfigurationError, match="muon"):
+            Muon([muon_group(matrices(shape))])
+
+    @pytest.mark.parametrize("rule", ["muon", "adamw"])
+    def test_complex(self, rule):
+        with pytest.raises(ConfigurationError, match="complex64"):
+            Muon([muon_group(matrices((3, 3), dtype=torch.complex64), rule=rule)])
+
+    def test_sparse_gradient(self):
+        table = nn.Embedding(5, 3, sparse=True)
+        optimizer = optimizer_of(table)
+        table(torch.tensor([1])).sum().backward()
+        with pytest.raises(ConfigurationError, match="sparse=False"):
+            optimizer.step()
+
+    def test_refused_group_leaves_no_trace(self):
+        first, second = matrices((3, 3), (3, 3))
+        optimizer = Muon([muon_group([first])])
+        with pytest.raises(ConfigurationError):
+            optimizer.add_param_group(muon_group([second], scale="none"))
+        assert len(optimizer.param_groups) == 1

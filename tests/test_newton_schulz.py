@@ -1,0 +1,140 @@
+"""Newton-Schulz against the singular value decomposition, which says what it should have done."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError
+from thinwire.optim import PAPER_COEFFICIENTS, orthogonalise
+
+SHAPES = [(64, 64), (64, 128), (128, 32), (7, 13), (13, 7), (1, 9), (17, 1), (1, 1), (101, 103)]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def by_svd(matrix: Tensor, coefficients=PAPER_COEFFICIENTS) -> Tensor:
+    """U p(S / ||S||) V^T in fp64, with p the composed polynomial."""
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    for a, b, c in coefficients:
+        s = a * s + b * s**3 + c * s**5
+    return u * s @ v
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 0.03)],
+)
+def test_is_the_polynomial_of_the_singular_values(shape, dtype, tolerance):
+    matrix = random(*shape).double()
+    assert relative_error(orthogonalise(matrix, dtype=dtype), by_svd(matrix)) < tolerance
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128, 32), (101, 307), (1, 9), (17, 1)])
+def test_singular_values_are_near_one(shape):
+    values = torch.linalg.svdvals(orthogonalise(random(*shape)))
+    assert float(values.min()) > 0.93
+    assert float(values.max()) < 1.15
+
+
+def test_documented_range_of_singular_values():
+    values = torch.logspace(torch.log10(torch.tensor(0.005)).item(), 0, 10_001).double()
+    for a, b, c in PAPER_COEFFICIENTS:
+        values = a * values + b * values**3 + c * values**5
+    assert 0.97 < float(values.min()) < float(values.max()) < 1.12
+
+
+def test_every_iteration_has_its_own_coefficients():
+    matrix = random(8, 12).double()
+    assert len(PAPER_COEFFICIENTS) == 5
+    assert len(set(PAPER_COEFFICIENTS)) == 5
+    for count in range(6):
+        some = PAPER_COEFFICIENTS[:count]
+        got = orthogonalise(matrix, some, dtype=torch.float64)
+        assert relative_error(got, by_svd(matrix, some)) < 1e-12
+
+
+def test_a_batch_is_each_matrix_by_itself():
+    stack = random(2, 3, 12, 20) * torch.tensor([1e-6, 1.0, 1e6])[:, None, None]
+    got = orthogonalise(stack.double(), dtype=torch.float64)
+    wanted = torch.stack(
+        [
+            torch.stack([orthogonalise(m, dtype=torch.float64) for m in row])
+            for row in stack.double()
+        ]
+    )
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    assert got.shape == stack.shape
+
+
+def test_the_transpose_of_a_matrix_gives_the_transpose():
+    matrix = random(20, 12)
+    assert torch.equal(orthogonalise(matrix.mT), orthogonalise(matrix).mT)
+
+
+def test_scale_of_the_input_does_not_matter():
+    matrix = random(9, 11)
+    assert torch.equal(orthogonalise(matrix * 2**-12), orthogonalise(matrix * 2**40))
+
+
+def test_zeros_stay_zeros_next_to_others():
+    stack = torch.stack([torch.zeros(5, 7), random(5, 7)])
+    got = orthogonalise(stack)
+    assert torch.equal(got[0], torch.zeros(5, 7))
+    assert float(torch.linalg.svdvals(got[1]).min()) > 0.9
+
+
+def test_nan_is_not_hidden():
+    stack = random(2, 3, 3)
+    stack[0, 1, 1] = torch.nan
+    got = orthogonalise(stack)
+    assert got[0].isnan().all()
+    assert got[1].isfinite().all()
+
+
+def test_the_norm_of_fp16_is_taken_in_fp32():
+    # The norm is 256,000, and fp16 ends at 65,504.
+    matrix = torch.full((256, 256), 1000.0, dtype=torch.float16)
+    largest = torch.linalg.svdvals(orthogonalise(matrix, PAPER_COEFFICIENTS[:1]).float())[0]
+    assert float(largest) == pytest.approx(sum(PAPER_COEFFICIENTS[0]), rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (0, 4, 5), (3, 0, 5)])
+def test_empty(shape):
+    assert orthogonalise(torch.empty(shape)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_is_kept_and_the_input_untouched(dtype):
+    matrix = random(6, 4, dtype=dtype)
+    before = matrix.clone()
+    got = orthogonalise(matrix, ())
+    assert got.dtype == dtype
+    got.zero_()
+    assert torch.equal(matrix, before)
+
+
+def test_non_contiguous():
+    wide = random(2, 10, 14)[:, ::2, 1::3]
+    assert not wide.is_contiguous()
+    assert torch.equal(orthogonalise(wide), orthogonalise(wide.contiguous()))
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(3), torch.ones(()), torch.ones(2, 2, dtype=torch.int64)]
+)
+def test_refuses_what_is_not_a_real_matrix(wrong):
+    with pytest.raises(ConfigurationError, match="orthogonalise"):
+        orthogonalise(wrong)
+
+
+def test_refuses_complex():
+    with pytest.raises(ConfigurationError, match="complex64"):
+        orthogonalise(torch.ones(2, 2, dtype=torch.complex64))
