@@ -1,0 +1,46 @@
+"""Pre-train language models over thin wires."""
+
+from thinwire import codecs, inner, optim, outer, presets, transport
+from thinwire.aggregate import MeanOverWorkers
+from thinwire.agreement import digest
+from thinwire.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorpusError,
+    ExchangeError,
+    ExchangeTimeout,
+    MismatchError,
+    NonFiniteError,
+    ThinwireError,
+)
+from thinwire.feedback import NoFeedback
+from thinwire.fragments import Fragment, Whole
+from thinwire.method import Method
+from thinwire.outer_loop import OuterLoop, Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "CorpusError",
+    "ExchangeError",
+    "ExchangeTimeout",
+    "Fragment",
+    "MeanOverWorkers",
+    "Method",
+    "MismatchError",
+    "NoFeedback",
+    "NonFiniteError",
+    "OuterLoop",
+    "Stats",
+    "ThinwireError",
+    "Whole",
+    "codecs",
+    "digest",
+    "inner",
+    "optim",
+    "outer",
+    "presets",
+    "transport",
+]

@@ -1,0 +1,80 @@
+"""Before the first step: do all workers describe the same run?"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.errors import MismatchError
+
+__all__ = ["check_cards", "digest", "flatten_description", "make_card"]
+
+_WEIGHTS = "initial weights"
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes and fp32 values, in the order of the names.
+
+    >>> import torch
+    >>> digest({"w": torch.zeros(2)})[:12]
+    '4cbbd2ef9ac2'
+    """
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        values = tensors[name].detach().float().cpu().contiguous()
+        total.update(f"{name}{tuple(values.shape)}".encode())
+        total.update(values.numpy().data)
+    return total.hexdigest()
+
+
+def flatten_description(value: Any, path: str = "") -> dict[str, str]:
+    """Nested data as one text per leaf, keyed by its path.
+
+    >>> flatten_description({"outer": {"lr": 0.7}})
+    {'outer.lr': '0.7'}
+    """
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {path: str(value)}
+    leaves: dict[str, str] = {}
+    for key, item in items:
+        leaves |= flatten_description(item, f"{path}.{key}" if path else key)
+    return leaves
+
+
+def make_card(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bytes:
+    """What a worker says of itself, as bytes that are equal for equal workers.
+
+    Args:
+        description: of the run, nested.
+        weights: what the worker starts from; only their digest travels.
+    """
+    card = flatten_description(description) | {_WEIGHTS: digest(weights)}
+    return json.dumps(card, sort_keys=True).encode()
+
+
+def check_cards(cards: Mapping[int, bytes]) -> None:
+    """Raise `MismatchError` naming the first field in which two workers differ, and both values."""
+    first_rank, first = min(cards.items())
+    for rank, card in sorted(cards.items()):
+        if card != first:
+            _raise_difference(first_rank, json.loads(first), rank, json.loads(card))
+
+
+def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, str]) -> None:
+    differing = [f for f in a.keys() | b.keys() if a.get(f) != b.get(f)]
+    # Other shapes are other weights too, but the shape is what helps.
+    field = min(differing, key=lambda f: (f == _WEIGHTS, f))
+    raise MismatchError(
+        f"start: workers {rank_a} and {rank_b} differ in {field}",
+        because=f"worker {rank_a} has {a.get(field, 'none')} and "
+        f"worker {rank_b} has {b.get(field, 'none')}",
+        do="seed all workers alike before building the model, or load the same weights"
+        if field == _WEIGHTS
+        else "start all workers from the same script, arguments and thinwire version",
+    )

@@ -1,0 +1,117 @@
+"""A method is a frozen choice for each slot of the one outer step.
+
+    Delta   = anchor - local              outer optimizer (what it wants averaged)
+    x       = feedback + Delta            feedback
+    payload = encode(x)                   codec
+    mean    = aggregate(decode(payloads)) aggregate
+    anchor  = outer(anchor, mean)         outer optimizer
+
+every `sync_every` inner steps, fragment by fragment. State and connection live elsewhere.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from thinwire.aggregate import Aggregate, MeanOverWorkers
+from thinwire.codecs import Codec, Identity
+from thinwire.errors import ConfigurationError
+from thinwire.feedback import Feedback, NoFeedback
+from thinwire.fragments import Fragments, Whole
+from thinwire.inner import InnerOptimizer
+from thinwire.outer import OuterOptimizer
+
+__all__ = ["Method", "describe"]
+
+
+def describe(value: Any) -> Any:
+    """`value` as JSON-able data: a dataclass becomes its kind and its fields.
+
+    >>> describe(Whole())
+    {'kind': 'Whole'}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__} | fields
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    return value
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """What a family of papers disagrees about, as slots.
+
+    Args:
+        name: shown in tables; two methods that differ only in it are the same.
+        inner: builds each worker's own optimizer.
+        sync_every: H, inner steps from one exchange of a fragment to the next.
+        outer: moves the outer parameters.
+        codec: what travels.
+        feedback: what a round leaves for the next one.
+        fragments: what travels together.
+        aggregate: one pseudo-gradient from all workers'.
+
+    Raises:
+        ConfigurationError: H < 1, a slot filled with the wrong kind of thing, or slots that do not
+            fit each other.
+
+    >>> import dataclasses, thinwire as tw
+    >>> method = tw.presets.diloco(sync_every=15)
+    >>> dataclasses.replace(method, codec=tw.codecs.CastBF16()).codec
+    CastBF16()
+    """
+
+    name: str
+    inner: InnerOptimizer
+    sync_every: int
+    outer: OuterOptimizer
+    codec: Codec = field(default_factory=Identity)
+    feedback: Feedback = field(default_factory=NoFeedback)
+    fragments: Fragments = field(default_factory=Whole)
+    aggregate: Aggregate = field(default_factory=MeanOverWorkers)
+
+    def __post_init__(self) -> None:
+        for slot, kind in _SLOTS.items():
+            self._check_slot(slot, kind)
+        if self.sync_every < 1:
+            raise ConfigurationError(
+                f"build method {self.name!r} with sync_every={self.sync_every}",
+                because="a worker trains at least one inner step between two exchanges",
+                do="pass sync_every >= 1",
+            )
+        self.outer.check(sync_every=self.sync_every)
+
+    def _check_slot(self, slot: str, kind: type) -> None:
+        value: object = getattr(self, slot)
+        # bool is an int to Python, but True inner steps are a slip.
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return
+        raise ConfigurationError(
+            f"build method {self.name!r} with {slot}={value!r}",
+            because=f"{slot} takes {kind.__name__}, not {type(value).__name__}",
+            do=f"pass an instance of {kind.__name__}",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The method as JSON-able data, without its name."""
+        return {key: value for key, value in describe(self).items() if key not in {"kind", "name"}}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the description: equal methods have equal fingerprints."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+
+
+_SLOTS: dict[str, type] = {
+    "name": str,
+    "inner": InnerOptimizer,
+    "sync_every": int,
+    "outer": OuterOptimizer,
+    "codec": Codec,
+    "feedback": Feedback,
+    "fragments": Fragments,
+    "aggregate": Aggregate,
+}

@@ -1,0 +1,144 @@
+"""Data parallelism: the mean *gradient* goes to the worker's own optimizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer.base import OuterOptimizer, OuterState
+from thinwire.replica import Replica, local_shard
+
+__all__ = ["Direct"]
+
+_Settings = list[dict[str, Any]]
+
+
+@final
+class _DirectState(OuterState):
+    """Takes gradients out of `optimizer.step()` and puts their mean in before the real step.
+
+    A pre-hook keeps the gradients and leaves None behind, so the user's own call of `step()` finds
+    nothing to do, whatever the optimizer. The settings of that moment are kept too: a scheduler may
+    have moved the learning rate on before the mean arrives.
+    """
+
+    def __init__(self, replica: Replica, names: Sequence[str]) -> None:
+        self._replica, self._names = replica, tuple(names)
+        self._captured: dict[torch.optim.Optimizer, _Settings] = {}
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._stepping = False
+        self._hooks = [o.register_step_pre_hook(self._capture) for o in replica.optimizers]
+
+    def _capture(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._stepping:
+            return
+        if any(callable(value) for value in (*args, *kwargs.values())):
+            raise ConfigurationError(
+                "average gradients of an optimizer that is stepped with a closure",
+                because="the closure computes them after the exchange",
+                do="call backward() first and step() without arguments",
+            )
+        self._captured[optimizer] = [_settings(group) for group in optimizer.param_groups]
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                self._gradients[parameter], parameter.grad = parameter.grad, None
+
+    def collect(self) -> Tensor:
+        if len(self._captured) < len(self._replica.optimizers):
+            raise ConfigurationError(
+                "exchange gradients",
+                because="not every optimizer was stepped since the last exchange "
+                "(a GradScaler skips the step when a gradient overflows)",
+                do="call optimizer.step() before outer.step(); prefer bf16 to fp16 with ddp",
+            )
+        tensors = [self._replica.parameters[name] for name in self._names]
+        gradients, self._gradients = self._gradients, {}
+        return self._replica.flatten(
+            local_shard(gradients[p] if p in gradients else torch.zeros_like(p)) for p in tensors
+        )
+
+    def apply(self, mean: Tensor) -> None:
+        for name, gradient in self._replica.unflatten(self._names, mean).items():
+            parameter = self._replica.parameters[name]
+            parameter.grad = torch.empty_like(parameter)
+            local_shard(parameter.grad).copy_(gradient)
+        self._stepping = True
+        try:
+            for optimizer, settings in self._captured.items():
+                _step_with(optimizer, settings)
+        finally:
+            self._stepping = False
+            self._captured = {}
+        for name in self._names:
+            self._replica.parameters[name].grad = None
+
+    def anchor(self) -> Mapping[str, Tensor]:
+        return {name: local_shard(self._replica.parameters[name]) for name in self._names}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        pass
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Direct(OuterOptimizer):
+    """g = (1/K) sum_k g_k; theta = InnerOpt(theta, g): the corner where every step is a round.
+
+    What is exchanged is the gradient itself, and the worker's own optimizer does the outer step, so
+    no anchor is kept. Clipping done by an optimizer pre-hook acts on the mean, as in DDP.
+
+    >>> Direct()
+    Direct()
+    """
+
+    def check(self, *, sync_every: int) -> None:
+        """Gradients are averaged at every step or not at all."""
+        if sync_every != 1:
+            raise ConfigurationError(
+                f"average gradients every {sync_every} steps",
+                because="a gradient belongs to the step that computed it",
+                do="pass sync_every=1, or an outer optimizer such as tw.outer.SGD for local steps",
+            )
+
+    def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
+        """Hook the optimizers of `replica`."""
+        del workers
+        if not replica.optimizers:
+            raise ConfigurationError(
+                "average gradients without an optimizer",
+                because="the worker's own optimizer takes the step",
+                do="pass the optimizer to OuterLoop",
+            )
+        return _DirectState(replica, names)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in cast(list[Tensor], group["params"])]
+
+
+def _step_with(optimizer: torch.optim.Optimizer, settings: _Settings) -> None:
+    """Step with the settings that held when the gradients were taken, then put today's back."""
+    today = [_settings(group) for group in optimizer.param_groups]
+    for group, then in zip(optimizer.param_groups, settings, strict=True):
+        group.update(then)
+    try:
+        optimizer.step()
+    finally:
+        for group, now in zip(optimizer.param_groups, today, strict=True):
+            group.update(now)

@@ -1,0 +1,176 @@
+"""Outer optimizers that step on a displacement: how far the workers moved in a round."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer.base import OuterOptimizer, OuterState
+from thinwire.replica import Replica
+
+__all__ = ["SGD", "AdamW"]
+
+
+@final
+class _Displacement(OuterState):
+    """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = anchor.
+
+    torch's optimizer steps a *position*: the anchor as seen from an origin that all workers share.
+    That origin is the anchor itself, so the position starts at zero and becomes the update. A lone
+    worker shares its origin with nobody and takes its own weights: with learning rate 1 the
+    position then returns to exactly zero, and nothing of the weights is rounded away.
+    """
+
+    def __init__(
+        self, optimizer: "_TorchOuter", replica: Replica, names: Sequence[str], *, workers: int
+    ) -> None:
+        self._replica, self._names, self._lone = replica, tuple(names), workers == 1
+        self._anchor = replica.read(names)
+        self._origin = self._anchor
+        self._position = nn.Parameter(self._anchor.new_empty(0))
+        self._optimizer = optimizer.build(self._position)
+
+    def collect(self) -> Tensor:
+        local = self._replica.read(self._names)
+        self._origin = local if self._lone else self._anchor
+        return self._anchor - local
+
+    @torch.no_grad()
+    def apply(self, mean: Tensor) -> None:
+        self._position.data = self._anchor - self._origin
+        self._position.grad = mean
+        self._optimizer.step()
+        self._anchor = self._origin + self._position.data
+        # Only the anchor and the optimizer's own buffers are kept between rounds.
+        self._position.data, self._position.grad = mean.new_empty(0), None
+        self._origin = self._anchor
+        self._replica.write(self._names, self._anchor)
+
+    def anchor(self) -> Mapping[str, Tensor]:
+        return self._replica.unflatten(self._names, self._anchor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        buffers = self._optimizer.state[self._position]
+        return {"anchor": self._anchor} | {
+            f"optimizer.{key}": value for key, value in buffers.items() if value is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        device = self._anchor.device
+        self._anchor = state["anchor"].to(device, copy=True)
+        self._origin = self._anchor
+        self._optimizer.state[self._position] = {
+            # AdamW counts its steps on the host.
+            key.removeprefix("optimizer."): value.to(device if value.ndim else "cpu", copy=True)
+            for key, value in state.items()
+            if key.startswith("optimizer.")
+        }
+
+
+class _TorchOuter(OuterOptimizer):
+    """An optimizer of torch.optim that steps the flat anchor of a fragment."""
+
+    @abstractmethod
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """torch's optimizer for `position`."""
+
+    def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
+        """A state whose anchor is the live weights as they are now."""
+        return _Displacement(self, replica, names, workers=workers)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGD(_TorchOuter):
+    """m = mu m + Delta; theta = theta - eta (Delta + mu m) with Nesterov, else theta - eta m.
+
+    Args:
+        lr: eta, applied here and nowhere else.
+        momentum: mu in [0, 1); 0 keeps no buffer.
+        nesterov: look ahead by mu m, as DiLoCo does.
+
+    Raises:
+        ConfigurationError: a negative rate, a momentum outside [0, 1), Nesterov without momentum.
+
+    Source: DiLoCo (arXiv 2311.08105), Algorithm 1; `torch.optim.SGD`.
+
+    >>> SGD(lr=0.7, momentum=0.9, nesterov=True)
+    SGD(lr=0.7, momentum=0.9, nesterov=True)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigurationError(
+                f"use outer SGD with momentum={self.momentum}",
+                because="the momentum buffer would grow without bound or alternate in sign",
+                do="pass 0 <= momentum < 1",
+            )
+        if self.nesterov and self.momentum == 0.0:
+            raise ConfigurationError(
+                "use outer SGD with nesterov=True and momentum=0",
+                because="there is no momentum to look ahead with",
+                do="pass nesterov=False or momentum > 0",
+            )
+
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """`torch.optim.SGD` with these settings."""
+        return torch.optim.SGD(
+            [position], lr=self.lr, momentum=self.momentum, nesterov=self.nesterov
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamW(_TorchOuter):
+    """Adam on the mean pseudo-gradient; no weight decay, which belongs to the inner optimizer.
+
+    Args:
+        lr: eta.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+
+    Raises:
+        ConfigurationError: a negative rate, or betas outside [0, 1).
+
+    Source: the outer-optimizer ablation of DiLoCo (arXiv 2311.08105); `torch.optim.AdamW`.
+
+    >>> AdamW(lr=0.1).betas
+    (0.9, 0.95)
+    """
+
+    lr: float = 0.3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigurationError(
+                f"use outer AdamW with betas={self.betas}",
+                because="a moment would never forget",
+                do="pass two numbers in [0, 1)",
+            )
+
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """`torch.optim.AdamW` with these settings."""
+        return torch.optim.AdamW(
+            [position], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
+        )
+
+
+def _check_rate(lr: float) -> None:
+    if not 0.0 <= lr < float("inf"):
+        raise ConfigurationError(
+            f"use an outer optimizer with lr={lr}",
+            because="pseudo-gradients already point downhill (delta = anchor - local)",
+            do="pass a finite lr >= 0",
+        )

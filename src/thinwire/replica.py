@@ -1,0 +1,131 @@
+"""A worker's live weights, read and written as flat fp32 vectors.
+
+Everything that crosses a wire is one vector per fragment, so the model's tensors are laid one after
+the other in the order of `named_parameters()`. A sharded tensor (a DTensor) takes part with the
+shard this rank holds: elementwise outer optimizers do not need the rest.
+"""
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import ConfigurationError, NonFiniteError
+
+__all__ = ["Replica", "local_shard"]
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of `tensor` this rank holds, sharing its memory: all of it unless it is a DTensor.
+
+    >>> local_shard(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+    # Asking for the method keeps torch.distributed.tensor, which is slow to import, out of here.
+    to_local = getattr(tensor, "to_local", None)
+    return tensor.detach() if to_local is None else cast(Tensor, to_local()).detach()
+
+
+@final
+class Replica:
+    """The trainable parameters of one worker and the optimizers that train them.
+
+    Args:
+        model: any module; tied parameters count once, frozen ones do not take part.
+        optimizers: whatever steps those parameters.
+
+    Raises:
+        ConfigurationError: nothing in `model` is trainable.
+
+    >>> replica = Replica(nn.Linear(2, 1), [])
+    >>> replica.numel(["weight", "bias"]), replica.read(["bias"]).dtype
+    (3, torch.float32)
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.model = model
+        self.optimizers = tuple(optimizers)
+        self.parameters: Mapping[str, nn.Parameter] = {
+            name: p for name, p in model.named_parameters() if p.requires_grad
+        }
+        if not self.parameters:
+            raise ConfigurationError(
+                "train this model",
+                because="none of its parameters requires a gradient",
+                do="pass the model that your optimizer trains, not a frozen copy of it",
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the flat vectors live: the device of the first parameter."""
+        return next(iter(self.parameters.values())).device
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter, as this rank holds it."""
+        return {name: tuple(local_shard(p).shape) for name, p in self.parameters.items()}
+
+    def numel(self, names: Iterable[str]) -> int:
+        """Elements in the flat vector of `names`."""
+        return sum(local_shard(self.parameters[name]).numel() for name in names)
+
+    def read(self, names: Sequence[str]) -> Tensor:
+        """The live weights of `names`, as a new fp32 vector."""
+        return self.flatten(local_shard(self.parameters[name]) for name in names)
+
+    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
+        """`tensors` one after the other as a new fp32 vector on this replica's device."""
+        parts = [t.reshape(-1).to(self.device, torch.float32) for t in tensors]
+        # cat of a single part may alias it, and what is read must survive the next inner step.
+        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+    def unflatten(self, names: Sequence[str], flat: Tensor) -> dict[str, Tensor]:
+        """Views into `flat`, one for each name, in the parameters' (local) shapes."""
+        shards = [local_shard(self.parameters[name]) for name in names]
+        parts = flat.split([s.numel() for s in shards])
+        return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
+
+    @torch.no_grad()
+    def write(self, names: Sequence[str], flat: Tensor) -> None:
+        """Put `flat` into the live weights, rounded to their dtype."""
+        for name, values in self.unflatten(names, flat).items():
+            local_shard(self.parameters[name]).copy_(values)
+        self._forget_gathered_weights()
+
+    def check_finite(self, names: Sequence[str], flat: Tensor, *, what: str, when: str) -> None:
+        """Raise `NonFiniteError` naming the first parameter whose part of `flat` is not finite."""
+        # One sum costs a fifth of an elementwise test; a finite sum proves every term finite.
+        if bool(torch.isfinite(flat.sum())):
+            return
+        for name, values in self.unflatten(names, flat).items():
+            if not bool(torch.isfinite(values).all()):
+                raise NonFiniteError(
+                    f"send the {what} of parameter {name!r} at {when}",
+                    because="it holds NaN or an infinity, which would reach every worker",
+                    do="resume from the last checkpoint with a lower learning rate or clipping",
+                )
+
+    @contextmanager
+    def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
+        """Hold `values` in place of the live weights for a while, then put those back."""
+        names = list(values)
+        kept = [local_shard(self.parameters[name]).clone() for name in names]
+        self._copy_in(names, values.values())
+        try:
+            yield
+        finally:
+            self._copy_in(names, kept)
+
+    @torch.no_grad()
+    def _copy_in(self, names: Sequence[str], values: Iterable[Tensor]) -> None:
+        for name, value in zip(names, values, strict=True):
+            local_shard(self.parameters[name]).copy_(local_shard(value))
+        self._forget_gathered_weights()
+
+    def _forget_gathered_weights(self) -> None:
+        # FSDP2 may still hold weights it gathered for an evaluation; they would hide what we wrote.
+        for module in self.model.modules():
+            reshard: Any = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()

@@ -1,0 +1,120 @@
+"""K workers in one process: the twin of the real network, exact and without one."""
+
+import threading
+from typing import final
+
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.transport.base import Label, Pending, Transport
+
+__all__ = ["in_process"]
+
+
+@final
+class _Hub:
+    """Where the workers meet: exchange n of each worker goes to slot n."""
+
+    def __init__(self, workers: int, timeout_s: float) -> None:
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.arrived = threading.Condition()
+        self.cards: dict[int, bytes] = {}
+        self.slots: dict[int, dict[int, Tensor]] = {}
+        self.taken: dict[int, int] = {}
+
+    def put(self, slot: int, rank: int, payload: Tensor) -> None:
+        with self.arrived:
+            self.slots.setdefault(slot, {})[rank] = payload
+            self.arrived.notify_all()
+
+    def take(self, slot: int, label: Label) -> list[Tensor]:
+        with self.arrived:
+            payloads = self.slots[slot]
+            if not self.arrived.wait_for(lambda: len(payloads) == self.workers, self.timeout_s):
+                raise self._missing(payloads, label)
+            self._forget_when_all_took(slot)
+        return [payloads[rank] for rank in range(self.workers)]
+
+    def _missing(self, payloads: dict[int, Tensor], label: Label) -> ExchangeTimeout:
+        missing = [str(rank) for rank in range(self.workers) if rank not in payloads]
+        return ExchangeTimeout(
+            f"exchange {label}",
+            because=f"worker {', '.join(missing)} of {self.workers} has not sent it"
+            + (f" within {self.timeout_s:g} s" if self.timeout_s else ""),
+            do="call begin() on all workers and then finish() on all, or give each worker a thread "
+            "and in_process() a timeout_s",
+        )
+
+    def _forget_when_all_took(self, slot: int) -> None:
+        self.taken[slot] = self.taken.get(slot, 0) + 1
+        if self.taken[slot] == self.workers:
+            del self.slots[slot], self.taken[slot]
+
+
+@final
+class _Arrival(Pending):
+    def __init__(self, hub: _Hub, slot: int, label: Label) -> None:
+        self._hub, self._slot, self._label = hub, slot, label
+
+    def wait(self) -> list[Tensor]:
+        payloads = self._hub.take(self._slot, self._label)
+        sizes = [payload.numel() for payload in payloads]
+        if len(set(sizes)) > 1:
+            raise ExchangeError(
+                f"exchange {self._label}",
+                because=f"the workers sent payloads of {sizes} bytes",
+                do="give all workers the same model and method",
+            )
+        return payloads
+
+
+@final
+class _InProcess(Transport):
+    def __init__(self, hub: _Hub, rank: int) -> None:
+        self._hub, self._rank, self._next_slot = hub, rank, 0
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._hub.workers
+
+    def introduce(self, card: bytes) -> dict[int, bytes]:
+        with self._hub.arrived:
+            self._hub.cards[self._rank] = card
+            return dict(self._hub.cards)
+
+    def start(self, payload: Tensor, label: Label) -> Pending:
+        slot, self._next_slot = self._next_slot, self._next_slot + 1
+        self._hub.put(slot, self._rank, payload)
+        return _Arrival(self._hub, slot, label)
+
+
+def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
+    """Connected transports for `workers` workers that live in this process.
+
+    Args:
+        workers: K.
+        timeout_s: seconds that a worker waits for the others. 0 suits workers that share a thread
+            (`begin()` on all, then `finish()` on all): who is not there then never will be.
+
+    Returns:
+        One transport per worker, in rank order.
+
+    Raises:
+        ConfigurationError: `workers` below 1 or a negative timeout.
+
+    >>> [t.rank for t in in_process(3)]
+    [0, 1, 2]
+    """
+    if workers < 1 or timeout_s < 0:
+        raise ConfigurationError(
+            f"connect {workers} workers with a timeout of {timeout_s:g} s",
+            because="a run needs a worker, and time does not run backwards",
+            do="pass workers >= 1 and timeout_s >= 0",
+        )
+    hub = _Hub(workers, timeout_s)
+    return [_InProcess(hub, rank) for rank in range(workers)]

@@ -1,0 +1,80 @@
+"""A transport that counts what another one carries."""
+
+import time
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from thinwire.transport.base import Label, Pending, Transport
+
+__all__ = ["Metered", "Traffic"]
+
+
+@final
+@dataclass(kw_only=True, slots=True)  # state: counters
+class Traffic:
+    """What went over a transport.
+
+    `sent_bytes` counts a payload once, as this worker hands it over; whether it then crosses the
+    wire once (a pair, an object store) or K-1 times (a ring) is the transport's affair.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wait_s: float = 0.0
+    overlapped_s: float = 0.0
+
+
+@final
+class _MeteredPending(Pending):
+    def __init__(self, inner: Pending, traffic: Traffic, rank: int) -> None:
+        self._inner, self._traffic, self._rank = inner, traffic, rank
+        self._started_s = time.perf_counter()
+
+    def wait(self) -> list[Tensor]:
+        waiting_s = time.perf_counter()
+        payloads = self._inner.wait()
+        self._traffic.overlapped_s += waiting_s - self._started_s
+        self._traffic.wait_s += time.perf_counter() - waiting_s
+        others = (p for rank, p in enumerate(payloads) if rank != self._rank)
+        self._traffic.received_bytes += sum(p.numel() * p.element_size() for p in others)
+        return payloads
+
+
+@final
+class Metered(Transport):
+    """Wraps a transport and counts bytes and seconds in `traffic`.
+
+    >>> from thinwire.transport import in_process
+    >>> import torch
+    >>> meter = Metered(in_process(2)[0])
+    >>> _ = meter.start(torch.zeros(7, dtype=torch.uint8), Label(what="x", round=1))
+    >>> meter.traffic.sent_bytes, meter.traffic.received_bytes
+    (7, 0)
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.traffic = Traffic()
+
+    @property
+    def rank(self) -> int:
+        """The wrapped transport's rank."""
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        """The wrapped transport's world size."""
+        return self._inner.world_size
+
+    def introduce(self, card: bytes) -> dict[int, bytes]:
+        """Introductions happen once, before training, and are not counted."""
+        return self._inner.introduce(card)
+
+    def start(self, payload: Tensor, label: Label) -> Pending:
+        """Count `payload` as sent and start it."""
+        # A lone worker has nobody to send to.
+        if self.world_size > 1:
+            self.traffic.sent_bytes += payload.numel() * payload.element_size()
+        return _MeteredPending(self._inner.start(payload, label), self.traffic, self.rank)

@@ -1,0 +1,420 @@
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
+
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+
+
+def diloco(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": 5, "outer": NESTEROV} | fields)
+
+
+# -- when things happen, and what is counted -----------------------------------------------------
+
+
+def test_exchanges_happen_every_h_steps_and_bytes_are_counted() -> None:
+    team = Team(diloco(), adamw, 3).train(12)
+    numel = sum(p.numel() for p in team.models[0].parameters())
+    stats = team.loops[1].stats
+    assert stats.rounds == 2
+    assert stats.sent_bytes == 2 * 4 * numel
+    assert stats.received_bytes == 2 * 2 * 4 * numel
+    assert stats.peak_sent_bytes_per_step == 4 * numel
+
+
+def test_a_cast_codec_halves_the_bytes_and_bends_the_result() -> None:
+    full, half = (Team(diloco(codec=c), adamw, 2).train(10) for c in (
+        tw.codecs.Identity(), tw.codecs.CastBF16()
+    ))  # fmt: skip
+    assert half.loops[0].stats.sent_bytes * 2 == full.loops[0].stats.sent_bytes
+    assert 0 < largest_difference(full.anchor(), half.anchor()) < 1e-2
+
+
+def test_a_lone_worker_sends_nothing() -> None:
+    stats = Team(diloco(), adamw, 1).train(10).loops[0].stats
+    assert (stats.rounds, stats.sent_bytes, stats.received_bytes) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("preset", tw.presets.names())
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: int) -> None:
+    method = tw.presets.by_name(preset)()
+    team = Team(method, adamw, workers)
+    for _ in range(2):
+        team.train(method.sync_every)
+        assert len({loop.digest() for loop in team.loops}) == 1
+        assert same_bits(*([p.detach() for p in m.parameters()] for m in team.models[:2]))
+
+
+def test_flush_exchanges_what_is_left_once() -> None:
+    team = Team(diloco(), adamw, 2).train(7)
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    assert team.loops[0].stats.rounds == 2
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    assert team.loops[0].stats.rounds == 2
+
+
+# -- the user's own code -------------------------------------------------------------------------
+
+
+def train_in_threads(method: tw.Method, build, steps: int, *, follow: bool) -> list[list]:
+    """Two workers, each an ordinary training script in a thread of its own."""
+    results: list[list] = [[], []]
+    transports = tw.transport.in_process(2, timeout_s=20)
+
+    # Built here: torch's generator, which the weights come from, belongs to all threads.
+    models = [build_model() for _ in range(2)]
+
+    def script(rank: int) -> None:
+        model = models[rank]
+        optimizer = build(model)
+        outer = tw.OuterLoop(model, optimizer, method, transport=transports[rank])
+
+        def train() -> None:
+            for step in range(steps):
+                loss(model, step, rank, workers=2).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if not follow:
+                    outer.step()
+
+        if follow:
+            with outer:
+                train()
+        else:
+            train()
+            outer.flush()
+        results[rank] = list(outer.anchor().values())
+
+    threads = [threading.Thread(target=script, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("preset", ["ddp", "diloco", "muloco"])
+def test_as_a_context_manager_the_training_loop_stays_as_it_was(preset: str) -> None:
+    method = tw.presets.by_name(preset)()
+    if preset != "ddp":
+        method = tw.presets.by_name(preset)(sync_every=4)
+    followed = train_in_threads(method, adamw, 11, follow=True)
+    called = train_in_threads(method, adamw, 11, follow=False)
+    assert same_bits(followed[0], called[0])
+    assert same_bits(followed[0], followed[1])
+
+
+def test_leaving_the_context_gives_the_optimizer_back() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    with tw.OuterLoop(model, optimizer, tw.presets.ddp()):
+        pass
+    before = copy.deepcopy(model.state_dict())
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    assert not torch.equal(before["1.weight"], model.state_dict()["1.weight"])
+
+
+def test_a_list_of_optimizers_counts_as_one() -> None:
+    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
+        parameters = list(model.parameters())
+        return [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.1)]
+
+    for method in (tw.presets.ddp(), diloco()):
+        model = build_model()
+        optimizers = split(model)
+        with tw.OuterLoop(model, optimizers, method) as outer:
+            for step in range(10):
+                loss(model, step, 0).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        expected = Team(method, sgd, 1).train(10).anchor()
+        assert same_bits(list(outer.anchor().values()), expected)
+
+
+def test_ddp_uses_the_learning_rate_of_the_moment_the_gradient_was_taken() -> None:
+    def train(*, schedule_first: bool) -> list[torch.Tensor]:
+        model = build_model()
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+        for step in range(4):
+            loss(model, step, 0).backward()
+            optimizer.step()
+            (scheduler.step if schedule_first else outer.step)()
+            (outer.step if schedule_first else scheduler.step)()
+        return list(outer.anchor().values())
+
+    assert same_bits(train(schedule_first=True), train(schedule_first=False))
+
+
+def test_ddp_says_so_when_no_step_was_taken() -> None:
+    model = build_model()
+    outer = tw.OuterLoop(model, sgd(model), tw.presets.ddp())
+    with pytest.raises(tw.ConfigurationError, match="GradScaler"):
+        outer.step()
+
+
+def test_ddp_refuses_a_closure() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    with pytest.raises(tw.ConfigurationError, match="closure"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_gradient_scaler_works_with_local_steps() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with tw.OuterLoop(model, optimizer, diloco()) as outer:
+        for step in range(10):
+            scaler.scale(loss(model, step, 0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert outer.stats.rounds == 2
+
+
+# -- outer parameters ----------------------------------------------------------------------------
+
+
+def test_evaluating_swaps_the_outer_parameters_in_and_out() -> None:
+    team = Team(diloco(), adamw, 2).train(7)
+    model, loop = team.models[0], team.loops[0]
+    live = copy.deepcopy(model.state_dict())
+    anchor = copy.deepcopy(loop.anchor())
+    with loop.evaluating():
+        assert same_bits(list(model.state_dict().values()), list(anchor.values()))
+    assert same_bits(list(model.state_dict().values()), list(live.values()))
+    assert largest_difference(list(live.values()), list(anchor.values())) > 0
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("count", torch.tensor(3))
+
+
+def test_anchor_is_a_state_dict_with_tied_weights_and_buffers() -> None:
+    model = Tied()
+    loop = tw.OuterLoop(model, [], diloco())
+    anchor = loop.anchor()
+    assert list(anchor) == list(model.state_dict())
+    assert anchor["head.weight"] is anchor["embedding.weight"]
+    assert int(anchor["count"]) == 3
+    model.load_state_dict(anchor)
+
+
+def test_frozen_parameters_stay_out() -> None:
+    model = build_model()
+    model[0].weight.requires_grad_(False)
+    loop = tw.OuterLoop(model, [], diloco(sync_every=1))
+    frozen = model[0].weight.clone()
+    loop.step()
+    assert torch.equal(model[0].weight, frozen)
+    assert "0.weight" in loop.anchor()
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outer", [NESTEROV, tw.outer.AdamW(lr=0.01), tw.outer.SGD(lr=0.5)])
+@pytest.mark.parametrize("at", [3, 5, 7])
+def test_resuming_continues_bit_for_bit(tmp_path, outer, at: int) -> None:
+    method = diloco(outer=outer)
+    team = Team(method, adamw, 2).train(at)
+    for rank, (model, optimizer, loop) in enumerate(
+        zip(team.models, team.optimizers, team.loops, strict=True)
+    ):
+        state = {"m": model.state_dict(), "o": optimizer.state_dict(), "l": loop.state_dict()}
+        torch.save(state, tmp_path / f"{rank}.pt")
+    resumed = Team(method, adamw, 2)
+    for rank in range(2):
+        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        resumed.loops[rank].load_state_dict(state["l"])
+        resumed.models[rank].load_state_dict(state["m"])
+        resumed.optimizers[rank].load_state_dict(state["o"])
+    team.train(13 - at, first=at)
+    resumed.train(13 - at, first=at)
+    assert same_bits(team.anchor(), resumed.anchor())
+    assert team.loops[0].stats.sent_bytes == resumed.loops[0].stats.sent_bytes
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_state_goes_through_distributed_checkpoint(tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    team = Team(diloco(), adamw, 1).train(6)
+    state = team.loops[0].state_dict()
+    dcp.save({"outer": state}, checkpoint_id=tmp_path, no_dist=True)
+    fresh = Team(diloco(), adamw, 1).train(5)
+    loaded = {"outer": fresh.loops[0].state_dict()}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    fresh.loops[0].load_state_dict(loaded["outer"])
+    assert fresh.loops[0].digest() == team.loops[0].digest()
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (diloco(sync_every=6), "method.sync_every"),
+        (diloco(codec=tw.codecs.CastBF16()), "method.codec.kind"),
+        (diloco(outer=tw.outer.SGD(lr=0.6)), "method.outer.lr"),
+    ],
+)
+def test_a_checkpoint_of_another_method_is_refused_by_field(other: tw.Method, field: str) -> None:
+    state = Team(diloco(), adamw, 1).loops[0].state_dict()
+    with pytest.raises(tw.MismatchError, match=field):
+        Team(other, adamw, 1).loops[0].load_state_dict(state)
+
+
+def test_a_checkpoint_of_another_model_or_world_is_refused() -> None:
+    state = Team(diloco(), adamw, 1).loops[0].state_dict()
+    with pytest.raises(tw.MismatchError, match="workers"):
+        Team(diloco(), adamw, 2).loops[0].load_state_dict(state)
+    other = tw.OuterLoop(nn.Linear(2, 2), [], diloco())
+    with pytest.raises(tw.MismatchError, match=r"parameters\."):
+        other.load_state_dict(state)
+
+
+def test_saving_in_mid_round_is_refused() -> None:
+    loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1))
+    loop.begin()
+    with pytest.raises(tw.CheckpointError, match="finish"):
+        loop.state_dict()
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+
+def connect(methods, models) -> None:
+    for method, model, transport in zip(
+        methods, models, tw.transport.in_process(len(models)), strict=True
+    ):
+        tw.OuterLoop(model, [], method, transport=transport)
+
+
+def test_workers_that_differ_are_told_which_field_and_both_values() -> None:
+    models = [build_model(), build_model()]
+    with pytest.raises(tw.MismatchError, match=r"method\.sync_every") as caught:
+        connect([diloco(), diloco(sync_every=6)], models)
+    assert "worker 0 has 5 and worker 1 has 6" in str(caught.value)
+
+
+def test_workers_with_other_shapes_are_refused() -> None:
+    with pytest.raises(tw.MismatchError, match=r"parameters\.weight.*\[2, 2\].*\[2, 3\]"):
+        connect([diloco()] * 2, [nn.Linear(2, 2), nn.Linear(3, 2)])
+
+
+def test_workers_with_other_initial_weights_are_refused() -> None:
+    with pytest.raises(tw.MismatchError, match=r"initial weights.*seed all workers alike"):
+        connect([diloco()] * 2, [build_model(0), build_model(1)])
+
+
+def test_a_name_alone_is_no_difference() -> None:
+    connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+def test_what_is_not_finite_is_not_sent(bad: float, preset: str) -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    method = tw.presets.by_name(preset)(sync_every=1)
+    loop = tw.OuterLoop(model, optimizer, method)
+    before = copy.deepcopy(loop.anchor())
+    loss(model, 0, 0).backward()
+    model[1].bias.grad[2] = bad
+    optimizer.step()
+    with pytest.raises(tw.NonFiniteError, match=r"'1\.bias' at inner step 1"):
+        loop.step()
+    if preset == "diloco":
+        assert same_bits(list(before.values()), list(loop.anchor().values()))
+
+
+def test_large_finite_values_pass_the_check() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(model.weight, 3e38)
+    loop = tw.OuterLoop(model, [], diloco(sync_every=1, outer=tw.outer.SGD(lr=1e-3)))
+    with torch.no_grad():
+        model.weight.zero_()
+    loop.step()
+    assert torch.isfinite(model.weight).all()
+
+
+def test_finishing_before_all_have_begun_names_who_is_missing() -> None:
+    team = Team(diloco(sync_every=1), sgd, 3)
+    team.loops[0].begin()
+    team.loops[1].begin()
+    with pytest.raises(tw.ExchangeTimeout, match=r"fragment 0 .*worker 2 of 3"):
+        team.loops[0].finish()
+
+
+def test_a_silent_worker_is_an_error_after_the_timeout() -> None:
+    transports = tw.transport.in_process(2, timeout_s=0.05)
+    loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1), transport=transports[0])
+    with pytest.raises(tw.ExchangeTimeout, match=r"worker 1 of 2 has not sent it within 0\.05 s"):
+        loop.step()
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match="none of its parameters"):
+        tw.OuterLoop(nn.Tanh(), [], diloco())
+
+
+def test_following_no_optimizer_is_refused() -> None:
+    with (
+        pytest.raises(tw.ConfigurationError, match="follow an optimizer"),
+        tw.OuterLoop(build_model(), [], diloco()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (), (3, 0), (101,)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    def model() -> nn.Module:
+        module = nn.Linear(2, 1)
+        module.odd = nn.Parameter(torch.ones(shape))
+        return module
+
+    models = [model(), model()]
+    for m in models:
+        m.load_state_dict(models[0].state_dict())
+    loops = [
+        tw.OuterLoop(m, [], diloco(sync_every=1, outer=tw.outer.SGD()), transport=t)
+        for m, t in zip(models, tw.transport.in_process(2), strict=True)
+    ]
+    with torch.no_grad():
+        models[0].odd -= 1.0
+    for loop in loops:
+        loop.begin()
+    for loop in loops:
+        loop.finish()
+    assert torch.equal(models[1].odd, torch.full(shape, 0.5))
+
+
+def test_strided_parameters_are_read_and_written_in_their_logical_order() -> None:
+    model = nn.Linear(3, 2, bias=False)
+    model.weight = nn.Parameter(torch.arange(6.0).view(3, 2).t())
+    loop = tw.OuterLoop(model, [], diloco(sync_every=1))
+    loop.step()
+    assert not model.weight.is_contiguous()
+    assert torch.equal(model.weight, torch.arange(6.0).view(3, 2).t())
