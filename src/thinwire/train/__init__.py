@@ -1,0 +1,1 @@
+"""The trainer: Hugging Face models on real text, K workers, one run folder."""

@@ -1,0 +1,195 @@
+"""Windows of a tokenised corpus, and the batches of worker k of K that are made of them."""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from thinwire.errors import CorpusError
+from thinwire.train.order import check_matches, rows_per_worker, window_order
+
+if TYPE_CHECKING:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+__all__ = ["Windows", "WorkerBatches", "validation_windows", "worker_batches"]
+
+Tokens = npt.NDArray[Any]
+
+
+@final
+class Windows(Dataset[Tensor]):
+    """Windows of `sequence_length + 1` tokens that do not overlap.
+
+    A window lies within one array: what is left at an array's end is dropped.
+
+    Args:
+        tokens: an array of token ids, [tokens], or several; memory-mapped ones stay so.
+        sequence_length: inputs are a window's first so many tokens, targets its last.
+
+    Raises:
+        CorpusError: no array holds a whole window.
+
+    >>> Windows(np.arange(7, dtype=np.uint8), 2)[1]
+    tensor([3, 4, 5])
+    """
+
+    def __init__(self, tokens: Tokens | Sequence[Tokens], sequence_length: int) -> None:
+        arrays = [tokens] if isinstance(tokens, np.ndarray) else tokens
+        self.width = sequence_length + 1
+        # A view without numpy's memmap class on it: slicing that one costs 5 us.
+        self._arrays = [np.asarray(array) for array in arrays]
+        self._ends = list(accumulate(array.size // self.width for array in self._arrays))
+        if not len(self):
+            size = sum(array.size for array in self._arrays)
+            raise CorpusError(
+                f"cut windows of {self.width} tokens",
+                because=f"there are {size} tokens",
+                do=f"pass at least {self.width} tokens, or a shorter sequence_length",
+            )
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Tensor:
+        """Windows by their numbers: int64, [len(indices), sequence_length + 1]."""
+        out = np.empty((len(indices), self.width), dtype=np.int64)
+        for row, index in zip(out, indices, strict=True):
+            row[:] = self._window(index)
+        return torch.from_numpy(out)
+
+    def _window(self, index: int) -> Tokens:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        shard = bisect_right(self._ends, index)
+        start = (index - (self._ends[shard - 1] if shard else 0)) * self.width
+        return self._arrays[shard][start : start + self.width]
+
+    def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
+        """The batches of worker `worker` of `workers`, for ever: int64, [B/K, sequence_length + 1].
+
+        Args:
+            worker: k, from 0.
+            workers: K.
+            global_batch: B, rows over all workers; a multiple of K.
+            seed: of the order of the windows, the same on all workers.
+
+        Raises:
+            ConfigurationError: B is not a multiple of K, or k not one of the workers.
+        """
+        rows = rows_per_worker(worker, workers, global_batch)
+        blocks = _Blocks(len(self), worker * rows, rows, global_batch, seed)
+        # Whole batches come back from `__getitems__`: nothing is left to collate.
+        return worker_batches(self, batch_sampler=blocks, collate_fn=_as_is)
+
+
+@final
+class WorkerBatches(Iterator[Tensor]):
+    """Batches that know where they stand.
+
+    Iterating again goes on, it does not start over.
+    """
+
+    def __init__(self, loader: StatefulDataLoader[Tensor]) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Tensor] | None = None
+
+    def __next__(self) -> Tensor:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return next(self._iterator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batches stand: numbers, strings and tensors, for `torch.save`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken.
+
+        Raises:
+            MismatchError: it was taken from other batches: another seed, say; raised by the next
+                batch or `state_dict`.
+        """
+        self._loader.load_state_dict(state)
+        self._iterator = None
+
+
+def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
+    """`dataset` behind a `torchdata.stateful_dataloader.StatefulDataLoader` with `options`."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with warnings.catch_warnings():
+        # torchdata 0.11 calls a function that torch 2.13 deprecates; nobody here can change that.
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
+        # The loader draws a number when iteration starts: not from torch's global generator, on
+        # which the model's own draws depend.
+        return WorkerBatches(StatefulDataLoader(dataset, generator=torch.Generator(), **options))
+
+
+@final
+class _Blocks:
+    """The window numbers of one worker's batches; its iterators are what holds state."""
+
+    def __init__(self, windows: int, first: int, rows: int, global_batch: int, seed: int) -> None:
+        # Not the workers: after a resume there may be more of them.
+        self.identity = {"windows": windows, "global_batch": global_batch, "seed": seed}
+        self.first = first
+        self.rows = rows
+
+    def __iter__(self) -> _BlockIterator:
+        return _BlockIterator(self)
+
+    def at(self, step: int) -> list[int]:
+        start = step * self.identity["global_batch"] + self.first
+        return window_order(
+            start, start + self.rows, self.identity["windows"], self.identity["seed"]
+        ).tolist()
+
+
+@final
+class _BlockIterator(Iterator[list[int]]):
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks = blocks
+        self._step = 0
+
+    def __next__(self) -> list[int]:
+        self._step += 1
+        return self._blocks.at(self._step - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self._step, **self._blocks.identity}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        check_matches(state, self._blocks.identity)
+        self._step = state["step"]
+
+
+def validation_windows(
+    tokens: Tokens | Sequence[Tokens], sequence_length: int, count: int
+) -> Tensor:
+    """At most `count` windows, evenly spaced: int64, [count, sequence_length + 1].
+
+    Raises:
+        CorpusError: there is no whole window.
+
+    >>> validation_windows(np.arange(12, dtype=np.uint8), 1, 3).tolist()
+    [[0, 1], [4, 5], [8, 9]]
+    """
+    windows = Windows(tokens, sequence_length)
+    count = min(count, len(windows))
+    return windows.__getitems__([number * len(windows) // count for number in range(count)])
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,134 @@
+"""The complete description of a training run."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.method import Method, describe
+from thinwire.train.data import Data
+from thinwire.train.models import Model
+from thinwire.train.schedule import WarmupCosine
+
+__all__ = ["Machine", "Periods", "TrainConfig"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Periods:
+    """How often things happen, in inner steps; 0 means only at the end.
+
+    Args:
+        log_steps: between two records of `metrics.jsonl`.
+        evaluate_steps: between two evaluations of the outer parameters.
+        checkpoint_steps: between two checkpoints.
+        keep_checkpoints: how many checkpoints stay on disk.
+    """
+
+    log_steps: int = 10
+    evaluate_steps: int = 0
+    checkpoint_steps: int = 0
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
+        _at_least(0, checkpoint_steps=self.checkpoint_steps)
+        _at_least(1, keep_checkpoints=self.keep_checkpoints)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Where and in which precision the arithmetic happens.
+
+    Args:
+        device: "auto" takes a GPU where there is one.
+        precision: "bf16" runs forward and backward under autocast; weights stay fp32.
+        compile: torch.compile the model.
+        threads: CPU threads per worker; 0 shares the cores evenly between the workers of this host.
+            Sums depend on it: a run resumed with another number differs in the last bits.
+        timeout_s: seconds after which a silent worker is an error (torchrun only).
+    """
+
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: Literal["no", "yes"] = "no"
+    threads: int = 0
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _at_least(0, threads=self.threads)
+        if self.timeout_s <= 0:
+            raise ConfigurationError(
+                f"wait {self.timeout_s} s for a worker",
+                because="every exchange takes some time",
+                do="pass a timeout above 0",
+            )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Everything that decides what a run computes.
+
+    Args:
+        method: how the workers train together.
+        model: what they train.
+        data: on what.
+        workers: K.
+        steps: inner steps of every worker.
+        global_batch: sequences per inner step over all workers, so that methods and K are compared
+            at equal tokens.
+        accumulate: micro-batches into which a worker cuts its part of a batch.
+        schedule: factor on the inner learning rate over the run.
+        clip_norm: largest norm of the gradient that an inner optimizer is given; 0 clips nothing.
+        seed: of initial weights, data order and dropout.
+        periods: how often things happen.
+        machine: where.
+
+    Raises:
+        ConfigurationError: numbers that do not fit each other; names them.
+    """
+
+    method: Method
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    workers: int = 4
+    steps: int = 400
+    global_batch: int = 16
+    accumulate: int = 1
+    schedule: WarmupCosine = field(default_factory=WarmupCosine)
+    clip_norm: float = 1.0
+    seed: int = 0
+    periods: Periods = field(default_factory=Periods)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        _at_least(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
+        _at_least(1, accumulate=self.accumulate)
+        _at_least(0, seed=self.seed, clip_norm=self.clip_norm)
+        if self.global_batch % (self.workers * self.accumulate):
+            raise ConfigurationError(
+                f"split a global batch of {self.global_batch} sequences",
+                because=f"{self.workers} workers with {self.accumulate} micro-batches each need a "
+                f"multiple of {self.workers * self.accumulate}",
+                do="change --global-batch, --workers or --accumulate",
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all workers together read in one inner step."""
+        return self.global_batch * self.data.sequence_length
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as JSON-able data."""
+        return describe(self)
+
+
+def _at_least(least: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= least:
+            raise ConfigurationError(
+                f"train with {name}={value}",
+                because=f"it is below {least}",
+                do=f"pass {name} >= {least}",
+            )

@@ -1,0 +1,94 @@
+"""Text in files: .txt, .jsonl and .parquet, read through `datasets`."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from thinwire.errors import CorpusError
+from thinwire.train.corpora.corpus import TextCorpus
+from thinwire.train.corpora.split import split_documents
+
+__all__ = ["TEXT_SUFFIXES", "document_corpus"]
+
+_ROWS = 1_000
+
+_READERS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        ".txt": ("text", {"sample_by": "document"}),
+        ".jsonl": ("json", {}),
+        # Else it takes the size of the first row group, and fails over a file of no rows.
+        ".parquet": ("parquet", {"batch_size": _ROWS}),
+    }
+)
+
+TEXT_SUFFIXES = frozenset(_READERS)
+"""The endings of files that hold text."""
+
+
+def document_corpus(name: str, root: Path, files: Sequence[Path]) -> TextCorpus:
+    """The documents in `files`, split by (file name relative to `root`, row).
+
+    A .txt file is one document; a row of .jsonl or .parquet is one, in its field "text". Empty
+    documents are left out.
+
+    Raises:
+        CorpusError: a file cannot be read, is not UTF-8 or lacks the field; names the file.
+    """
+    return split_documents(name, _documents(name, root, files))
+
+
+def _documents(name: str, root: Path, files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
+    for file in files:
+        key = file.relative_to(root).as_posix()
+        for row, text in enumerate(_texts(name, file)):
+            if text:
+                yield f"{key}:{row}", text
+
+
+def _texts(name: str, file: Path) -> Iterator[bytes]:
+    try:
+        # `datasets` stumbles over files of no bytes: there is no first row to guess columns from.
+        for batch in _batches(file) if file.stat().st_size else ():
+            yield from _column(name, file, batch)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(name, file, str(error)) from error
+
+
+def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
+    from datasets import load_dataset
+
+    reader, options = _READERS[file.suffix]
+    # Streaming a local file reads it in place, without a copy that could go stale; all that would
+    # stay in the cache is a lock for every file.
+    with tempfile.TemporaryDirectory() as cache:
+        rows = load_dataset(
+            reader,
+            data_files=glob.escape(str(file.resolve())),
+            split="train",
+            streaming=True,
+            cache_dir=cache,
+            **options,
+        )
+        yield from rows.iter(batch_size=_ROWS)
+
+
+def _column(name: str, file: Path, batch: dict[str, list[Any]]) -> Iterator[bytes]:
+    if "text" not in batch:
+        raise _unreadable(name, file, f'it has no column "text", only {sorted(batch)}')
+    for text in batch["text"]:
+        if not isinstance(text, str):
+            raise _unreadable(name, file, f'its column "text" holds {text!r}, which is no string')
+        yield text.encode()
+
+
+def _unreadable(name: str, file: Path, why: str) -> CorpusError:
+    return CorpusError(
+        f"read corpus {name!r}",
+        because=f"{file} cannot be read: {why}",
+        do='pass UTF-8 text in .txt, or rows with a string "text" in .jsonl or .parquet',
+    )

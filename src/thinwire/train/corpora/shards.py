@@ -1,0 +1,99 @@
+"""Token shards: `.bin` files as nanoGPT and modded-nanogpt write them, memory-mapped."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.errors import CorpusError
+from thinwire.train.corpora.corpus import TokenCorpus
+from thinwire.train.corpora.split import tail
+
+__all__ = ["read_shard", "shard_corpus"]
+
+_MAGIC = 20240520
+_VERSION = 1
+_HEADER_INTS = 256
+_HEADER_BYTES = 4 * _HEADER_INTS
+_FIELDS = 3
+
+_TOKEN = np.dtype("<u2")
+
+
+def shard_corpus(name: str, root: Path, files: Sequence[Path]) -> TokenCorpus:
+    """The tokens in `files`: what is named "train" trains, what is named "val" validates.
+
+    Where no file is named "train", all that are not named "val" train; with a "train" among them,
+    files that are named neither (a test set, say) are left out. Where no file is named "val", the
+    last 5 % of the last shard are validation.
+
+    Raises:
+        CorpusError: a shard is malformed, or all of them are validation.
+    """
+    validation = [file for file in files if _named(file, "val") and not _named(file, "train")]
+    rest = [file for file in files if file not in validation]
+    train = [file for file in rest if _named(file, "train")] or rest
+    if not train:
+        raise _malformed(root, 'every shard is named "val"', "add a shard to train on")
+    shards = [read_shard(file) for file in train]
+    if validation:
+        held_out = [read_shard(file) for file in validation]
+    else:
+        cut = tail(shards[-1].size)
+        shards[-1], held_out = shards[-1][:cut], [shards[-1][cut:]]
+    return TokenCorpus(name=name, train=shards, validation=held_out)
+
+
+def _named(file: Path, word: str) -> bool:
+    return word in file.name
+
+
+def read_shard(file: Path) -> npt.NDArray[Any]:
+    """The tokens of one shard: uint16, [tokens], memory-mapped.
+
+    nanoGPT: nothing but little-endian uint16. modded-nanogpt: 256 int32 before them, the first
+    three are the magic number 20240520, version 1 and the number of tokens.
+
+    Raises:
+        CorpusError: the header, or the size, is not that of a shard; names the file.
+    """
+    try:
+        size = file.stat().st_size
+        raw = np.asarray(np.memmap(file, dtype=np.uint8, mode="r")) if size else None
+    except OSError as error:
+        raise _malformed(file, f"it cannot be read: {error}", "make it readable") from error
+    if raw is None or size % _TOKEN.itemsize:
+        raise _malformed(file, f"it has {size} bytes", "pass a whole shard of uint16 tokens")
+    header = raw[:_HEADER_BYTES].view("<i4") if size >= _HEADER_BYTES else None
+    if header is None or not _is_header(header):
+        return raw.view(_TOKEN)
+    tokens = raw[_HEADER_BYTES:].view(_TOKEN)
+    _check_header(file, header, tokens.size)
+    return tokens
+
+
+def _is_header(header: npt.NDArray[Any]) -> bool:
+    # Files of nanoGPT have no magic number, so a wrong one cannot be told from tokens by itself;
+    # but 253 zeros behind three numbers are no text in any vocabulary.
+    return int(header[0]) == _MAGIC or not header[_FIELDS:].any()
+
+
+def _check_header(file: Path, header: npt.NDArray[Any], tokens: int) -> None:
+    magic, version, count = (int(field) for field in header[:_FIELDS])
+    if magic != _MAGIC:
+        raise _malformed(file, f"its magic number is {magic}, not {_MAGIC}", _REWRITE)
+    if version != _VERSION:
+        raise _malformed(file, f"its version is {version}, not {_VERSION}", _REWRITE)
+    if count != tokens:
+        raise _malformed(
+            file, f"its header promises {count} tokens and {tokens} are there", "fetch it again"
+        )
+
+
+_REWRITE = "write it as modded-nanogpt does (uint16 tokens), or without a header as nanoGPT does"
+
+
+def _malformed(file: Path, why: str, do: str) -> CorpusError:
+    return CorpusError(f"read token shards in {str(file)!r}", because=why, do=do)

@@ -1,0 +1,126 @@
+"""The workers this process runs: all of them (simulated), or its own one (under torchrun)."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, final
+
+import torch
+import torch.distributed as dist
+
+from thinwire.train.random_stream import draws_random_numbers
+from thinwire.train.worker import Worker
+from thinwire.transport import naming_failures
+
+__all__ = ["Crew", "Ranked", "Simulated"]
+
+T = TypeVar("T")
+
+
+class Crew(ABC):
+    """Runs workers in step.
+
+    Args:
+        workers: those that live in this process, in rank order.
+    """
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process holds worker 0, which writes what exists once."""
+        return self.workers[0].rank == 0
+
+    def inner_step(self) -> list[float]:
+        """One inner step of every local worker; returns their losses."""
+        return self.each(lambda worker: worker.inner_step())
+
+    def outer_step(self) -> None:
+        """Exchange what is due, after the inner step and before the schedule moves on."""
+        self.each(lambda worker: worker.outer.begin())
+        self.each(lambda worker: worker.outer.finish())
+        for worker in self.workers:
+            worker.scheduler.step()
+
+    def flush(self) -> None:
+        """Exchange what is left after the last inner step."""
+        self.each(lambda worker: worker.outer.begin_last())
+        self.each(lambda worker: worker.outer.finish())
+
+    @abstractmethod
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """`work` of every local worker, in rank order."""
+
+    @abstractmethod
+    def everywhere(self, values: Sequence[float]) -> list[float]:
+        """One number per local worker in, one per worker of the run out, in rank order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and connections."""
+
+
+@final
+class Simulated(Crew):
+    """All K workers in this process, side by side on threads.
+
+    Each thread computes with as many CPU threads as a rank of torchrun would, so both give the same
+    bits. A model that draws random numbers makes its workers take turns: torch has one CPU
+    generator per process, and each worker must see its own stream.
+    """
+
+    def __init__(self, workers: Sequence[Worker], *, threads: int, sample: torch.Tensor) -> None:
+        super().__init__(workers)
+        first = self.workers[0]
+        self._draws = draws_random_numbers(first.model, sample.to(first.device))
+        self._pool = ThreadPoolExecutor(
+            self._concurrency(), initializer=torch.set_num_threads, initargs=(threads,)
+        )
+
+    def _concurrency(self) -> int:
+        if self._draws or self.workers[0].device.type != "cpu":
+            return 1
+        return min(len(self.workers), os.cpu_count() or 1)
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In threads, or in turns with each worker's own random stream."""
+        return list(self._pool.map(_in_own_stream(work) if self._draws else work, self.workers))
+
+    def everywhere(self, values: Sequence[float]) -> list[float]:
+        """All workers are here."""
+        return list(values)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@final
+class Ranked(Crew):
+    """One worker here, the others in the other ranks of the default process group."""
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In this thread, with the worker's random stream."""
+        return [_in_own_stream(work)(worker) for worker in self.workers]
+
+    def everywhere(self, values: Sequence[float]) -> list[float]:
+        """Gather over the ranks."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.workers[0].device)
+        slots = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        with naming_failures("measurements of the workers"):
+            dist.all_gather(slots, mine)
+        return [float(slot) for slot in torch.cat(slots)]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()
+
+
+def _in_own_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:
+    def wrapped(worker: Worker) -> T:
+        with worker.stream.active():
+            return work(worker)
+
+    return wrapped

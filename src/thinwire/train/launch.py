@@ -1,0 +1,94 @@
+"""From a configuration to workers that are ready: devices, threads, process groups."""
+
+import datetime
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.train.config import TrainConfig
+from thinwire.train.crew import Crew, Ranked, Simulated
+from thinwire.train.data import LoadedData
+from thinwire.train.worker import Worker
+from thinwire.transport import Distributed, in_process
+
+__all__ = ["assemble", "is_lead", "join", "resolve", "under_torchrun"]
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun (or something that sets the same variables) started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_lead() -> bool:
+    """Whether this process writes what exists once: rank 0, or the only process."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """`config` with everything filled in that depends on where it runs.
+
+    Raises:
+        ConfigurationError: a device that is not there.
+    """
+    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else config.workers
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    machine = config.machine
+    threads = machine.threads or max(1, (os.cpu_count() or 1) // on_this_host)
+    machine = replace(machine, threads=threads, device=_device(machine.device))
+    return replace(config, workers=ranks, machine=machine)
+
+
+def join(config: TrainConfig) -> None:
+    """Become a rank of the default process group.
+
+    Raises:
+        ExchangeError: the others cannot be reached in time.
+    """
+    if config.machine.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(config.machine.device))
+    backend = "nccl" if config.machine.device.startswith("cuda") else "gloo"
+    timeout = datetime.timedelta(seconds=config.machine.timeout_s)
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise ExchangeError(
+            "join the other workers",
+            because=str(error).strip().splitlines()[0],
+            do="start all ranks with the same torchrun rendezvous, and check that the address and "
+            "port of the first are open",
+        ) from error
+
+
+def assemble(config: TrainConfig, data: LoadedData) -> Crew:
+    """The workers of this process, connected.
+
+    Args:
+        config: resolved.
+        data: loaded.
+    """
+    torch.set_num_threads(config.machine.threads)
+    device = torch.device(config.machine.device)
+    if under_torchrun():
+        return Ranked([Worker(config, data, Distributed(), device)])
+    workers = [Worker(config, data, t, device) for t in in_process(config.workers)]
+    sample = data.validation[:1, :-1]
+    return Simulated(workers, threads=config.machine.threads, sample=sample)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and under_torchrun():
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(
+            f"train on device {name!r}",
+            because=str(error).splitlines()[0],
+            do="pass --device cpu, or auto to take what is there",
+        ) from error
+    return name

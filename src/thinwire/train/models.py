@@ -1,0 +1,245 @@
+"""Models by the name of their size, by a config file, or by a hub name; and how they are saved.
+
+The built-in sizes are Llama shapes without tricks (RoPE, RMSNorm, SwiGLU, untied head), so that a
+result depends on the method and not on the architecture. A name says how many parameters the
+shape has with the vocabulary it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
+1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
+and head change.
+
+150m, 416m, 914m, 1.76b, 3.1b and 15b are the sizes of the MuLoCo paper (arXiv:2505.23725): for
+m = 1, 2, 3, 4, 5, 9 a width of 512m, 6m layers, 4m heads and a feed-forward of 2.75 widths.
+Differs: the paper adds QK-norm and post-norms.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import torch
+
+from thinwire.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["Model", "save_pretrained"]
+
+
+class _Shape(NamedTuple):
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    counted_with: int  # the vocabulary at which the parameters add up to the name
+
+
+_SHAPES: Final = {
+    "250k": _Shape(64, 4, 2, 192, 256),
+    "1m": _Shape(128, 5, 4, 320, 256),
+    "4m": _Shape(256, 5, 4, 672, 256),
+    "10m": _Shape(384, 6, 6, 896, 256),
+    "35m": _Shape(384, 6, 6, 1024, 32_000),
+    "60m": _Shape(512, 8, 8, 1536, 32_000),
+    "150m": _Shape(512, 6, 4, 1_408, 128_256),
+    "416m": _Shape(1024, 12, 8, 2_816, 128_256),
+    "914m": _Shape(1536, 18, 12, 4_224, 128_256),
+    "1.3b": _Shape(2048, 24, 16, 5504, 32_000),
+    "1.76b": _Shape(2048, 24, 16, 5_632, 128_256),
+    "3.1b": _Shape(2560, 30, 20, 7_040, 128_256),
+    "15b": _Shape(4608, 54, 36, 12_672, 128_256),
+}
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which causal language model to train from scratch.
+
+    Args:
+        size: a built-in size such as `"250k"` or `"1.3b"`; or the path of a `config.json` or of a
+            folder that holds one; or the `org/name` of a configuration on the hub, which needs a
+            network. Only the configuration is read from there, never the weights.
+
+    Raises:
+        ConfigurationError: `size` is none of these.
+
+    >>> Model(size="250k").build(vocab_size=256, sequence_length=128, seed=0).num_parameters()
+    246336
+    """
+
+    size: str = "250k"
+
+    def __post_init__(self) -> None:
+        if self.size in _SHAPES or _HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
+            return
+        close = difflib.get_close_matches(self.size.lower(), _SHAPES, n=1, cutoff=0.5)
+        hint = f" (the closest is {close[0]})" if close else ""
+        raise ConfigurationError(
+            f"build model '{self.size}'",
+            because="it is no built-in size, no file or folder that exists, and no org/name",
+            do=f"pass one of {', '.join(_SHAPES)}{hint}, or the path of a config.json",
+        )
+
+    def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
+        """The transformers configuration, checked against the data; builds no weights.
+
+        Args:
+            vocab_size: how many different tokens the tokenizer makes.
+            sequence_length: tokens per training sequence.
+
+        Raises:
+            ConfigurationError: it cannot be read, or has too few tokens or positions.
+        """
+        _check_counts(self.size, vocab_size, sequence_length)
+        if self.size in _SHAPES:
+            return _llama(_SHAPES[self.size], vocab_size, sequence_length)
+        config = _read(self.size)
+        _check_fits(self.size, config, vocab_size, sequence_length)
+        config.use_cache = False  # keys and values of earlier tokens are of no use in training
+        return config
+
+    def build(self, vocab_size: int, sequence_length: int, seed: int) -> PreTrainedModel:
+        """A new model in fp32 on the CPU, in training mode, with weights drawn from `seed` alone.
+
+        Every worker that passes the same seed gets the same weights, on whatever machine type
+        it trains; the caller's random state is left as it was. The initialization is that
+        of transformers: normal with the `initializer_range` of the configuration (0.02).
+
+        Args:
+            vocab_size: how many different tokens the tokenizer makes.
+            sequence_length: tokens per training sequence.
+            seed: of the initial weights.
+
+        Raises:
+            ConfigurationError: the configuration cannot be read, does not fit the data, or is
+                not that of a causal language model.
+        """
+        from transformers import AutoModelForCausalLM
+
+        config = self.configuration(vocab_size, sequence_length)
+        # The CPU's generator alone: `torch.manual_seed` would reseed the accelerators as well.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            try:
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            except Exception as error:  # a foreign configuration fails in any way it likes
+                raise _unreadable(self.size, error) from error
+        return model.train()
+
+
+def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
+    """Write `model` as safetensors, so that `AutoModelForCausalLM.from_pretrained` loads it.
+
+    Everything is written beside `folder` first and moved into place when it is complete: a run
+    killed half-way leaves what was there before. An earlier saved model is replaced.
+
+    Args:
+        model: what to save, with its configuration.
+        folder: where to; its parent is created.
+
+    Raises:
+        CheckpointError: it cannot be written, or `folder` holds something that is no saved model.
+    """
+    _check_replaceable(folder)
+    complete = folder.with_name(folder.name + ".tmp")
+    try:
+        shutil.rmtree(complete, ignore_errors=True)
+        complete.mkdir(parents=True)
+        model.save_pretrained(complete)
+        _move_into_place(complete, folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"save the model to {folder}",
+            because=str(error),
+            do="choose a folder that can be written, with enough room",
+        ) from error
+
+
+def _llama(shape: _Shape, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=sequence_length,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.feed_forward,
+        tie_word_embeddings=False,
+        use_cache=False,
+        # Llama's own ids 1 and 2 are ordinary bytes here, and would end every generation.
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _read(source: str) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source)
+    except Exception as error:  # a foreign configuration fails in any way it likes
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"build model '{source}'",
+        because=f"transformers says: {error}",
+        do="pass a built-in size, the config.json of a causal language model that transformers "
+        "knows, or an org/name with the network on",
+    )
+
+
+def _check_counts(source: str, vocab_size: int, sequence_length: int) -> None:
+    for name, value in (("vocab_size", vocab_size), ("sequence_length", sequence_length)):
+        if value < 1:
+            raise ConfigurationError(
+                f"build model '{source}'", because=f"{name} is {value}", do=f"pass {name} >= 1"
+            )
+
+
+def _check_fits(
+    source: str, config: PreTrainedConfig, vocab_size: int, sequence_length: int
+) -> None:
+    text = config.get_text_config()  # of a model that also sees or hears: its language part
+    for field, needed, remedy in (
+        ("vocab_size", vocab_size, "a tokenizer with fewer tokens"),
+        ("max_position_embeddings", sequence_length, "a shorter sequence length"),
+    ):
+        offered = getattr(text, field, None)
+        if offered is not None and offered < needed:
+            raise ConfigurationError(
+                f"build model '{source}'",
+                because=f"its {field} is {offered} and the data needs {needed}",
+                do=f"choose {remedy}, or raise {field} in the configuration",
+            )
+
+
+def _check_replaceable(folder: Path) -> None:
+    # A wrong path must not cost someone's files: only what an earlier save wrote is replaced.
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if folder.is_file() or not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"save the model to {folder}",
+            because="something that is no saved model is there",
+            do="choose a folder that is new or empty, or holds an earlier saved model",
+        )
+
+
+def _move_into_place(complete: Path, folder: Path) -> None:
+    earlier = folder.with_name(folder.name + ".old")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if folder.exists():  # a folder that is not empty cannot be replaced in one step
+        os.replace(folder, earlier)
+    os.replace(complete, folder)
+    shutil.rmtree(earlier, ignore_errors=True)

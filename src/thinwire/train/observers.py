@@ -1,0 +1,134 @@
+"""Who is told about a run while it goes on: a file, a terminal, TensorBoard, W&B."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from thinwire.errors import ConfigurationError
+from thinwire.train.run_folder import RunFolder
+
+__all__ = ["MetricsFile", "Observer", "Terminal", "bytes_text", "tensorboard", "wandb"]
+
+
+def bytes_text(count: float) -> str:
+    """`count` bytes as people write them.
+
+    >>> bytes_text(1234), bytes_text(5.6e9)
+    ('1.23 kB', '5.60 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+class Observer(ABC):
+    """Is shown every record of a run."""
+
+    @abstractmethod
+    def record(self, record: dict[str, Any]) -> None:
+        """A record as metrics.jsonl has it."""
+
+    def close(self) -> None:
+        """The run is over."""
+        return
+
+
+@final
+class MetricsFile(Observer):
+    """Writes metrics.jsonl."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Append a line."""
+        self._folder.append(record)
+
+
+@final
+class Terminal(Observer):
+    """A progress bar where there is a terminal, a line per evaluation where there is none."""
+
+    def __init__(self, console: Console, *, title: str, steps: int) -> None:
+        self._console, self._title, self._steps = console, title, steps
+        columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._progress.start()
+        self._task = self._progress.add_task(title, total=steps)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Move the bar."""
+        text = self._line(record)
+        self._progress.update(self._task, completed=record["step"], description=text)
+        if not self._console.is_terminal and "val_loss" in record:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._progress.stop()
+
+    def _line(self, record: dict[str, Any]) -> str:
+        validation = f" val {record['val_loss']:.4f}" if "val_loss" in record else ""
+        return (
+            f"{self._title} step {record['step']}/{self._steps} loss {record['loss']:.4f}"
+            f"{validation}  {record['tokens_per_s']:,.0f} tokens/s  {record['rounds']} rounds  "
+            f"sent {bytes_text(record['sent_bytes'])}  "
+            f"received {bytes_text(record['received_bytes'])}  waited {record['wait_s']:.1f} s"
+        )
+
+
+@final
+class _Scalars(Observer):
+    def __init__(self, write: Any, close: Any) -> None:
+        self._write, self._close = write, close
+
+    def record(self, record: dict[str, Any]) -> None:
+        step = record["step"]
+        self._write({key: value for key, value in record.items() if key != "step"}, step)
+
+    def close(self) -> None:
+        self._close()
+
+
+def tensorboard(folder: Path) -> Observer:
+    """Scalars for TensorBoard under `folder`.
+
+    Raises:
+        ConfigurationError: tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise _missing("tensorboard", error) from error
+    writer = SummaryWriter(str(folder))
+
+    def write(scalars: dict[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+
+    return _Scalars(write, writer.close)
+
+
+def wandb(project: str, *, name: str, config: dict[str, Any]) -> Observer:
+    """Scalars for Weights & Biases.
+
+    Raises:
+        ConfigurationError: wandb is not installed.
+    """
+    try:
+        import wandb as client  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise _missing("wandb", error) from error
+    run: Any = client.init(project=project, name=name, config=config)
+    return _Scalars(lambda scalars, step: run.log(scalars, step=step), run.finish)
+
+
+def _missing(package: str, error: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        f"report to {package}", because=str(error), do=f"pip install {package}"
+    )

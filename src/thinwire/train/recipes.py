@@ -1,0 +1,124 @@
+"""Recipes: functions from a method's name to a complete configuration."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeAlias
+
+from thinwire import inner, outer, presets
+from thinwire.errors import ConfigurationError
+from thinwire.method import Method
+from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.models import Model
+from thinwire.train.schedule import WarmupCosine
+
+__all__ = ["Recipe", "find", "laptop", "paper"]
+
+Recipe: TypeAlias = Callable[[str], TrainConfig]
+
+
+def laptop(method: str) -> TrainConfig:
+    """A quarter of a million parameters, 400 steps, H = 10: half a minute on two cores.
+
+    Settings were tuned for this size and these 40 rounds, every method with the same budget (see
+    docs/log.md). Differs: the papers' outer momentum of 0.9 needs hundreds of rounds.
+
+    >>> laptop("muloco").method.outer
+    SGD(lr=0.8, momentum=0.6, nesterov=True)
+    """
+    return TrainConfig(
+        method=_laptop_method(method),
+        periods=Periods(log_steps=10, evaluate_steps=100, checkpoint_steps=100),
+    )
+
+
+def _laptop_method(method: str) -> Method:
+    adamw = inner.AdamW(lr=8e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    muon = inner.Muon(
+        lr=1e-2,
+        adamw_lr=4e-3,
+        momentum=0.95,
+        nesterov=True,
+        weight_decay=0.1,
+        scale="rms",
+        betas=(0.9, 0.95),
+    )
+    tuned: Mapping[str, presets.MethodFields] = {
+        "ddp": {"inner": adamw},
+        "diloco": {"inner": adamw, "sync_every": 10, "outer": outer.SGD(lr=1.0)},
+        "muloco": {
+            "inner": muon,
+            "sync_every": 10,
+            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
+        },
+    }
+    preset = presets.by_name(method)
+    return preset(**tuned.get(method, {}))
+
+
+def paper(method: str) -> TrainConfig:
+    """The papers' settings at 150M parameters: for GPUs.
+
+    Warm-up 500 steps, cosine to 10 %, clipping at 1, sequences of 1,024 tokens, 512 sequences a
+    step; the method as its preset has it.
+
+    >>> paper("diloco").method == presets.diloco()
+    True
+    """
+    return TrainConfig(
+        method=presets.by_name(method)(),
+        model=Model(size="150m"),
+        data=Data(corpus="site-packages", tokenizer="bpe:32000", sequence_length=1024),
+        workers=8,
+        steps=10_000,
+        global_batch=512,
+        schedule=WarmupCosine(warmup_steps=500),
+        periods=Periods(log_steps=10, evaluate_steps=500, checkpoint_steps=500),
+    )
+
+
+_RECIPES: Mapping[str, Recipe] = {"laptop": laptop, "paper": paper}
+
+
+def find(name: str) -> Recipe:
+    """A built-in recipe, or FUNCTION of a file given as `FILE.py:FUNCTION`.
+
+    Raises:
+        ConfigurationError: neither exists.
+
+    >>> find("laptop") is laptop
+    True
+    """
+    if name in _RECIPES:
+        return _RECIPES[name]
+    path, _, function = name.rpartition(":")
+    if path.endswith(".py") and Path(path).is_file():
+        return _load(Path(path), function)
+    close = get_close_matches(name, list(_RECIPES), n=1)
+    raise ConfigurationError(
+        f"use recipe {name!r}",
+        because=f"it is none of {', '.join(_RECIPES)} and no FILE.py:FUNCTION",
+        do=f"did you mean {close[0]!r}?" if close else "pass one of these",
+    )
+
+
+def _load(path: Path, function: str) -> Recipe:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise _no_function(path, function)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recipe: Recipe | None = getattr(module, function, None)
+    if not callable(recipe):
+        raise _no_function(path, function)
+    return recipe
+
+
+def _no_function(path: Path, function: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"use recipe {path}:{function}",
+        because=f"{path} has no function of that name",
+        do="define a function from a method's name to a TrainConfig there",
+    )

@@ -1,0 +1,220 @@
+"""Text to tokens: bytes as they are, a BPE trained on the corpus, or somebody's tokenizer."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.errors import ConfigurationError, CorpusError
+from thinwire.train.bpe import SEPARATOR, cached_bpe, pieces
+
+__all__ = [
+    "ByteTokenizer",
+    "PretrainedTokenizer",
+    "TokenIds",
+    "Tokenizer",
+    "TrainedTokenizer",
+    "load_tokenizer",
+    "load_vocabulary",
+]
+
+Tokens = npt.NDArray[Any]
+Text = npt.NDArray[np.uint8]
+
+_PIECES_AT_ONCE = 8
+_ALPHABET = 256
+_GPT2_VOCABULARY = 50304  # 50257, rounded up to a multiple of 64 as nanoGPT does
+
+
+class Tokenizer(ABC):
+    """Bytes to token ids below `vocab_size`; a zero byte ends a document."""
+
+    name: str
+    vocab_size: int
+
+    @abstractmethod
+    def encode(self, text: bytes | str) -> Tokens:
+        """The token ids of `text`: uint8, uint16 or int32, [tokens]."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Writes what `transformers.AutoTokenizer` needs to read the tokenizer back."""
+
+
+@final
+class ByteTokenizer(Tokenizer):
+    """Every byte is its own token.
+
+    >>> ByteTokenizer().encode("hé").tolist()
+    [104, 195, 169]
+    """
+
+    name = "bytes"
+    vocab_size = _ALPHABET
+
+    def encode(self, text: bytes | str) -> Tokens:
+        """The bytes of `text`: uint8, [bytes]."""
+        return np.frombuffer(_as_bytes(text), dtype=np.uint8)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes nothing: there is nothing to know."""
+
+
+@final
+class TokenIds(Tokenizer):
+    """The vocabulary of a corpus that came as tokens; it has a size and no text."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.name = f"ids:{vocab_size}"
+        self.vocab_size = vocab_size
+
+    def encode(self, text: bytes | str) -> Tokens:
+        """Raises CorpusError: which tokenizer made the tokens is not known."""
+        raise CorpusError(
+            f"encode {len(text)} characters",
+            because="the corpus came as tokens, without its tokenizer",
+            do="name the tokenizer that made them",
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Writes nothing: there is nothing to know."""
+
+
+@final
+class TrainedTokenizer(Tokenizer):
+    """A byte-level BPE of the `tokenizers` library; bytes that are not UTF-8 become U+FFFD."""
+
+    def __init__(self, name: str, bpe: Any) -> None:
+        self.name = name
+        self.vocab_size = int(bpe.get_vocab_size())
+        self._bpe = bpe
+
+    def encode(self, text: bytes | str) -> Tokens:
+        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end."""
+        texts = pieces(_as_bytes(text))
+        groups = iter(lambda: list(itertools.islice(texts, _PIECES_AT_ONCE)), [])
+        encodings = (self._bpe.encode_batch_fast(group) for group in groups)
+        ids = (encoding.ids for group in encodings for encoding in group)
+        return _concatenate(ids, self.vocab_size)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a tokenizer that `transformers.AutoTokenizer` reads."""
+        from transformers import PreTrainedTokenizerFast
+
+        fast = PreTrainedTokenizerFast(tokenizer_object=self._bpe, eos_token=SEPARATOR)
+        fast.save_pretrained(str(folder))
+
+
+@final
+class PretrainedTokenizer(Tokenizer):
+    """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document."""
+
+    def __init__(self, name: str, pretrained: Any) -> None:
+        self.name = name
+        self.vocab_size = len(pretrained)
+        self._pretrained = pretrained
+        end = pretrained.eos_token_id
+        self._end: list[int] = [] if end is None else [int(end)]
+
+    def encode(self, text: bytes | str) -> Tokens:
+        """Token ids: uint16 or int32, [tokens]. Texts above 1 MiB are cut after a line's end."""
+        return _concatenate(self._ids(pieces(_as_bytes(text))), self.vocab_size)
+
+    def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        for text in texts:
+            *ended, rest = text.split(SEPARATOR)
+            for document in ended:
+                yield self._plain(document) + self._end
+            yield self._plain(rest)
+
+    def _plain(self, text: str) -> list[int]:
+        return self._pretrained.encode(text, add_special_tokens=False) if text else []
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the tokenizer as `transformers` does."""
+        self._pretrained.save_pretrained(str(folder))
+
+
+def load_tokenizer(name: str, *, text: Text, key: str) -> Tokenizer:
+    """The tokenizer called `name` for a corpus of text.
+
+    Args:
+        name: "bytes"; "bpe:4096" for a BPE of that many tokens, trained on `text` and cached; else
+            a folder or a hub name for `transformers.AutoTokenizer`.
+        text: uint8, [bytes]: the training side of the corpus.
+        key: a fingerprint of `text`, by which a trained BPE is found again.
+
+    Raises:
+        ConfigurationError: the name makes no sense for text.
+        CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
+    """
+    kind, colon, size = name.partition(":")
+    if name == ByteTokenizer.name:
+        return ByteTokenizer()
+    if kind == "bpe" and colon:
+        vocab_size = _vocabulary(name, size, at_least=_ALPHABET + 1)
+        return TrainedTokenizer(name, cached_bpe(text, vocab_size, key))
+    if kind == "ids" and colon:
+        raise _makes_no_sense(name, "it names token ids and the corpus is text", "pass 'bytes'")
+    return _pretrained(name)
+
+
+def load_vocabulary(name: str) -> Tokenizer:
+    """The tokenizer called `name` for a corpus that came as tokens.
+
+    Args:
+        name: "ids:50304" for a vocabulary of that size; "bytes", the default of `Data`, stands for
+            GPT-2's "ids:50304", since token shards hold no bytes; else a folder or a hub name.
+
+    Raises:
+        ConfigurationError: the name makes no sense for tokens.
+        CorpusError: the tokenizer cannot be loaded.
+    """
+    kind, colon, size = name.partition(":")
+    if name == ByteTokenizer.name:
+        return TokenIds(_GPT2_VOCABULARY)
+    if kind == "ids" and colon:
+        return TokenIds(_vocabulary(name, size, at_least=1))
+    if kind == "bpe" and colon:
+        do = "name the vocabulary that made the tokens, such as ids:50304"
+        raise _makes_no_sense(name, "the corpus holds tokens and no text to train it on", do)
+    return _pretrained(name)
+
+
+def _vocabulary(name: str, size: str, *, at_least: int) -> int:
+    if not (size.isascii() and size.isdigit()) or int(size) < at_least:
+        do = f"write a whole number of at least {at_least} behind the colon"
+        raise _makes_no_sense(name, f"{size!r} is no size of a vocabulary", do)
+    return int(size)
+
+
+def _makes_no_sense(name: str, because: str, do: str) -> ConfigurationError:
+    return ConfigurationError(f"use tokenizer {name!r}", because=because, do=do)
+
+
+def _pretrained(name: str) -> PretrainedTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        return PretrainedTokenizer(name, AutoTokenizer.from_pretrained(name))
+    except Exception as error:  # transformers, the hub and httpx each have a tree of their own
+        raise CorpusError(
+            f"load tokenizer {name!r}",
+            because=f"transformers did not find it: {error}",
+            do="pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name",
+        ) from error
+
+
+def _as_bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _concatenate(ids: Iterable[list[int]], vocab_size: int) -> Tokens:
+    dtype = np.uint16 if vocab_size <= 2**16 else np.int32
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in ids)])

@@ -1,0 +1,149 @@
+"""One worker: a model, its optimizer, its share of the data, and its outer loop."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinwire.errors import NonFiniteError
+from thinwire.outer_loop import OuterLoop
+from thinwire.train.config import TrainConfig
+from thinwire.train.data import LoadedData
+from thinwire.train.random_stream import RandomStream
+from thinwire.transport import Transport
+
+__all__ = ["Worker", "token_losses"]
+
+
+def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
+    """Cross-entropy of every next token, in nats: fp32 [batch * time].
+
+    Args:
+        model: a causal language model that takes `input_ids` and returns an object with `logits`.
+        windows: int64 [batch, time + 1].
+    """
+    logits: Tensor = model(input_ids=windows[:, :-1]).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
+
+
+@final
+class Worker:
+    """Worker `transport.rank` of a run.
+
+    Args:
+        config: the run.
+        data: the loaded corpus.
+        transport: the connection to the other workers.
+        device: where the model lives.
+    """
+
+    def __init__(
+        self, config: TrainConfig, data: LoadedData, transport: Transport, device: torch.device
+    ) -> None:
+        self.config, self.rank, self.device = config, transport.rank, device
+        self.model = config.model.build(
+            vocab_size=data.vocab_size,
+            sequence_length=config.data.sequence_length,
+            seed=config.seed,
+        )
+        nn.Module.to(self.model, device)
+        self.optimizer = config.method.inner.build(self.model)
+        self.outer = OuterLoop(self.model, self.optimizer, config.method, transport=transport)
+        # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
+        self.optimizer.register_step_pre_hook(lambda *_: self._clip())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
+        )
+        self.batches = data.batches(
+            worker=self.rank,
+            workers=config.workers,
+            global_batch=config.global_batch,
+            seed=config.seed,
+        )
+        self.stream = RandomStream(seed=config.seed, worker=self.rank, device=device)
+        self._forward = _compiled(self.model) if config.machine.compile == "yes" else self.model
+        self._iterator: Iterator[Tensor] | None = None
+
+    def inner_step(self) -> float:
+        """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
+
+        Raises:
+            NonFiniteError: the loss is not finite.
+        """
+        if self._iterator is None:
+            self._iterator = iter(self.batches)
+        windows = next(self._iterator).to(self.device)
+        loss = 0.0
+        for part in windows.chunk(self.config.accumulate):
+            with self._autocast():
+                part_loss = token_losses(self._forward, part).mean() / self.config.accumulate
+            part_loss.backward()
+            loss += part_loss.item()
+        self._check_finite(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    @torch.no_grad()
+    def validation_loss_sum(self, windows: Tensor, *, batch: int = 16) -> float:
+        """Sum of the token losses of the outer parameters over `windows` int64 [n, time + 1]."""
+        total = 0.0
+        self.model.eval()
+        with self.outer.evaluating(), self._autocast():
+            for part in windows.split(batch):
+                total += token_losses(self.model, part.to(self.device)).double().sum().item()
+        self.model.train()
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything this worker needs to continue bit for bit."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "outer": self.outer.state_dict(),
+            "batches": self.batches.state_dict(),
+            "random": self.stream.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.outer.load_state_dict(state["outer"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.batches.load_state_dict(state["batches"])
+        self.stream.load_state_dict(state["random"])
+
+    def _clip(self) -> None:
+        if self.config.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.config.machine.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _check_finite(self, loss: float) -> None:
+        if loss - loss == 0.0:
+            return
+        step = self.scheduler.last_epoch + 1
+        bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))
+        raise NonFiniteError(
+            f"take inner step {step} of worker {self.rank}",
+            because=f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} "
+            "is not finite",
+            do="resume from the last checkpoint with a lower --inner-lr or a lower --clip-norm",
+        )
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(torch.isfinite(gradient).all())
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(model)  # pyright: ignore[reportAssignmentType]
+    return compiled
