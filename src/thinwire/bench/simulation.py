@@ -1,0 +1,48 @@
+"""What simulating K workers in one process costs."""
+
+from dataclasses import replace
+
+from thinwire.bench.result import Result, compare_alternating
+from thinwire.train import launch
+from thinwire.train.config import TrainConfig
+from thinwire.train.crew import Crew
+from thinwire.train.recipes import laptop
+
+__all__ = ["simulation"]
+
+
+def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result:
+    """K simulated workers against one worker with the same global batch: tokens per second.
+
+    Both run the laptop recipe's DiLoCo with all the machine's cores.
+
+    Args:
+        workers: K.
+        steps: inner steps of a repetition; a multiple of H has whole rounds.
+        repeats: repetitions of each, in turns.
+    """
+    config = laptop("diloco")
+    many, one = (_crew(replace(config, workers=k)) for k in (workers, 1))
+    ours_s, baseline_s = compare_alternating(
+        lambda: _run(many, steps), lambda: _run(one, steps), repeats=repeats
+    )
+    many.close()
+    one.close()
+    return Result(
+        name="simulation",
+        ours=f"{workers} simulated workers",
+        baseline="one worker, same global batch",
+        ours_s=ours_s,
+        baseline_s=baseline_s,
+    )
+
+
+def _crew(config: TrainConfig) -> Crew:
+    config = launch.resolve(config)
+    return launch.assemble(config, config.data.load())
+
+
+def _run(crew: Crew, steps: int) -> None:
+    for _ in range(steps):
+        crew.inner_step()
+        crew.outer_step()

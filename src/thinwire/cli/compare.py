@@ -1,0 +1,108 @@
+"""`thinwire compare`."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from thinwire import presets
+from thinwire.cli.flags import RunFlags, apply_flags, default_out
+from thinwire.errors import ConfigurationError
+from thinwire.train.launch import under_torchrun
+from thinwire.train.observers import Terminal, bytes_text
+from thinwire.train.run_folder import write_json
+from thinwire.train.trainer import resume
+
+__all__ = ["Compare"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train the same model on the same data, tokens and seeds under several methods."""
+
+    methods: str = "ddp,diloco,muloco"
+    """Comma-separated."""
+    seeds: str = "0"
+    """Comma-separated."""
+    out: Path | None = None
+    """Folder of the run folders; finished runs in it are kept, unfinished ones continued."""
+    run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        self._check_launch()
+        methods, seeds = self._methods(), self._seeds()
+        configs = {(m, s): apply_flags(self.run, m, s) for m in methods for s in seeds}
+        out = self.out or default_out("compare")
+        summaries = {method: list[dict[str, Any]]() for method in methods}
+        for (method, seed), config in configs.items():
+            title = f"{method} seed {seed}"
+            summary = resume(
+                config,
+                out / f"{method}-seed{seed}",
+                lambda c, title=title: [Terminal(console, title=title, steps=c.steps)],
+            )
+            summaries[method].append(summary)
+        write_json(out / "compare.json", summaries)
+        console.print(comparison_table(summaries))
+
+    def _check_launch(self) -> None:
+        if under_torchrun():
+            raise ConfigurationError(
+                "compare under torchrun",
+                because="compare simulates the workers in one process",
+                do="run it without torchrun, or thinwire train for each method",
+            )
+
+    def _methods(self) -> list[str]:
+        methods = [method.strip() for method in self.methods.split(",")]
+        for method in methods:
+            presets.by_name(method)
+        return methods
+
+    def _seeds(self) -> list[int]:
+        try:
+            return [int(seed) for seed in self.seeds.split(",")]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"compare with --seeds {self.seeds!r}",
+                because=str(error),
+                do="pass whole numbers with commas between them, such as 0,1,2",
+            ) from error
+
+
+def comparison_table(summaries: dict[str, list[dict[str, Any]]]) -> Table:
+    """One row per method: means over its runs.
+
+    Args:
+        summaries: the summaries of each method's runs.
+    """
+    table = Table(title="validation loss of the outer parameters, in nats per token")
+    table.add_column("method")
+    for column in ("val loss", "tokens", "sent/worker", "received/worker", "peak/step", "wall s"):
+        table.add_column(column, justify="right")
+    for method, runs in summaries.items():
+        table.add_row(method, *_row(runs))
+    return table
+
+
+def _row(runs: Sequence[dict[str, Any]]) -> list[str]:
+    def mean(key: str) -> float:
+        return statistics.fmean(run[key] for run in runs)
+
+    losses = [run["val_loss"] for run in runs]
+    spread = f" ± {statistics.stdev(losses):.4f}" if len(runs) > 1 else ""
+    return [
+        f"{mean('val_loss'):.4f}{spread}",
+        f"{mean('tokens'):,.0f}",
+        bytes_text(mean("sent_bytes_per_worker")),
+        bytes_text(mean("received_bytes_per_worker")),
+        bytes_text(mean("peak_sent_bytes_per_step")),
+        f"{mean('wall_s'):.1f}",
+    ]

@@ -1,0 +1,42 @@
+"""`thinwire COMMAND`."""
+
+import sys
+from typing import Annotated, TypeAlias
+
+import tyro
+from rich.console import Console
+
+from thinwire.cli.bench import Bench
+from thinwire.cli.compare import Compare
+from thinwire.cli.train import Train
+from thinwire.errors import ThinwireError
+
+__all__ = ["Command", "main"]
+
+Command: TypeAlias = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    Args:
+        arguments: without the program's name; default those of this process.
+    """
+    command = tyro.cli(Command, prog="thinwire", args=arguments)  # pyright: ignore
+    try:
+        command.main(Console())
+    except ThinwireError as error:
+        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped: the same command with --resume continues the run")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""`thinwire train`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import tyro
+from rich.console import Console
+
+from thinwire.cli.flags import RunFlags, apply_flags, default_out
+from thinwire.errors import ConfigurationError
+from thinwire.train.config import TrainConfig
+from thinwire.train.launch import is_lead, under_torchrun
+from thinwire.train.observers import Observer, Terminal, bytes_text, tensorboard, wandb
+from thinwire.train.trainer import resume, train
+
+__all__ = ["Train"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train K workers: simulated in this process, or one per rank under torchrun."""
+
+    method: str = "diloco"
+    """ddp, diloco or muloco."""
+    seed: int = 0
+    """Of initial weights, data order and dropout."""
+    out: Path | None = None
+    """The run's folder; default runs/METHOD-N."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    """Continue the run in --out from its newest checkpoint, bit for bit."""
+    tensorboard: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write TensorBoard scalars into the run's folder."""
+    wandb: str | None = None
+    """Report to this project of Weights & Biases."""
+    run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        config = apply_flags(self.run, self.method, self.seed)
+        self._check_launch()
+        out = self.out or default_out(self.method)
+        begin = resume if self.resume else train
+        summary = begin(config, out, lambda c: self._observers(c, out, console))
+        if is_lead():
+            console.print(_closing_line(summary, out), highlight=False, soft_wrap=True)
+
+    def _check_launch(self) -> None:
+        if under_torchrun() and (self.run.workers is not None or self.out is None):
+            raise ConfigurationError(
+                "train under torchrun with --workers or without --out",
+                because="every rank is one worker, and all ranks must name the same folder",
+                do="leave --workers out and pass --out DIR",
+            )
+
+    def _observers(self, config: TrainConfig, out: Path, console: Console) -> Sequence[Observer]:
+        title = f"{self.method} K={config.workers}"
+        observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
+        if self.tensorboard:
+            observers.append(tensorboard(out / "tensorboard"))
+        if self.wandb:
+            observers.append(wandb(self.wandb, name=out.name, config=config.describe()))
+        return observers
+
+
+def _closing_line(summary: dict[str, Any], out: Path) -> str:
+    return (
+        f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
+        f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; each of "
+        f"{summary['workers']} workers sent {bytes_text(summary['sent_bytes_per_worker'])}; "
+        f"outer_digest {summary['outer_digest'][:12]}; {out}"
+    )
