@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.errors import MismatchError
 
-__all__ = ["check_cards", "digest", "flatten_description", "make_card"]
+__all__ = ["check_cards", "digest", "first_difference", "flatten_description", "make_card"]
 
 _WEIGHTS = "initial weights"
 
@@ -66,10 +66,19 @@ def check_cards(cards: Mapping[int, bytes]) -> None:
             _raise_difference(first_rank, json.loads(first), rank, json.loads(card))
 
 
+def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
+    """The field in which two flat descriptions differ that says most about why; None if equal.
+
+    >>> first_difference({"kind": "SGD", "lr": "1"}, {"kind": "AdamW", "eps": "0.1", "lr": "1"})
+    'kind'
+    """
+    differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
+    # Other shapes are other weights, and another kind has other fields: name the cause.
+    return min(differing, key=lambda f: (f == _WEIGHTS, f not in a or f not in b, f), default=None)
+
+
 def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, str]) -> None:
-    differing = [f for f in a.keys() | b.keys() if a.get(f) != b.get(f)]
-    # Other shapes are other weights too, but the shape is what helps.
-    field = min(differing, key=lambda f: (f == _WEIGHTS, f))
+    field = str(first_difference(a, b))
     raise MismatchError(
         f"start: workers {rank_a} and {rank_b} differ in {field}",
         because=f"worker {rank_a} has {a.get(field, 'none')} and "

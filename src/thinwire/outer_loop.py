@@ -9,7 +9,13 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.agreement import check_cards, digest, flatten_description, make_card
+from thinwire.agreement import (
+    check_cards,
+    digest,
+    first_difference,
+    flatten_description,
+    make_card,
+)
 from thinwire.errors import CheckpointError, ConfigurationError, MismatchError
 from thinwire.feedback import FeedbackState
 from thinwire.fragments import Fragment
@@ -253,14 +259,14 @@ class OuterLoop:
 
     def _check_comparable(self, saved: Mapping[str, str]) -> None:
         mine = self._comparable()
-        for field in sorted(mine.keys() | saved.keys()):
-            if mine.get(field) != saved.get(field):
-                raise MismatchError(
-                    f"load this checkpoint: {field} differs",
-                    because=f"the checkpoint has {saved.get(field, 'none')}, "
-                    f"this run {mine.get(field, 'none')}",
-                    do="resume with the model, method and workers that wrote it",
-                )
+        field = first_difference(saved, mine)
+        if field is not None:
+            raise MismatchError(
+                f"load this checkpoint: {field} differs",
+                because=f"the checkpoint has {saved.get(field, 'none')}, "
+                f"this run {mine.get(field, 'none')}",
+                do="resume with the model, method and workers that wrote it",
+            )
 
     # -- following an optimizer --------------------------------------------------------------------
 

@@ -83,9 +83,11 @@ def comparison_table(summaries: dict[str, list[dict[str, Any]]]) -> Table:
     Args:
         summaries: the summaries of each method's runs.
     """
-    table = Table(title="validation loss of the outer parameters, in nats per token")
+    table = Table(
+        title="validation loss of the outer parameters in nats per token; bytes per worker"
+    )
     table.add_column("method")
-    for column in ("val loss", "tokens", "sent/worker", "received/worker", "peak/step", "wall s"):
+    for column in ("val loss", "tokens", "sent", "received", "peak in a step", "wall s"):
         table.add_column(column, justify="right")
     for method, runs in summaries.items():
         table.add_row(method, *_row(runs))

@@ -36,15 +36,17 @@ class _Displacement(OuterState):
 
     def collect(self) -> Tensor:
         local = self._replica.read(self._names)
-        self._origin = local if self._lone else self._anchor
-        return self._anchor - local
+        if self._lone:
+            self._origin = local
+            return self._anchor - local
+        return torch.sub(self._anchor, local, out=local)
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         self._position.data = self._anchor - self._origin
         self._position.grad = mean
         self._optimizer.step()
-        self._anchor = self._origin + self._position.data
+        self._anchor = self._position.data.add_(self._origin)
         # Only the anchor and the optimizer's own buffers are kept between rounds.
         self._position.data, self._position.grad = mean.new_empty(0), None
         self._origin = self._anchor

@@ -17,6 +17,8 @@ import difflib
 import os
 import re
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, final
@@ -152,7 +154,8 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
     try:
         shutil.rmtree(complete, ignore_errors=True)
         complete.mkdir(parents=True)
-        model.save_pretrained(complete)
+        with _without_progress_bar():
+            model.save_pretrained(complete)
         _move_into_place(complete, folder)
     except OSError as error:
         raise CheckpointError(
@@ -160,6 +163,20 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
             because=str(error),
             do="choose a folder that can be written, with enough room",
         ) from error
+
+
+@contextmanager
+def _without_progress_bar() -> Generator[None]:
+    # A run has a display of its own, and this bar would be drawn across it.
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _llama(shape: _Shape, vocab_size: int, sequence_length: int) -> PreTrainedConfig:

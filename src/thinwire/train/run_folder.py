@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from thinwire.agreement import flatten_description
+from thinwire.agreement import first_difference, flatten_description
 from thinwire.errors import CheckpointError, ConfigurationError, MismatchError
 
 __all__ = ["RunFolder", "write_json"]
@@ -24,6 +24,11 @@ def write_json(path: Path, data: Any) -> None:
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
     os.replace(temporary, path)
+
+
+def _what_counts(config: dict[str, Any]) -> dict[str, str]:
+    fields = flatten_description(config)
+    return {field: value for field, value in fields.items() if field not in _MAY_CHANGE}
 
 
 @final
@@ -61,16 +66,16 @@ class RunFolder:
 
     def check_same(self, config: dict[str, Any]) -> None:
         """Raise `MismatchError` if the run here was started with another configuration."""
-        theirs = flatten_description(self._config())
-        mine = flatten_description(json.loads(json.dumps(config)))
-        for field in sorted(mine.keys() | theirs.keys()):
-            if mine.get(field) != theirs.get(field) and field not in _MAY_CHANGE:
-                raise MismatchError(
-                    f"resume {self.path}: {field} differs",
-                    because=f"the run has {theirs.get(field, 'none')}, "
-                    f"you ask for {mine.get(field, 'none')}",
-                    do="repeat the arguments it was started with, or pass another --out",
-                )
+        theirs = _what_counts(self._config())
+        mine = _what_counts(json.loads(json.dumps(config)))
+        field = first_difference(theirs, mine)
+        if field is not None:
+            raise MismatchError(
+                f"resume {self.path}: {field} differs",
+                because=f"the run has {theirs.get(field, 'none')}, "
+                f"you ask for {mine.get(field, 'none')}",
+                do="repeat the arguments it was started with, or pass another --out",
+            )
 
     def has_run(self) -> bool:
         """Whether a run was begun here."""

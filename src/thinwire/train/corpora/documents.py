@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -60,20 +61,15 @@ def _texts(name: str, file: Path) -> Iterator[bytes]:
 
 
 def _batches(file: Path) -> Iterator[dict[str, list[Any]]]:
-    from datasets import load_dataset
-
-    reader, options = _READERS[file.suffix]
+    module, options = _READERS[file.suffix]
+    # The readers below `load_dataset`, because that reports every use to the hub: slow without a
+    # network, and nobody's business with one.
+    reader: Any = getattr(import_module(f"datasets.io.{module}"), f"{module.title()}DatasetReader")
     # Streaming a local file reads it in place, without a copy that could go stale; all that would
     # stay in the cache is a lock for every file.
     with tempfile.TemporaryDirectory() as cache:
-        rows = load_dataset(
-            reader,
-            data_files=glob.escape(str(file.resolve())),
-            split="train",
-            streaming=True,
-            cache_dir=cache,
-            **options,
-        )
+        path = glob.escape(str(file.resolve()))
+        rows = reader(path, split="train", streaming=True, cache_dir=cache, **options).read()
         yield from rows.iter(batch_size=_ROWS)
 
 

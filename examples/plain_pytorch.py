@@ -1,0 +1,27 @@
+"""Three lines added to a plain PyTorch loop.
+
+Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
+"""
+
+import torch
+import torch.distributed as dist
+
+import thinwire as tw
+
+if dist.is_torchelastic_launched():
+    dist.init_process_group("gloo")
+torch.manual_seed(0)  # all workers start from the same weights
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+transport = tw.transport.Distributed()  # added: the connection
+method = tw.presets.diloco(sync_every=10)
+outer = tw.OuterLoop(model, optimizer, method, transport=transport)  # added: what they do
+data = torch.Generator().manual_seed(transport.rank)  # every worker reads its own data
+for _ in range(100):
+    x = torch.randn(64, 8, generator=data)
+    loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    outer.step()  # added: exchange when one is due
+print(transport.rank, f"{loss:.4f}", outer.stats, outer.digest())

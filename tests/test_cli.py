@@ -1,0 +1,134 @@
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.cli import main
+
+FLAGS = {
+    "train": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
+        global-batch inner-lr keep-checkpoints log-steps method model out outer-lr outer-momentum
+        precision recipe resume seed sequence-length steps sync-every tensorboard threads timeout-s
+        tokenizer wandb warmup-steps workers""",
+    "compare": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
+        global-batch inner-lr keep-checkpoints log-steps methods model out outer-lr outer-momentum
+        precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
+        warmup-steps workers""",
+    "bench": "out",
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_frozen(command: str, capsys) -> None:
+    """A new flag is a decision: most settings belong into a recipe."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", capsys.readouterr().out))
+    assert sorted(flags - {"help"}) == sorted(FLAGS[command].split())
+
+
+SMALL = [
+    "--steps", "6", "--sync-every", "2", "--sequence-length", "16", "--threads", "1",
+    "--global-batch", "4", "--workers", "2", "--evaluate-steps", "0", "--warmup-steps", "2",
+]  # fmt: skip
+
+
+def test_train_prints_and_writes_a_summary(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--method", "muloco", "--out", str(out), "--tensorboard", *SMALL]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    printed = capsys.readouterr().out
+    assert f"validation loss {summary['val_loss']:.4f}" in printed
+    assert summary["outer_digest"][:12] in printed
+    assert list((out / "tensorboard").iterdir())
+    assert json.loads((out / "config.json").read_text())["method"]["sync_every"] == 2
+
+
+def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
+    arguments = ["compare", "--methods", "diloco,muloco", "--seeds", "0,1", "--out", str(tmp_path)]
+    assert main([*arguments, *SMALL]) == 0
+    first = (tmp_path / "diloco-seed0" / "summary.json").read_text()
+    assert main([*arguments, *SMALL]) == 0
+    assert (tmp_path / "diloco-seed0" / "summary.json").read_text() == first
+    printed = capsys.readouterr().out
+    assert "±" in printed
+    assert printed.count("│ muloco") == 2
+    compared = json.loads((tmp_path / "compare.json").read_text())
+    assert [len(runs) for runs in compared.values()] == [2, 2]
+    assert len({run["tokens"] for runs in compared.values() for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--method", "dilocco"], "did you mean 'diloco'"),
+        (["train", "--corpus", "no-such-corpus"], "no-such-corpus"),
+        (["train", "--recipe", "laptpo"], "did you mean 'laptop'"),
+        (["train", "--recipe", "missing.py:f"], "missing.py:f"),
+        (["train", "--model", "7q"], "7q"),
+        (["train", "--sync-every", "0"], "sync_every=0"),
+        (["train", "--method", "ddp", "--outer-lr", "0.5"], "has no lr"),
+        (["train", "--outer-momentum", "1.0"], "momentum=1.0"),
+        (["train", "--workers", "3"], "global batch of 16"),
+        (["train", "--workers", "0"], "workers=0"),
+        (["train", "--inner-lr", "-1"], "lr"),
+        (["train", "--device", "abacus"], "abacus"),
+        (["compare", "--methods", "ddp,nope"], "nope"),
+        (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_an_exit_status(
+    tmp_path, monkeypatch, capsys, arguments, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot ")
+    assert message in error
+    assert "because" in error
+    assert "do:" in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*/summary.json"))
+
+
+def test_an_unknown_flag_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--sync-evry", "3"])
+    assert caught.value.code == 2
+    assert "sync-every" in capsys.readouterr().err
+
+
+def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--workers", "2", "--out", str(tmp_path / "a")]) == 1
+    assert "every rank is one worker" in capsys.readouterr().err
+    assert main(["compare"]) == 1
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def test_a_recipe_of_ones_own(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dataclasses\nfrom thinwire.train.recipes import laptop\n"
+        "def fast(method):\n    return dataclasses.replace(laptop(method), steps=3)\n"
+    )
+    out = tmp_path / "run"
+    small = [a for a in SMALL if a not in ("--steps", "6")]
+    assert main(["train", "--recipe", f"{file}:fast", "--out", str(out), *small]) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
+    assert main(["train", "--recipe", f"{file}:slow", "--out", str(out)]) == 1
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "thinwire", "train", "--method", "nope"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot use method 'nope'")

@@ -1,0 +1,23 @@
+"""`import thinwire` is for libraries and notebooks: it must stay as light as torch."""
+
+import statistics
+import subprocess
+import sys
+
+HEAVY = {"transformers", "datasets", "triton", "plotly", "tokenizers", "torchdata", "tyro", "rich"}
+
+
+def test_import_pulls_in_nothing_heavy() -> None:
+    code = "import sys, thinwire; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
+    def seconds(module: str) -> float:
+        code = f"import time; t=time.process_time(); import {module}; print(time.process_time()-t)"
+        command = [sys.executable, "-c", code]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    pairs = [(seconds("thinwire"), seconds("torch")) for _ in range(5)]
+    assert statistics.median(ours / theirs for ours, theirs in pairs) <= 1.2

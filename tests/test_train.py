@@ -1,0 +1,448 @@
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import thinwire as tw
+from processes import free_port, rank_environment
+from thinwire.train import recipes
+from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.models import Model
+from thinwire.train.trainer import resume, train
+
+SUMMARY_FIELDS = {
+    "method",
+    "workers",
+    "parameters",
+    "steps",
+    "tokens",
+    "val_loss",
+    "sent_bytes_per_worker",
+    "received_bytes_per_worker",
+    "peak_sent_bytes_per_step",
+    "outer_digest",
+    "wall_s",
+    "tokens_per_s",
+    "wait_s",
+    "versions",
+}
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """40 kB of prose that is not random: words from a seeded chain."""
+    draw = random.Random(0)
+    words = ["thin", "wire", "worker", "anchor", "round", "step", "mean", "payload", "sends", "a"]
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(40):
+        text = " ".join(draw.choice(words) for _ in range(180))
+        (folder / f"{number:02}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path, corpus):
+    """A configuration of a model of a few thousand parameters."""
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "vocab_size": 256,
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "intermediate_size": 32,
+                "max_position_embeddings": 64,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+
+    def make(preset: str = "diloco", **changes) -> TrainConfig:
+        config = dataclasses.replace(
+            recipes.laptop(preset),
+            model=Model(size=str(file)),
+            data=Data(corpus=str(corpus), sequence_length=16, validation_sequences=6),
+            workers=2,
+            steps=12,
+            global_batch=4,
+            periods=Periods(log_steps=3, evaluate_steps=6, checkpoint_steps=4),
+            machine=Machine(device="cpu", threads=1),
+        )
+        if preset != "ddp":
+            config = dataclasses.replace(
+                config, method=dataclasses.replace(config.method, sync_every=5)
+            )
+        return dataclasses.replace(config, **changes)
+
+    return make
+
+
+def records(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- a run and what it leaves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", tw.presets.names())
+def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_path, method) -> None:
+    out = tmp_path / "run"
+    summary = train(tiny(method), out)
+    assert summary.keys() == SUMMARY_FIELDS
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
+    assert [r["step"] for r in records(out) if "val_loss" in r] == [6, 12]
+    assert summary["tokens"] == 12 * 4 * 16
+    rounds = 12 if method == "ddp" else 3  # two whole rounds and the rest
+    assert summary["sent_bytes_per_worker"] == rounds * 4 * summary["parameters"]
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    assert tw.digest(dict(model.named_parameters())) == summary["outer_digest"]
+    assert list((out / "model").glob("*.safetensors"))
+
+
+def test_golden_metrics_of_the_first_steps(tiny, tmp_path) -> None:
+    """Guards data order, initial weights, loss and optimizer against silent change."""
+    periods = Periods(log_steps=1)
+    train(tiny("diloco", steps=2, periods=periods), tmp_path / "run")
+    first, second = records(tmp_path / "run")
+    assert first["loss"] == pytest.approx(5.53310, abs=2e-4)
+    assert second["loss"] == pytest.approx(5.53897, abs=2e-4)
+    assert first["lr"] == pytest.approx(8e-3 * 2 / 20)
+
+
+def test_training_learns(tiny, tmp_path) -> None:
+    summary = train(tiny("ddp", steps=60), tmp_path / "run")
+    assert summary["val_loss"] < 0.8 * records(tmp_path / "run")[0]["loss"]
+
+
+def test_k_workers_under_ddp_compute_what_one_does(tiny, tmp_path) -> None:
+    """Equal tokens: the global batch does not depend on K."""
+    one = train(tiny("ddp", workers=1), tmp_path / "one")
+    four = train(tiny("ddp", workers=4), tmp_path / "four")
+    assert one["tokens"] == four["tokens"]
+    assert one["val_loss"] == pytest.approx(four["val_loss"], abs=1e-5)
+    assert records(tmp_path / "one")[0]["loss"] == pytest.approx(
+        records(tmp_path / "four")[0]["loss"], abs=1e-5
+    )
+
+
+def test_accumulation_changes_nothing_but_rounding(tiny, tmp_path) -> None:
+    whole = train(tiny("diloco"), tmp_path / "whole")
+    parts = train(tiny("diloco", accumulate=2), tmp_path / "parts")
+    assert whole["val_loss"] == pytest.approx(parts["val_loss"], abs=1e-5)
+    assert whole["outer_digest"] != parts["outer_digest"]
+
+
+def test_bf16_autocast_runs_and_differs(tiny, tmp_path) -> None:
+    machine = Machine(device="cpu", threads=1, precision="bf16")
+    half = train(tiny(machine=machine), tmp_path / "half")
+    full = train(tiny(), tmp_path / "full")
+    assert half["val_loss"] == pytest.approx(full["val_loss"], rel=0.02)
+    assert half["outer_digest"] != full["outer_digest"]
+
+
+def test_equal_seeds_give_equal_digests_and_others_do_not(tiny, tmp_path) -> None:
+    digests = [
+        train(tiny(seed=seed), tmp_path / name)["outer_digest"]
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> list[str]:
+    """A process that runs `tiny_config`, which travels as the recipe file of a user would."""
+    file = out.parent / f"{out.name}.py"
+    file.write_text(
+        "from pathlib import Path\n"
+        "from thinwire import *\nfrom thinwire import inner, outer, codecs\n"
+        "from thinwire.fragments import Whole\nfrom thinwire.feedback import NoFeedback\n"
+        "from thinwire.aggregate import MeanOverWorkers\n"
+        "from thinwire.codecs import *\nfrom thinwire.outer import SGD, Direct\n"
+        "from thinwire.inner import AdamW, Muon\n"
+        "from thinwire.train.config import *\nfrom thinwire.train.data import Data\n"
+        "from thinwire.train.models import Model\nfrom thinwire.train.schedule import *\n"
+        "from thinwire.train import trainer\n"
+        f"trainer.{begin}({tiny_config!r}, Path({str(out)!r}))\n"
+    )
+    return [sys.executable, str(file)]
+
+
+@pytest.mark.parametrize("method", ["diloco", "muloco"])
+def test_torchrun_reaches_the_digest_of_one_process(tiny, tmp_path, method: str) -> None:
+    config = tiny(method, model=Model(), workers=2, steps=11, global_batch=8)
+    simulated = train(config, tmp_path / "simulated")
+    ranked = run_ranked(config, tmp_path / "ranked")
+    assert simulated["outer_digest"] == ranked["outer_digest"]
+    assert simulated["val_loss"] == ranked["val_loss"]
+    assert simulated["sent_bytes_per_worker"] == ranked["sent_bytes_per_worker"]
+
+
+def test_dropout_draws_the_same_numbers_in_both_worlds(tiny, tmp_path) -> None:
+    file = tmp_path / "dropout.json"
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "gpt2",
+                "vocab_size": 256,
+                "n_embd": 16,
+                "n_layer": 1,
+                "n_head": 2,
+                "n_positions": 64,
+                "resid_pdrop": 0.2,
+                "embd_pdrop": 0.2,
+            }
+        )
+    )
+    config = tiny("diloco", model=Model(size=str(file)))
+    simulated = train(config, tmp_path / "simulated")
+    ranked = run_ranked(config, tmp_path / "ranked")
+    assert simulated["outer_digest"] == ranked["outer_digest"]
+
+
+def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[subprocess.Popen]:
+    command = script(config, out, begin=begin)
+    port = free_port()
+    return [
+        subprocess.Popen(
+            command,
+            env=rank_environment(rank, config.workers, port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(config.workers)
+    ]
+
+
+def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:
+    processes = start_ranked(config, out, begin)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    return json.loads((out / "summary.json").read_text())
+
+
+def kill_when(process: subprocess.Popen, ready) -> None:
+    while not ready() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
+    tiny, tmp_path, seed: int
+) -> None:
+    config = tiny("muloco" if seed else "diloco", steps=60, global_batch=8)
+    undisturbed = train(config, tmp_path / "undisturbed")
+    out, draw = tmp_path / "killed", random.Random(seed)
+    for _ in range(2):
+        process = subprocess.Popen(script(config, out))
+        target = draw.randrange(5, 50)
+        metrics = out / "metrics.jsonl"
+        kill_when(
+            process,
+            lambda metrics=metrics, target=target: (
+                metrics.exists() and metrics.read_text().count("\n") * 3 > target
+            ),
+        )
+    resumed = resume(config, out)
+    assert resumed["outer_digest"] == undisturbed["outer_digest"]
+    assert resumed["sent_bytes_per_worker"] == undisturbed["sent_bytes_per_worker"]
+    steps = [r["step"] for r in records(out)]
+    assert steps == [r["step"] for r in records(tmp_path / "undisturbed")]
+    assert [r["loss"] for r in records(out)] == [
+        r["loss"] for r in records(tmp_path / "undisturbed")
+    ]
+
+
+def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path) -> None:
+    config = tiny("diloco", steps=60, global_batch=8)
+    undisturbed = train(config, tmp_path / "undisturbed")
+    out = tmp_path / "killed"
+    processes = start_ranked(config, out, "resume")
+    sealed = out / "checkpoints" / "step-00000012.worker-1.json"
+    kill_when(processes[1], sealed.exists)
+    _, error = processes[0].communicate(timeout=60)
+    processes[1].communicate()
+    assert processes[0].returncode not in (0, None)
+    assert "ExchangeError: cannot exchange" in error
+    resumed = run_ranked(config, out, "resume")
+    assert resumed["outer_digest"] == undisturbed["outer_digest"]
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int) -> None:
+    """Run until `step` and fail there, as a full disk or a user would."""
+    from thinwire.train.trainer import _Trainer
+
+    original = _Trainer._one_step
+
+    def one_step(self):
+        if self._step == step:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Trainer, "_one_step", one_step)
+        with pytest.raises(KeyboardInterrupt):
+            resume(config, out)
+
+
+def test_the_last_n_checkpoints_stay(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    periods = Periods(checkpoint_steps=2, keep_checkpoints=2)
+    stop_after(tiny(periods=periods), out, monkeypatch, 9)
+    names = sorted(p.name for p in (out / "checkpoints").iterdir())
+    assert names == [
+        f"step-{step:08}.worker-{worker}.{end}"
+        for step in (6, 8)
+        for worker in (0, 1)
+        for end in ("json", "pt")
+    ]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(
+    tiny, tmp_path, monkeypatch, damage: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    file = out / "checkpoints" / "step-00000008.worker-1.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes({"truncate": content[:-7], "flip": content, "empty": b""}[damage])
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(
+        tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*from the one before"
+    ):
+        resume(tiny(), out)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    file.with_suffix(".json").unlink()
+    assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(
+    tiny, tmp_path, monkeypatch
+) -> None:
+    out = tmp_path / "run"
+    original = torch.save
+
+    def full_disk(state, path) -> None:
+        if "00000008" in str(path):
+            raise OSError(28, "No space left on device")
+        original(state, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full_disk)
+        with pytest.raises(tw.CheckpointError, match="No space left"):
+            train(tiny(), out)
+    assert (out / "checkpoints" / "step-00000004.worker-0.json").exists()
+    assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 5}, "seed"),
+        ({"steps": 13}, "steps"),
+        ({"method": recipes.laptop("muloco").method}, "method.inner.kind"),
+        ({"model": Model()}, "model.size"),
+        ({"workers": 4}, "workers"),
+    ],
+)
+def test_resuming_with_another_configuration_is_refused_by_field(
+    tiny, tmp_path, monkeypatch, changes, field: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 5)
+    with pytest.raises(tw.MismatchError, match=field):
+        resume(tiny(**changes), out)
+
+
+def test_resuming_on_a_changed_corpus_is_refused(tiny, tmp_path, monkeypatch, corpus) -> None:
+    import shutil
+
+    mine = tmp_path / "mine"
+    shutil.copytree(corpus, mine)
+    config = tiny(data=Data(corpus=str(mine), sequence_length=16, validation_sequences=6))
+    stop_after(config, tmp_path / "run", monkeypatch, 5)
+    (mine / "03.txt").write_text("other words " * 90)
+    with pytest.raises(tw.MismatchError, match="corpus"):
+        resume(config, tmp_path / "run")
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny, tmp_path) -> None:
+    out = tmp_path / "run"
+    summary = train(tiny(), out)
+    with pytest.raises(tw.ConfigurationError, match="holds one already"):
+        train(tiny(), out)
+    assert resume(tiny(), out) == summary
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_diverging_run_stops_with_parameter_and_step_and_keeps_its_checkpoint(
+    tiny, tmp_path
+) -> None:
+    inner = tw.inner.SGD(lr=1e9)
+    method = dataclasses.replace(recipes.laptop("diloco").method, inner=inner)
+    periods = Periods(checkpoint_steps=1)
+    with pytest.raises(tw.NonFiniteError, match=r"step \d+") as caught:
+        train(tiny(method=method, clip_norm=0.0, periods=periods, steps=50), tmp_path / "run")
+    assert "model." in str(caught.value)
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+
+
+def test_a_batch_that_does_not_divide_names_the_numbers(tiny) -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"global batch of 4.*3 workers"):
+        tiny(workers=3)
+
+
+@pytest.mark.parametrize("field", ["workers", "steps", "global_batch", "accumulate"])
+def test_counts_below_one_are_refused(tiny, field: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=f"{field}=0"):
+        tiny(**{field: 0})
+
+
+def test_a_device_that_is_not_there_is_refused(tiny, tmp_path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(tw.ConfigurationError, match="device 'cuda'"):
+        train(tiny(machine=Machine(device="cuda")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_an_error_at_the_start(tiny, tmp_path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(tw.ThinwireError):
+        train(tiny(), tmp_path / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", tw.presets.names())
+def test_a_gpu_trains_and_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, method: str) -> None:
+    config = tiny(method, machine=Machine(device="cuda"))
+    undisturbed = train(config, tmp_path / "undisturbed")
+    stop_after(config, tmp_path / "run", monkeypatch, 6)
+    assert resume(config, tmp_path / "run")["outer_digest"] == undisturbed["outer_digest"]
