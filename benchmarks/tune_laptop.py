@@ -26,7 +26,7 @@ OUTERS: dict[str, OuterOptimizer] = {
     "lr 0.8, momentum 0.6": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
     "lr 0.7, momentum 0.9": outer.SGD(lr=0.7, momentum=0.9, nesterov=True),
 }
-ADAMW_LRS, MUON_LRS = (4e-3, 8e-3, 1.6e-2), (5e-3, 1e-2, 2e-2)
+ADAMW_LRS, MUON_LRS = (2e-3, 4e-3, 8e-3, 1.6e-2), (2.5e-3, 5e-3, 1e-2, 2e-2)
 
 
 def adamw(lr: float) -> InnerOptimizer:

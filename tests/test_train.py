@@ -216,6 +216,23 @@ def test_dropout_draws_the_same_numbers_in_both_worlds(tiny, tmp_path) -> None:
     assert simulated["outer_digest"] == ranked["outer_digest"]
 
 
+def test_nothing_of_the_process_group_outlives_a_run(tiny, tmp_path) -> None:
+    """A gloo thread that is still there when the interpreter ends can abort the process."""
+    config = tiny("diloco")
+    command = script(config, tmp_path / "run")
+    with Path(command[1]).open("a") as file:
+        file.write(
+            "from pathlib import Path\n"
+            "names = [(t / 'comm').read_text() for t in Path('/proc/self/task').iterdir()]\n"
+            "assert not [n for n in names if 'gloo' in n], names\n"
+        )
+    port = free_port()
+    processes = [
+        subprocess.Popen(command, env=rank_environment(rank, 2, port)) for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+
+
 def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[subprocess.Popen]:
     command = script(config, out, begin=begin)
     port = free_port()

@@ -1,6 +1,7 @@
 """From a configuration to workers that are ready: devices, threads, process groups."""
 
 import datetime
+import importlib
 import os
 from dataclasses import replace
 
@@ -47,6 +48,9 @@ def join(config: TrainConfig) -> None:
     Raises:
         ExchangeError: the others cannot be reached in time.
     """
+    # Whoever imports this first while a group exists keeps the group alive for ever: gloo's threads
+    # then survive destroy_process_group() and now and then abort the process as it exits.
+    importlib.import_module("torch._dynamo")
     if config.machine.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(config.machine.device))
     backend = "nccl" if config.machine.device.startswith("cuda") else "gloo"

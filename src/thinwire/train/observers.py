@@ -56,30 +56,40 @@ class Terminal(Observer):
 
     def __init__(self, console: Console, *, title: str, steps: int) -> None:
         self._console, self._title, self._steps = console, title, steps
-        columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
+        columns = [BarColumn(10), TimeRemainingColumn(), TextColumn("{task.description}")]
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._val_loss: float | None = None
         self._progress.start()
         self._task = self._progress.add_task(title, total=steps)
 
     def record(self, record: dict[str, Any]) -> None:
         """Move the bar."""
-        text = self._line(record)
+        lines = self._learning(record), _exchange(record)
+        # Two lines, so that everything is seen in 80 columns.
+        text = "\n".join(lines)
         self._progress.update(self._task, completed=record["step"], description=text)
         if not self._console.is_terminal and "val_loss" in record:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print("  ".join(lines), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""
         self._progress.stop()
 
-    def _line(self, record: dict[str, Any]) -> str:
-        validation = f" val {record['val_loss']:.4f}" if "val_loss" in record else ""
+    def _learning(self, record: dict[str, Any]) -> str:
+        # The last validation loss stays on display until there is a newer one.
+        self._val_loss = record.get("val_loss", self._val_loss)
+        validation = "" if self._val_loss is None else f" val {self._val_loss:.4f}"
         return (
-            f"{self._title} step {record['step']}/{self._steps} loss {record['loss']:.4f}"
-            f"{validation}  {record['tokens_per_s']:,.0f} tokens/s  {record['rounds']} rounds  "
-            f"sent {bytes_text(record['sent_bytes'])}  "
-            f"received {bytes_text(record['received_bytes'])}  waited {record['wait_s']:.1f} s"
+            f"{self._title}  {record['step']}/{self._steps}  loss {record['loss']:.4f}"
+            f"{validation}  {record['tokens_per_s']:,.0f} tokens/s"
         )
+
+
+def _exchange(record: dict[str, Any]) -> str:
+    return (
+        f"{record['rounds']} rounds  sent {bytes_text(record['sent_bytes'])}  "
+        f"received {bytes_text(record['received_bytes'])}  waited {record['wait_s']:.1f} s"
+    )
 
 
 @final
