@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from thinwire import optim
-from thinwire.optim.muon import check_hyperparameters
+from thinwire.optim.checks import check_hyperparameters
 
 __all__ = ["SGD", "AdamW", "InnerOptimizer", "Muon"]
 

@@ -7,7 +7,6 @@ into ordinary parameter groups, which say by which rule each tensor is stepped.
 # torch's optimizers are made of its _foreach functions, which have no public name.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from thinwire.errors import ConfigurationError
+from thinwire.optim.checks import check_group
 from thinwire.optim.newton_schulz import orthogonalise
 from thinwire.optim.roles import (
     LAYOUTS,
@@ -27,8 +27,9 @@ from thinwire.optim.roles import (
     parameter_layouts,
     parameter_roles,
 )
+from thinwire.optim.scales import SCALES
 
-__all__ = ["Muon", "check_hyperparameters", "muon_groups"]
+__all__ = ["Muon", "muon_groups"]
 
 BATCH_ELEMENTS = 2**24
 """Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
@@ -151,7 +152,7 @@ class Muon(torch.optim.Optimizer):
         """Add a group, which must say its "rule"; a group that is refused leaves no trace."""
         super().add_param_group(param_group)
         try:
-            _check_group(self.param_groups[-1])
+            check_group(self.param_groups[-1], _RULES)
         except ConfigurationError:
             self.param_groups.pop()
             raise
@@ -159,7 +160,7 @@ class Muon(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            _check_group(group)
+            check_group(group, _RULES)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -302,15 +303,6 @@ def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
     return [state[p]["momentum_buffer"] for p in params]
 
 
-def _spectral(fan_out: int, fan_in: int) -> float:
-    return math.sqrt(fan_out / fan_in)
-
-
-def _rms(fan_out: int, fan_in: int) -> float:
-    return 0.2 * math.sqrt(max(fan_out, fan_in))
-
-
-SCALES: dict[str, Callable[[int, int], float]] = {"spectral": _spectral, "rms": _rms}
 """The length of an update by its name, given fan_out and fan_in."""
 
 
@@ -319,77 +311,3 @@ class _Rule(Protocol):
 
 
 _RULES: dict[str, _Rule] = {"muon": _step_muon, "adamw": _step_adamw}
-
-_UPPER = {
-    **dict.fromkeys(("lr", "adamw_lr", "weight_decay", "eps"), math.inf),
-    **dict.fromkeys(("momentum", "beta1", "beta2"), 1.0),
-}
-
-
-def check_hyperparameters(values: Mapping[str, Any]) -> None:
-    """Refuse what no inner optimizer can run with.
-
-    Learning rates, decay and eps must lie in [0, inf), momentum and both betas in [0, 1), and the
-    scale must be a known one. Names that are absent, or None, are not looked at.
-
-    Raises:
-        ConfigurationError: a value is out of range or NaN, a name unknown, the betas are not two.
-
-    >>> check_hyperparameters({"lr": -1.0})
-    Traceback (most recent call last):
-    thinwire.errors.ConfigurationError: cannot set lr to -1.0; because it must lie in [0, inf); ...
-
-    Source: ours.
-    """
-    numbers = dict(values)
-    if "betas" in values:
-        numbers |= _named_betas(values["betas"])
-    for name, upper in _UPPER.items():
-        value = numbers.get(name)
-        if value is not None and not 0 <= value < upper:
-            raise ConfigurationError(
-                f"set {name} to {value}",
-                because=f"it must lie in [0, {upper:g})",
-                do="choose a value in that interval",
-            )
-    _check_known("scale", values.get("scale", "spectral"), SCALES)
-
-
-def _named_betas(betas: Sequence[float]) -> dict[str, float]:
-    if len(betas) != 2:
-        raise ConfigurationError(
-            f"set betas to {betas}", because="Adam has two moments", do="pass (beta1, beta2)"
-        )
-    return {"beta1": betas[0], "beta2": betas[1]}
-
-
-def _check_group(group: _Group) -> None:
-    if "rule" not in group:
-        raise ConfigurationError(
-            "tell matrices from the other parameters",
-            because='a parameter group has no "rule"',
-            do="pass muon_groups(model, lr=..., weight_decay=...) instead of bare parameters",
-        )
-    _check_known("rule", group["rule"], _RULES)
-    _check_known("layout", group["layout"], LAYOUTS)
-    check_hyperparameters(group)
-    for parameter in group["params"]:
-        _check_parameter(parameter, group["rule"])
-
-
-def _check_parameter(parameter: Tensor, rule: str) -> None:
-    if parameter.is_complex() or (rule == "muon" and parameter.ndim < 2):
-        raise ConfigurationError(
-            f'step a {parameter.dtype} parameter of shape {tuple(parameter.shape)} by "{rule}"',
-            because='"muon" steps real matrices, and "adamw" steps real tensors',
-            do='put vectors into a group with the rule "adamw", and store complex numbers as pairs',
-        )
-
-
-def _check_known(what: str, name: object, known: Mapping[str, object]) -> None:
-    if name not in known:
-        raise ConfigurationError(
-            f"set {what} to {name!r}",
-            because=f"the only ones are {', '.join(known)}",
-            do="choose one of them",
-        )

@@ -1,0 +1,18 @@
+"""How far an orthogonal update moves a matrix, by the shape of the matrix."""
+
+import math
+from collections.abc import Callable
+
+__all__ = ["SCALES"]
+
+
+def _spectral(fan_out: int, fan_in: int) -> float:
+    return math.sqrt(fan_out / fan_in)
+
+
+def _rms(fan_out: int, fan_in: int) -> float:
+    return 0.2 * math.sqrt(max(fan_out, fan_in))
+
+
+SCALES: dict[str, Callable[[int, int], float]] = {"spectral": _spectral, "rms": _rms}
+"""The length of an update by its name, given fan_out and fan_in."""
