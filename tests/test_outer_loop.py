@@ -329,6 +329,26 @@ def test_workers_with_other_initial_weights_are_refused() -> None:
         connect([diloco()] * 2, [build_model(0), build_model(1)])
 
 
+def test_a_slot_of_ones_own_is_the_same_on_all_workers() -> None:
+    class Mine(tw.inner.InnerOptimizer):
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        def build(self, model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=self.rate)
+
+    connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.1))], [build_model(), build_model()])
+    with pytest.raises(tw.MismatchError, match=r"method\.inner\.rate"):
+        connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.2))], [build_model(), build_model()])
+
+
+def test_beginning_twice_does_not_lose_the_first_payload() -> None:
+    loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1))
+    loop.begin()
+    with pytest.raises(tw.ConfigurationError, match="begun and not finished"):
+        loop.begin()
+
+
 def test_a_name_alone_is_no_difference() -> None:
     connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
 

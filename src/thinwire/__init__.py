@@ -17,8 +17,7 @@ from thinwire.feedback import NoFeedback
 from thinwire.fragments import Fragment, Whole
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop, Stats
-
-__version__ = "0.1.0"
+from thinwire.version import __version__
 
 __all__ = [
     "CheckpointError",
@@ -36,6 +35,7 @@ __all__ = [
     "Stats",
     "ThinwireError",
     "Whole",
+    "__version__",
     "codecs",
     "digest",
     "inner",

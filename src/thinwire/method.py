@@ -12,6 +12,7 @@ every `sync_every` inner steps, fragment by fragment. State and connection live 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -27,17 +28,29 @@ __all__ = ["Method", "describe"]
 
 
 def describe(value: Any) -> Any:
-    """`value` as JSON-able data: a dataclass becomes its kind and its fields.
+    """`value` as JSON-able data: an object becomes its kind and its fields.
+
+    Equal descriptions must mean equal behaviour on every worker, so nothing that differs between
+    processes (an address in memory) may get in.
 
     >>> describe(Whole())
     {'kind': 'Whole'}
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__} | fields
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
-    return value
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return {"kind": type(value).__name__} | describe(_fields(value))
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return getattr(value, "__dict__", {})
 
 
 @final

@@ -23,6 +23,7 @@ from thinwire.method import Method
 from thinwire.outer import OuterState
 from thinwire.replica import Replica
 from thinwire.transport import Distributed, Label, Metered, Pending, Traffic, Transport
+from thinwire.version import __version__
 
 __all__ = ["OuterLoop", "Stats"]
 
@@ -101,7 +102,7 @@ class OuterLoop:
         self._hook: torch.utils.hooks.RemovableHandle | None = None
         self._busy = False
         self._tracks = [self._track(fragment) for fragment in self._plan()]
-        check_cards(self._transport.introduce(make_card(self._comparable(), self._anchors())))
+        check_cards(self._transport.introduce(make_card(self._card(), self._anchors())))
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -149,6 +150,12 @@ class OuterLoop:
         self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
 
     def _send(self, track: _Track) -> None:
+        if track.pending is not None:
+            raise ConfigurationError(
+                f"send {_name(track.fragment)} again at inner step {self._step}",
+                because="its last exchange was begun and not finished",
+                do="call finish() after every begin()",
+            )
         names, codec = track.fragment.names, self.method.codec
         delta = track.outer.collect()
         self._replica.check_finite(
@@ -318,6 +325,9 @@ class OuterLoop:
         workers = self._transport.world_size
         outer = self.method.outer.bind(self._replica, fragment.names, workers=workers)
         return _Track(fragment, outer, self.method.feedback.bind())
+
+    def _card(self) -> dict[str, str]:
+        return self._comparable() | {"thinwire version": __version__}
 
     def _comparable(self) -> dict[str, str]:
         shapes = {name: list(shape) for name, shape in self._replica.shapes().items()}

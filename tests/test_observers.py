@@ -1,0 +1,63 @@
+import io
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+import thinwire as tw
+from thinwire.train.observers import Terminal, bytes_text, wandb
+
+RECORD = {
+    "step": 5,
+    "loss": 2.5,
+    "tokens_per_s": 1234.5,
+    "rounds": 2,
+    "sent_bytes": 1_500_000,
+    "received_bytes": 4_500_000,
+    "wait_s": 0.25,
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80)
+    display = Terminal(console, title="diloco K=4", steps=10)
+    display.record(RECORD | {"val_loss": 2.25})
+    display.close()
+    for shown in ("5/10", "2.5000", "2.2500", "1,234", "2 rounds", "1.50 MB", "4.50 MB", "0.2 s"):
+        assert shown in out.getvalue()
+
+
+def test_without_a_terminal_only_evaluations_are_printed() -> None:
+    out = io.StringIO()
+    display = Terminal(Console(file=out), title="x", steps=10)
+    display.record(RECORD)
+    assert "loss" not in out.getvalue()
+
+
+def test_wandb_that_is_not_installed_is_an_error(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(tw.ConfigurationError, match="pip install wandb"):
+        wandb("project", name="run", config={})
+
+
+def test_wandb_gets_every_record_with_its_step(monkeypatch) -> None:
+    logged: list[tuple[dict, int]] = []
+    run = types.SimpleNamespace(
+        log=lambda scalars, step: logged.append((scalars, step)), finish=lambda: None
+    )
+    client = types.SimpleNamespace(init=lambda **kwargs: run)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    observer = wandb("project", name="run", config={})
+    observer.record(RECORD)
+    observer.close()
+    assert logged == [({k: v for k, v in RECORD.items() if k != "step"}, 5)]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (5e13, "50.00 TB")]
+)
+def test_bytes_are_written_as_people_do(count: float, text: str) -> None:
+    assert bytes_text(count) == text
