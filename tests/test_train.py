@@ -120,8 +120,8 @@ def test_golden_metrics_of_the_first_steps(tiny, tmp_path) -> None:
     train(tiny("diloco", steps=2, periods=periods), tmp_path / "run")
     first, second = records(tmp_path / "run")
     assert first["loss"] == pytest.approx(5.53310, abs=2e-4)
-    assert second["loss"] == pytest.approx(5.53897, abs=2e-4)
-    assert first["lr"] == pytest.approx(8e-3 * 2 / 20)
+    assert second["loss"] == pytest.approx(5.54201, abs=2e-4)
+    assert first["lr"] == pytest.approx(4e-3 * 2 / 20)
 
 
 def test_training_learns(tiny, tmp_path) -> None:
