@@ -9,7 +9,14 @@ from torch import Tensor
 
 from thinwire.errors import MismatchError
 
-__all__ = ["check_cards", "digest", "first_difference", "flatten_description", "make_card"]
+__all__ = [
+    "check_cards",
+    "check_same",
+    "digest",
+    "first_difference",
+    "flatten_description",
+    "make_card",
+]
 
 _WEIGHTS = "initial weights"
 
@@ -75,6 +82,28 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
     differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
     # Other shapes are other weights, and another kind has other fields: name the cause.
     return min(differing, key=lambda f: (f == _WEIGHTS, f not in a or f not in b, f), default=None)
+
+
+def check_same(
+    theirs: Mapping[str, str], mine: Mapping[str, str], *, cannot: str, whose: str, do: str
+) -> None:
+    """Raise `MismatchError` naming the field in which two flat descriptions differ.
+
+    Args:
+        theirs: what was saved.
+        mine: what is asked for now.
+        cannot: what cannot be done then.
+        whose: the thing that was saved.
+        do: what to do about it.
+    """
+    field = first_difference(theirs, mine)
+    if field is not None:
+        raise MismatchError(
+            f"{cannot}: {field} differs",
+            because=f"{whose} has {theirs.get(field, 'none')} and this run "
+            f"{mine.get(field, 'none')}",
+            do=do,
+        )
 
 
 def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, str]) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from thinwire.agreement import (
     check_cards,
+    check_same,
     digest,
-    first_difference,
     flatten_description,
     make_card,
 )
-from thinwire.errors import CheckpointError, ConfigurationError, MismatchError
+from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.feedback import FeedbackState
 from thinwire.fragments import Fragment
 from thinwire.method import Method
@@ -248,7 +248,13 @@ class OuterLoop:
         Raises:
             MismatchError: it is from another one; names the field and both values.
         """
-        self._check_comparable(state["run"])
+        check_same(
+            state["run"],
+            self._comparable(),
+            cannot="load this checkpoint",
+            whose="the checkpoint",
+            do="resume with the model, method and workers that wrote it",
+        )
         self._step, self._rounds = int(state["step"]), int(state["rounds"])
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._transport.traffic = Traffic(**state["traffic"])
@@ -263,17 +269,6 @@ class OuterLoop:
             "feedback": track.feedback.state_dict(),
             "sent_at_step": track.sent_at_step,
         }
-
-    def _check_comparable(self, saved: Mapping[str, str]) -> None:
-        mine = self._comparable()
-        field = first_difference(saved, mine)
-        if field is not None:
-            raise MismatchError(
-                f"load this checkpoint: {field} differs",
-                because=f"the checkpoint has {saved.get(field, 'none')}, "
-                f"this run {mine.get(field, 'none')}",
-                do="resume with the model, method and workers that wrote it",
-            )
 
     # -- following an optimizer --------------------------------------------------------------------
 

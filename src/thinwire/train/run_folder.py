@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from thinwire.agreement import first_difference, flatten_description
-from thinwire.errors import CheckpointError, ConfigurationError, MismatchError
+from thinwire.agreement import check_same, flatten_description
+from thinwire.errors import CheckpointError, ConfigurationError
 
 __all__ = ["RunFolder", "write_json"]
 
@@ -66,16 +66,13 @@ class RunFolder:
 
     def check_same(self, config: dict[str, Any]) -> None:
         """Raise `MismatchError` if the run here was started with another configuration."""
-        theirs = _what_counts(self._config())
-        mine = _what_counts(json.loads(json.dumps(config)))
-        field = first_difference(theirs, mine)
-        if field is not None:
-            raise MismatchError(
-                f"resume {self.path}: {field} differs",
-                because=f"the run has {theirs.get(field, 'none')}, "
-                f"you ask for {mine.get(field, 'none')}",
-                do="repeat the arguments it was started with, or pass another --out",
-            )
+        check_same(
+            _what_counts(self._config()),
+            _what_counts(json.loads(json.dumps(config))),
+            cannot=f"resume {self.path}",
+            whose="the run there",
+            do="repeat the arguments it was started with, or pass another --out",
+        )
 
     def has_run(self) -> bool:
         """Whether a run was begun here."""
