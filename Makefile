@@ -23,7 +23,7 @@ check: .venv/.ready  ## check format, lint, types, import direction and style
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_style.py src
 
-bench: .venv/.ready  ## measure codecs, outer step and exchange against their baselines
+bench: .venv/.ready  ## measure this machine: ratios against named baselines
 	$(BIN)/thinwire bench --out benchmarks/results
 
 clean:  ## remove the environment, run folders, caches and build leftovers

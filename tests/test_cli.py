@@ -48,7 +48,8 @@ def test_train_prints_and_writes_a_summary(tmp_path, capsys) -> None:
 
 
 def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
-    arguments = ["compare", "--methods", "diloco,muloco", "--seeds", "0,1", "--out", str(tmp_path)]
+    methods = "ddp,diloco,muloco"  # --sync-every acts on those that have rounds
+    arguments = ["compare", "--methods", methods, "--seeds", "0,1", "--out", str(tmp_path)]
     assert main([*arguments, *SMALL]) == 0
     first = (tmp_path / "diloco-seed0" / "summary.json").read_text()
     assert main([*arguments, *SMALL]) == 0
@@ -57,7 +58,7 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
     assert "±" in printed
     assert printed.count("│ muloco") == 2
     compared = json.loads((tmp_path / "compare.json").read_text())
-    assert [len(runs) for runs in compared.values()] == [2, 2]
+    assert [len(runs) for runs in compared.values()] == [2, 2, 2]
     assert len({run["tokens"] for runs in compared.values() for run in runs}) == 1
 
 
@@ -68,6 +69,9 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
         (["train", "--corpus", "no-such-corpus"], "no-such-corpus"),
         (["train", "--recipe", "laptpo"], "did you mean 'laptop'"),
         (["train", "--recipe", "missing.py:f"], "missing.py:f"),
+        (["train", "--recipe", "broken.py:f"], "SyntaxError"),
+        (["train", "--recipe", "empty.py:f"], "NoneType and not a TrainConfig"),
+        (["train", "--resume"], "resume without --out"),
         (["train", "--model", "7q"], "7q"),
         (["train", "--sync-every", "0"], "sync_every=0"),
         (["train", "--method", "ddp", "--outer-lr", "0.5"], "has no lr"),
@@ -84,6 +88,8 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
     tmp_path, monkeypatch, capsys, arguments, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("def f(:")
+    (tmp_path / "empty.py").write_text("def f(method):\n    pass\n")
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")

@@ -1,4 +1,5 @@
 import copy
+import gc
 import threading
 
 import pytest
@@ -177,6 +178,114 @@ def test_ddp_refuses_a_closure() -> None:
         optimizer.step(lambda: 0.0)
 
 
+def test_ddp_refuses_what_would_be_scaled_wrongly() -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(loss(model, 0, 0)).backward()
+    with pytest.raises(tw.ConfigurationError, match="fused=False"):
+        scaler.step(optimizer)
+
+
+def test_ddp_refuses_a_second_step_before_the_exchange() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    optimizer.step()
+    with pytest.raises(tw.ConfigurationError, match="twice under ddp"):
+        optimizer.step()
+
+
+def moved(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    before = copy.deepcopy(model.state_dict())
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    return not torch.equal(before["1.weight"], model.state_dict()["1.weight"])
+
+
+def test_two_ddp_loops_do_not_share_an_optimizer() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    with pytest.raises(tw.ConfigurationError, match="another outer loop does so already"):
+        tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    outer.close()
+    tw.OuterLoop(model, optimizer, tw.presets.ddp()).close()
+    assert moved(model, optimizer)
+
+
+def test_a_ddp_loop_that_is_dropped_or_refused_lets_go_of_its_optimizer() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    del outer
+    gc.collect()
+    assert moved(model, optimizer)
+    transports = tw.transport.in_process(2)
+    _first = tw.OuterLoop(build_model(1), [], diloco(), transport=transports[0])
+    with pytest.raises(tw.MismatchError):
+        tw.OuterLoop(model, optimizer, tw.presets.ddp(), transport=transports[1])
+    assert moved(model, optimizer)
+
+
+@pytest.mark.parametrize("wrong", ["adam", [nn.Linear(1, 1)], None])
+def test_what_is_no_optimizer_is_refused(wrong) -> None:
+    with pytest.raises(tw.ConfigurationError, match="takes a torch Module and a torch Optimizer"):
+        tw.OuterLoop(build_model(), wrong, diloco())
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match="not in the model"):
+        tw.OuterLoop(build_model(), sgd(nn.Linear(7, 5)), diloco())
+
+
+@pytest.mark.parametrize("preset", tw.presets.names())
+def test_freezing_or_unfreezing_later_is_refused(preset: str) -> None:
+    model = build_model()
+    model[0].weight.requires_grad_(False)
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.by_name(preset)(sync_every=1))
+    model[0].weight.requires_grad_(True)
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    with pytest.raises(tw.ConfigurationError, match=r"'0\.weight' was frozen or unfrozen"):
+        outer.step()
+
+
+def test_stepping_by_hand_while_following_is_refused() -> None:
+    model = build_model()
+    with tw.OuterLoop(model, sgd(model), diloco()) as outer:
+        with pytest.raises(tw.ConfigurationError, match="count twice"):
+            outer.step()
+        outer.flush()
+    with pytest.raises(tw.ConfigurationError, match="enter an outer loop again"):
+        outer.__enter__()
+
+
+def test_rounding_of_bf16_weights_is_not_movement() -> None:
+    """Workers that do not move leave the fp32 anchor where it is, whatever bf16 makes of it."""
+    models = [build_model().to(torch.bfloat16) for _ in range(2)]
+    loops = [
+        tw.OuterLoop(m, [], diloco(sync_every=1, outer=tw.outer.SGD(lr=0.3)), transport=t)
+        for m, t in zip(models, tw.transport.in_process(2), strict=True)
+    ]
+
+    def exchange() -> None:
+        for loop in loops:
+            loop.begin()
+        for loop in loops:
+            loop.finish()
+
+    with torch.no_grad():
+        models[0][1].weight += 0.1
+    exchange()
+    anchor = copy.deepcopy(loops[0].anchor())
+    assert not torch.equal(anchor["1.weight"], anchor["1.weight"].bfloat16().float())
+    exchange()
+    assert same_bits(list(anchor.values()), list(loops[0].anchor().values()))
+
+
 def test_a_gradient_scaler_works_with_local_steps() -> None:
     model = build_model()
     optimizer = sgd(model)
@@ -262,14 +371,29 @@ def test_resuming_continues_bit_for_bit(tmp_path, outer, at: int) -> None:
 def test_state_goes_through_distributed_checkpoint(tmp_path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    team = Team(diloco(), adamw, 1).train(6)
-    state = team.loops[0].state_dict()
-    dcp.save({"outer": state}, checkpoint_id=tmp_path, no_dist=True)
-    fresh = Team(diloco(), adamw, 1).train(5)
-    loaded = {"outer": fresh.loops[0].state_dict()}
+    def whole(team: Team) -> dict:
+        return {"outer": team.loops[0].state_dict(), "model": team.models[0].state_dict()}
+
+    team = Team(diloco(), sgd, 1).train(6)
+    dcp.save(whole(team), checkpoint_id=tmp_path, no_dist=True)
+    resumed = Team(diloco(), sgd, 1)
+    loaded = whole(resumed)
     dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    fresh.loops[0].load_state_dict(loaded["outer"])
-    assert fresh.loops[0].digest() == team.loops[0].digest()
+    resumed.loops[0].load_state_dict(loaded["outer"])
+    resumed.models[0].load_state_dict(loaded["model"])
+    team.train(10, first=6)
+    resumed.train(10, first=6)
+    assert same_bits(team.anchor(), resumed.anchor())
+
+
+def test_a_state_with_missing_keys_is_refused() -> None:
+    loop = Team(diloco(), adamw, 1).loops[0]
+    with pytest.raises(tw.CheckpointError, match="not the keys of an outer loop"):
+        loop.load_state_dict({})
+    state = loop.state_dict()
+    del state["fragments"][0]["outer"]["optimizer.momentum_buffer"]
+    with pytest.raises(tw.CheckpointError, match="momentum_buffer"):
+        loop.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

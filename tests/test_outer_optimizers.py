@@ -36,8 +36,9 @@ class TestDirect(OuterContract):
     def make(self):
         return tw.outer.Direct()
 
+    @pytest.mark.skip(reason="there is no anchor besides the live weights")
     def test_leaves_live_weights_on_the_anchor(self) -> None:
-        """There is no anchor besides the live weights."""
+        """Does not apply."""
 
 
 def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -255,10 +256,11 @@ def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:
 
 
 def kill_when(process: subprocess.Popen, ready) -> None:
-    while not ready() and process.poll() is None:
-        time.sleep(0.005)
+    while not ready():
+        assert process.poll() is None, "the process ended before it could be killed"
+        time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -268,16 +270,16 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     config = tiny("muloco" if seed else "diloco", steps=60, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
     out, draw = tmp_path / "killed", random.Random(seed)
-    for _ in range(2):
+    metrics = out / "metrics.jsonl"
+    for least, most in ((5, 20), (25, 50)):
         process = subprocess.Popen(script(config, out))
-        target = draw.randrange(5, 50)
-        metrics = out / "metrics.jsonl"
+        target = draw.randrange(least, most)
         kill_when(
             process,
-            lambda metrics=metrics, target=target: (
-                metrics.exists() and metrics.read_text().count("\n") * 3 > target
-            ),
+            lambda target=target: metrics.exists() and metrics.read_text().count("\n") * 3 > target,
         )
+    assert list((out / "checkpoints").glob("*.json"))
+    assert not (out / "summary.json").exists()
     resumed = resume(config, out)
     assert resumed["outer_digest"] == undisturbed["outer_digest"]
     assert resumed["sent_bytes_per_worker"] == undisturbed["sent_bytes_per_worker"]
@@ -313,7 +315,7 @@ def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int) -> None:
     original = _Trainer._one_step
 
     def one_step(self):
-        if self._step == step:
+        if self.step == step:
             raise KeyboardInterrupt
         return original(self)
 
@@ -423,10 +425,103 @@ def test_a_diverging_run_stops_with_parameter_and_step_and_keeps_its_checkpoint(
     inner = tw.inner.SGD(lr=1e9)
     method = dataclasses.replace(recipes.laptop("diloco").method, inner=inner)
     periods = Periods(checkpoint_steps=1)
+    out = tmp_path / "run"
     with pytest.raises(tw.NonFiniteError, match=r"step \d+") as caught:
-        train(tiny(method=method, clip_norm=0.0, periods=periods, steps=50), tmp_path / "run")
+        train(tiny(method=method, clip_norm=0.0, periods=periods, steps=50), out)
     assert "model." in str(caught.value)
-    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert list((out / "checkpoints").glob("*.json"))
+    assert not (out / "summary.json").exists()
+    for file in (out / "checkpoints").glob("*.pt"):
+        weights = torch.load(file, weights_only=True)["worker"]["model"]
+        assert all(bool(torch.isfinite(w).all()) for w in weights.values())
+
+
+def test_weights_that_are_not_finite_at_the_end_are_no_result(tiny, tmp_path, monkeypatch) -> None:
+    """The last step of ddp may spoil the weights after the last loss was fine."""
+    from thinwire.train.trainer import _Trainer
+
+    original = _Trainer._one_step
+
+    def spoil_last(self):
+        losses = original(self)
+        if self.step == 12:
+            for worker in self._crew.workers:
+                with torch.no_grad():
+                    next(worker.model.parameters()).fill_(float("nan"))
+        return losses
+
+    monkeypatch.setattr(_Trainer, "_one_step", spoil_last)
+    with pytest.raises(tw.NonFiniteError, match="validation loss"):
+        train(tiny("ddp"), tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_ranks_that_were_given_other_arguments_do_not_start(tiny, tmp_path) -> None:
+    configs = [tiny(steps=12), tiny(steps=14)]
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            script(config, tmp_path / f"run{rank}", begin="train"),
+            env=rank_environment(rank, 2, port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, config in enumerate(configs)
+    ]
+    for process in processes:
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "workers 0 and 1 differ in steps" in error
+        assert "worker 0 has 12 and worker 1 has 14" in error
+
+
+def test_a_start_that_fails_leaves_no_folder_in_the_way(tiny, tmp_path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(tw.CorpusError):
+        train(tiny(data=Data(corpus="no-such-corpus")), out)
+    train(tiny(), out)
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_a_folder_that_cannot_be_is_refused(tiny, tmp_path, kind: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" if kind == "file" else tmp_path / "file" / "run"
+    with pytest.raises(tw.ConfigurationError, match="pass another --out"):
+        train(tiny(), out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_damaged_summary_or_record_is_named_or_forgotten(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 1}\nnot json\n{"step": 10, "lo')
+    resume(tiny(), out)
+    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
+    (out / "summary.json").write_text("{")
+    with pytest.raises(tw.CheckpointError, match=r"summary\.json"):
+        resume(tiny(), out)
+
+
+def test_a_validation_side_too_short_for_the_workers_is_refused_at_the_start(
+    tiny, tmp_path
+) -> None:
+    data = dataclasses.replace(tiny().data, validation_sequences=1)
+    with pytest.raises(tw.CorpusError, match="evaluate with 2 workers"):
+        train(tiny(data=data), tmp_path / "run")
+
+
+def test_a_token_outside_the_vocabulary_is_named(tiny, tmp_path) -> None:
+    tokens = np.arange(4000, dtype=np.uint16) % 200
+    tokens[2000:2600] = 300
+    (tmp_path / "train.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "val.bin").write_bytes(tokens[:500].tobytes())
+    data = Data(
+        corpus=str(tmp_path), tokenizer="ids:256", sequence_length=16, validation_sequences=6
+    )
+    with pytest.raises(tw.CorpusError, match="token 300 and the vocabulary has 256"):
+        train(tiny(data=data, steps=100), tmp_path / "run")
 
 
 def test_a_batch_that_does_not_divide_names_the_numbers(tiny) -> None:

@@ -54,14 +54,16 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
     return leaves
 
 
-def make_card(description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bytes:
+def make_card(description: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bytes:
     """What a worker says of itself, as bytes that are equal for equal workers.
 
     Args:
         description: of the run, nested.
         weights: what the worker starts from; only their digest travels.
     """
-    card = flatten_description(description) | {_WEIGHTS: digest(weights)}
+    card = flatten_description(description)
+    if weights is not None:
+        card[_WEIGHTS] = digest(weights)
     return json.dumps(card, sort_keys=True).encode()
 
 

@@ -100,14 +100,28 @@ class OuterLoop:
         self._transport = Metered(Distributed() if transport is None else transport)
         self._step = self._rounds = self._peak_sent_bytes = 0
         self._hook: torch.utils.hooks.RemovableHandle | None = None
-        self._busy = False
+        self._busy = self._closed = False
         self._tracks = [self._track(fragment) for fragment in self._plan()]
-        check_cards(self._transport.introduce(make_card(self._card(), self._anchors())))
+        try:
+            check_cards(self._transport.introduce(make_card(self._card(), self._anchors())))
+        except BaseException:
+            self.close()
+            raise
 
     # -- a round -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """`begin()` and `finish()`: call it after every inner step."""
+        """`begin()` and `finish()`: call it after every inner step.
+
+        Raises:
+            ConfigurationError: the loop follows an optimizer and does this by itself.
+        """
+        if self._hook is not None and not self._busy:
+            raise ConfigurationError(
+                "step an outer loop that follows its optimizer",
+                because="the inner step would count twice",
+                do="leave out either outer.step() or the with block",
+            )
         self.begin()
         self.finish()
 
@@ -156,6 +170,7 @@ class OuterLoop:
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
+        self._replica.check_unchanged()
         names, codec = track.fragment.names, self.method.codec
         delta = track.outer.collect()
         self._replica.check_finite(
@@ -248,6 +263,12 @@ class OuterLoop:
         Raises:
             MismatchError: it is from another one; names the field and both values.
         """
+        if "run" not in state:
+            raise CheckpointError(
+                "load this state",
+                because=f"it has {sorted(state)}, not the keys of an outer loop",
+                do="pass what state_dict() of an OuterLoop returned",
+            )
         check_same(
             state["run"],
             self._comparable(),
@@ -279,6 +300,12 @@ class OuterLoop:
                 because="this loop was given none",
                 do="pass the optimizer to OuterLoop, or call outer.step() yourself",
             )
+        if self._closed:
+            raise ConfigurationError(
+                "enter an outer loop again",
+                because="leaving it gave the optimizers back",
+                do="build a new OuterLoop; load_state_dict() carries its state over",
+            )
         last = self._replica.optimizers[-1]
         self._hook = last.register_step_post_hook(lambda *_: self._follow())
         return self
@@ -291,12 +318,14 @@ class OuterLoop:
     ) -> None:
         if self._hook is not None:
             self._hook.remove()
+            self._hook = None
         if kind is None:
             self.flush()
         self.close()
 
     def close(self) -> None:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
+        self._closed = True
         for track in self._tracks:
             track.outer.close()
 

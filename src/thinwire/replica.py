@@ -45,6 +45,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        _check_kinds(model, optimizers)
         self.model = model
         self.optimizers = tuple(optimizers)
         self.parameters: Mapping[str, nn.Parameter] = {
@@ -56,6 +57,7 @@ class Replica:
                 because="none of its parameters requires a gradient",
                 do="pass the model that your optimizer trains, not a frozen copy of it",
             )
+        self._check_optimizers()
 
     @property
     def device(self) -> torch.device:
@@ -86,6 +88,14 @@ class Replica:
         parts = flat.split([s.numel() for s in shards])
         return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
 
+    def as_written(self, names: Sequence[str], flat: Tensor) -> Tensor:
+        """`flat` as `read` would return it after `write`: rounded to the live weights' dtypes."""
+        shards = {name: local_shard(self.parameters[name]) for name in names}
+        if all(shard.dtype == torch.float32 for shard in shards.values()):
+            return flat
+        parts = self.unflatten(names, flat)
+        return self.flatten(parts[name].to(shard.dtype) for name, shard in shards.items())
+
     @torch.no_grad()
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the live weights, rounded to their dtype."""
@@ -103,8 +113,32 @@ class Replica:
                 raise NonFiniteError(
                     f"send the {what} of parameter {name!r} at {when}",
                     because="it holds NaN or an infinity, which would reach every worker",
-                    do="resume from the last checkpoint with a lower learning rate or clipping",
+                    do="lower the inner learning rate or clip gradients; nothing of it was sent",
                 )
+
+    def check_unchanged(self) -> None:
+        """Raise `ConfigurationError` if other parameters are trainable than at construction."""
+        now = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        changed = sorted(now ^ self.parameters.keys())
+        if changed:
+            raise ConfigurationError(
+                f"exchange a model whose parameter {changed[0]!r} was frozen or unfrozen",
+                because="what is exchanged was laid out when the outer loop was built",
+                do="flush() and close() this outer loop and build a new one",
+            )
+
+    def _check_optimizers(self) -> None:
+        mine = {id(p) for p in self.parameters.values()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for p in cast(list[Tensor], group["params"]):
+                    if p.requires_grad and id(p) not in mine:
+                        raise ConfigurationError(
+                            "connect this optimizer",
+                            because=f"it steps a parameter of shape {list(p.shape)} that is not in "
+                            "the model, so workers would drift apart in it",
+                            do="pass the module that holds all parameters the optimizer steps",
+                        )
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
@@ -129,3 +163,20 @@ class Replica:
             reshard: Any = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()
+
+
+def _check_kinds(model: object, optimizers: object) -> None:
+    many = (
+        list(cast("Sequence[object]", optimizers))
+        if isinstance(optimizers, list | tuple)
+        else [optimizers]
+    )
+    wrong = [value for value in many if not isinstance(value, torch.optim.Optimizer)]
+    if not isinstance(model, nn.Module):
+        wrong.insert(0, model)
+    if wrong:
+        raise ConfigurationError(
+            f"train {type(wrong[0]).__name__}",
+            because="an outer loop takes a torch Module and a torch Optimizer (or a list of them)",
+            do="pass OuterLoop(model, optimizer, method)",
+        )

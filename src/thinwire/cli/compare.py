@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire import presets
-from thinwire.cli.flags import RunFlags, apply_flags, default_out
+from thinwire.cli.flags import RunFlags, apply_flags, default_out, without_rounds
 from thinwire.errors import ConfigurationError
+from thinwire.outer import Direct
+from thinwire.train.config import TrainConfig
 from thinwire.train.launch import under_torchrun
 from thinwire.train.observers import Terminal, bytes_text
 from thinwire.train.run_folder import write_json
@@ -24,7 +26,10 @@ __all__ = ["Compare"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Train the same model on the same data, tokens and seeds under several methods."""
+    """Train the same model on the same data, tokens and seeds under several methods.
+
+    --sync-every, --outer-lr and --outer-momentum act on the methods that have rounds, not on ddp.
+    """
 
     methods: str = "ddp,diloco,muloco"
     """Comma-separated."""
@@ -38,7 +43,7 @@ class Compare:
         """Run the command."""
         self._check_launch()
         methods, seeds = self._methods(), self._seeds()
-        configs = {(m, s): apply_flags(self.run, m, s) for m in methods for s in seeds}
+        configs = {(m, s): self._config(m, s) for m in methods for s in seeds}
         out = self.out or default_out("compare")
         summaries = {method: list[dict[str, Any]]() for method in methods}
         for (method, seed), config in configs.items():
@@ -46,11 +51,15 @@ class Compare:
             summary = resume(
                 config,
                 out / f"{method}-seed{seed}",
-                lambda c, title=title: [Terminal(console, title=title, steps=c.steps)],
+                lambda c, _step, title=title: [Terminal(console, title=title, steps=c.steps)],
             )
             summaries[method].append(summary)
         write_json(out / "compare.json", summaries)
         console.print(comparison_table(summaries))
+
+    def _config(self, method: str, seed: int) -> TrainConfig:
+        rounds = not isinstance(presets.by_name(method)().outer, Direct)
+        return apply_flags(self.run if rounds else without_rounds(self.run), method, seed)
 
     def _check_launch(self) -> None:
         if under_torchrun():

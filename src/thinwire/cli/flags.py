@@ -10,7 +10,7 @@ from thinwire.method import Method
 from thinwire.train import recipes
 from thinwire.train.config import TrainConfig
 
-__all__ = ["RunFlags", "apply_flags"]
+__all__ = ["RunFlags", "apply_flags", "default_out", "without_rounds"]
 
 
 @final
@@ -86,7 +86,14 @@ def apply_flags(flags: RunFlags, method: str, seed: int) -> TrainConfig:
     Raises:
         ConfigurationError: an unknown recipe or method, or values that do not fit.
     """
-    config = recipes.find(flags.recipe)(method)
+    made: Any = recipes.find(flags.recipe)(method)
+    if not isinstance(made, TrainConfig):
+        raise ConfigurationError(
+            f"use recipe {flags.recipe!r}",
+            because=f"it returned {type(made).__name__} and not a TrainConfig",
+            do="return one, for example dataclasses.replace(recipes.laptop(method), ...)",
+        )
+    config: TrainConfig = made
     changes: dict[str, Any] = {"seed": seed, "method": _method(flags, config.method)}
     for part, fields in _GROUPS.items():
         given = {to: v for f, to in fields.items() if (v := getattr(flags, f)) is not None}
@@ -95,6 +102,11 @@ def apply_flags(flags: RunFlags, method: str, seed: int) -> TrainConfig:
         elif given:
             changes[part] = dataclasses.replace(getattr(config, part), **given)
     return dataclasses.replace(config, **changes)
+
+
+def without_rounds(flags: RunFlags) -> RunFlags:
+    """`flags` without those that a method which averages at every step cannot have."""
+    return dataclasses.replace(flags, sync_every=None, outer_lr=None, outer_momentum=None)
 
 
 def _method(flags: RunFlags, method: Method) -> Method:

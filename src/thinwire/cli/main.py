@@ -33,7 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
         Console(stderr=True).print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped: the same command with --resume continues the run")
+        Console(stderr=True).print(
+            "stopped; to go on: the same thinwire train with --resume and --out FOLDER, "
+            "or the same thinwire compare with --out FOLDER"
+        )
         return 130
     return 0
 

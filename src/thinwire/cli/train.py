@@ -39,15 +39,21 @@ class Train:
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        config = apply_flags(self.run, self.method, self.seed)
         self._check_launch()
+        config = apply_flags(self.run, self.method, self.seed)
         out = self.out or default_out(self.method)
         begin = resume if self.resume else train
-        summary = begin(config, out, lambda c: self._observers(c, out, console))
+        summary = begin(config, out, lambda c, step: self._observers(c, step, out, console))
         if is_lead():
             console.print(_closing_line(summary, out), highlight=False, soft_wrap=True)
 
     def _check_launch(self) -> None:
+        if self.resume and self.out is None:
+            raise ConfigurationError(
+                "resume without --out",
+                because="without it every run gets a new folder",
+                do="pass --out with the folder of the run",
+            )
         if under_torchrun() and (self.run.workers is not None or self.out is None):
             raise ConfigurationError(
                 "train under torchrun with --workers or without --out",
@@ -55,7 +61,11 @@ class Train:
                 do="leave --workers out and pass --out DIR",
             )
 
-    def _observers(self, config: TrainConfig, out: Path, console: Console) -> Sequence[Observer]:
+    def _observers(
+        self, config: TrainConfig, step: int, out: Path, console: Console
+    ) -> Sequence[Observer]:
+        if self.resume:
+            console.print(f"{out}: going on from step {step}", highlight=False, soft_wrap=True)
         title = f"{self.method} K={config.workers}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:

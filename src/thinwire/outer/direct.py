@@ -1,6 +1,7 @@
 """Data parallelism: the mean *gradient* goes to the worker's own optimizer."""
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -14,6 +15,11 @@ from thinwire.replica import Replica, local_shard
 __all__ = ["Direct"]
 
 _Settings = list[dict[str, Any]]
+
+# Whose gradients a state takes: two states on one optimizer would each find half of them.
+_OWNERS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_DirectState]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @final
@@ -30,7 +36,11 @@ class _DirectState(OuterState):
         self._captured: dict[torch.optim.Optimizer, _Settings] = {}
         self._gradients: dict[Tensor, Tensor] = {}
         self._stepping = False
-        self._hooks = [o.register_step_pre_hook(self._capture) for o in replica.optimizers]
+        for optimizer in replica.optimizers:
+            _claim(optimizer, self)
+        # Weak, so that a loop that is dropped lets go of its optimizers.
+        capture = weakref.WeakMethod(self._capture)
+        self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in replica.optimizers]
 
     def _capture(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -43,10 +53,31 @@ class _DirectState(OuterState):
                 because="the closure computes them after the exchange",
                 do="call backward() first and step() without arguments",
             )
+        self._check_capture(optimizer)
         self._captured[optimizer] = [_settings(group) for group in optimizer.param_groups]
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 self._gradients[parameter], parameter.grad = parameter.grad, None
+
+    def _check_capture(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer in self._captured:
+            raise ConfigurationError(
+                "step an optimizer twice under ddp",
+                because="the gradients of its last step were not exchanged yet",
+                do="call outer.step() after every optimizer.step()",
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise ConfigurationError(
+                "average gradients of a fused optimizer under a GradScaler",
+                because="they are unscaled inside its step, after the exchange",
+                do="build the optimizer with fused=False, or train in bf16",
+            )
+        if any(p.grad is not None and p.grad.is_sparse for p in _parameters(optimizer)):
+            raise ConfigurationError(
+                "average sparse gradients",
+                because="payloads are dense vectors",
+                do="build the embedding with sparse=False",
+            )
 
     def collect(self) -> Tensor:
         if len(self._captured) < len(self._replica.optimizers):
@@ -89,6 +120,8 @@ class _DirectState(OuterState):
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        for optimizer in self._replica.optimizers:
+            _OWNERS.pop(optimizer, None)
 
 
 @final
@@ -98,6 +131,8 @@ class Direct(OuterOptimizer):
 
     What is exchanged is the gradient itself, and the worker's own optimizer does the outer step, so
     no anchor is kept. Clipping done by an optimizer pre-hook acts on the mean, as in DDP.
+
+    Differs: a parameter without a gradient counts as one of zeros, so weight decay acts on it.
 
     >>> Direct()
     Direct()
@@ -122,6 +157,26 @@ class Direct(OuterOptimizer):
                 do="pass the optimizer to OuterLoop",
             )
         return _DirectState(replica, names)
+
+
+def _claim(optimizer: torch.optim.Optimizer, state: _DirectState) -> None:
+    owner = _OWNERS.get(optimizer)
+    if owner is not None and owner() is not None:
+        raise ConfigurationError(
+            "average the gradients of this optimizer",
+            because="another outer loop does so already",
+            do="call close() of that loop first, or build a new optimizer",
+        )
+    _OWNERS[optimizer] = weakref.ref(state)
+
+
+def _calling(capture: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        method = capture()
+        if method is not None:
+            method(optimizer, args, kwargs)
+
+    return hook
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer.base import OuterOptimizer, OuterState
 from thinwire.replica import Replica
 
@@ -18,6 +18,9 @@ __all__ = ["SGD", "AdamW"]
 @final
 class _Displacement(OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = anchor.
+
+    Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
+    there: rounding is not movement. Weights of 64 bits are rounded to fp32 once a round.
 
     torch's optimizer steps a *position*: the anchor as seen from an origin that all workers share.
     That origin is the anchor itself, so the position starts at zero and becomes the update. A lone
@@ -33,13 +36,16 @@ class _Displacement(OuterState):
         self._origin = self._anchor
         self._position = nn.Parameter(self._anchor.new_empty(0))
         self._optimizer = optimizer.build(self._position)
+        # What torch would make at the first step: there from the start, so that a checkpoint of a
+        # fresh loop has every key and torch.distributed.checkpoint fills them all.
+        self._optimizer.state[self._position] = dict(optimizer.buffers(self._anchor))
 
     def collect(self) -> Tensor:
         local = self._replica.read(self._names)
         if self._lone:
             self._origin = local
             return self._anchor - local
-        return torch.sub(self._anchor, local, out=local)
+        return torch.sub(self._replica.as_written(self._names, self._anchor), local, out=local)
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
@@ -57,11 +63,15 @@ class _Displacement(OuterState):
 
     def state_dict(self) -> dict[str, Tensor]:
         buffers = self._optimizer.state[self._position]
-        return {"anchor": self._anchor} | {
-            f"optimizer.{key}": value for key, value in buffers.items() if value is not None
-        }
+        return {"anchor": self._anchor} | {f"optimizer.{k}": v for k, v in buffers.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if state.keys() != self.state_dict().keys():
+            raise CheckpointError(
+                "load the state of an outer optimizer",
+                because=f"it has {sorted(state)} and needs {sorted(self.state_dict())}",
+                do="pass what state_dict() of a loop with the same method returned",
+            )
         device = self._anchor.device
         self._anchor = state["anchor"].to(device, copy=True)
         self._origin = self._anchor
@@ -79,6 +89,10 @@ class _TorchOuter(OuterOptimizer):
     @abstractmethod
     def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
         """torch's optimizer for `position`."""
+
+    @abstractmethod
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """The optimizer's state before its first step, for a position like `like`."""
 
     def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
         """A state whose anchor is the live weights as they are now."""
@@ -129,6 +143,10 @@ class SGD(_TorchOuter):
             [position], lr=self.lr, momentum=self.momentum, nesterov=self.nesterov
         )
 
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """A momentum of zeros, if there is momentum."""
+        return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
+
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +185,11 @@ class AdamW(_TorchOuter):
         return torch.optim.AdamW(
             [position], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
         )
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """Step 0 and two moments of zeros."""
+        moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.tensor(0.0), **moments}
 
 
 def _check_rate(lr: float) -> None:

@@ -74,13 +74,14 @@ class Simulated(Crew):
     def __init__(self, workers: Sequence[Worker], *, threads: int, sample: torch.Tensor) -> None:
         super().__init__(workers)
         first = self.workers[0]
-        self._draws = draws_random_numbers(first.model, sample.to(first.device))
+        # An accelerator's generator cannot be asked, and its workers take turns anyway.
+        self._draws = first.device.type != "cpu" or draws_random_numbers(first.model, sample)
         self._pool = ThreadPoolExecutor(
             self._concurrency(), initializer=torch.set_num_threads, initargs=(threads,)
         )
 
     def _concurrency(self) -> int:
-        if self._draws or self.workers[0].device.type != "cpu":
+        if self._draws:
             return 1
         return min(len(self.workers), os.cpu_count() or 1)
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.agreement import check_cards, make_card
+from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew, Ranked, Simulated
 from thinwire.train.data import LoadedData
+from thinwire.train.run_folder import what_counts
 from thinwire.train.worker import Worker
 from thinwire.transport import Distributed, in_process
 
@@ -75,11 +77,26 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
     """
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
+    _check_validation(config, data)
     if under_torchrun():
-        return Ranked([Worker(config, data, Distributed(), device)])
+        transport = Distributed()
+        # Ranks that disagree on the number of steps, say, would wait for each other in vain.
+        card = {"corpus": data.fingerprint, **what_counts(config.describe())}
+        check_cards(transport.introduce(make_card(card)))
+        return Ranked([Worker(config, data, transport, device)])
     workers = [Worker(config, data, t, device) for t in in_process(config.workers)]
     sample = data.validation[:1, :-1]
     return Simulated(workers, threads=config.machine.threads, sample=sample)
+
+
+def _check_validation(config: TrainConfig, data: LoadedData) -> None:
+    if len(data.validation) < config.workers:
+        raise CorpusError(
+            f"evaluate with {config.workers} workers",
+            because=f"the validation side has {len(data.validation)} sequences of "
+            f"{config.data.sequence_length} tokens, and every worker takes its share",
+            do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
+        )
 
 
 def _device(name: str) -> str:

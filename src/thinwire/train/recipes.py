@@ -110,7 +110,14 @@ def _load(path: Path, function: str) -> Recipe:
     if spec is None or spec.loader is None:
         raise _no_function(path, function)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # it is the user's code, and may fail in any way
+        raise ConfigurationError(
+            f"load recipe {path}",
+            because=f"running it raised {type(error).__name__}: {error}",
+            do="mend the file",
+        ) from error
     recipe: Recipe | None = getattr(module, function, None)
     if not callable(recipe):
         raise _no_function(path, function)

@@ -8,7 +8,7 @@ from typing import Any, final
 from thinwire.agreement import check_same, flatten_description
 from thinwire.errors import CheckpointError, ConfigurationError
 
-__all__ = ["RunFolder", "write_json"]
+__all__ = ["RunFolder", "what_counts", "write_json"]
 
 # Where a run happens and what it writes may change when it is resumed; what it computes may not.
 _MAY_CHANGE = (
@@ -22,11 +22,13 @@ _MAY_CHANGE = (
 def write_json(path: Path, data: Any) -> None:
     """Write `data` so that a reader sees the old file or the new one, never half of it."""
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+    text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
+    temporary.write_text(text + "\n")
     os.replace(temporary, path)
 
 
-def _what_counts(config: dict[str, Any]) -> dict[str, str]:
+def what_counts(config: dict[str, Any]) -> dict[str, str]:
+    """The fields of a configuration that decide what a run computes, flat."""
     fields = flatten_description(config)
     return {field: value for field, value in fields.items() if field not in _MAY_CHANGE}
 
@@ -46,29 +48,39 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
         file = self.path / "summary.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return _read(file) if file.exists() else None
 
-    def open_new(self, config: dict[str, Any]) -> None:
-        """Begin a run here.
-
-        Raises:
-            ConfigurationError: there is a run here already; nothing of it is touched.
-        """
-        if (self.path / "config.json").exists():
+    def check_free(self) -> None:
+        """Raise `ConfigurationError` if there is a run here; nothing of it is touched."""
+        if self.has_run():
             raise ConfigurationError(
                 f"start a run in {self.path}",
                 because="it holds one already",
                 do="add --resume to continue that one, or pass another --out",
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "config.json", config)
-        (self.path / "metrics.jsonl").write_text("")
+
+    def open(self, config: dict[str, Any]) -> None:
+        """Begin a run here, or go on with the one there is.
+
+        Raises:
+            ConfigurationError: the folder cannot be written.
+        """
+        if self.has_run():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "metrics.jsonl").write_text("")
+            write_json(self.path / "config.json", config)
+        except OSError as error:
+            raise ConfigurationError(
+                f"start a run in {self.path}", because=str(error), do="pass another --out"
+            ) from error
 
     def check_same(self, config: dict[str, Any]) -> None:
         """Raise `MismatchError` if the run here was started with another configuration."""
         check_same(
-            _what_counts(self._config()),
-            _what_counts(json.loads(json.dumps(config))),
+            what_counts(_read(self.path / "config.json")),
+            what_counts(json.loads(json.dumps(config))),
             cannot=f"resume {self.path}",
             whose="the run there",
             do="repeat the arguments it was started with, or pass another --out",
@@ -78,22 +90,11 @@ class RunFolder:
         """Whether a run was begun here."""
         return (self.path / "config.json").exists()
 
-    def _config(self) -> dict[str, Any]:
-        file = self.path / "config.json"
-        try:
-            return json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"read {file}",
-                because=str(error),
-                do="restore the file, or start anew with another --out",
-            ) from error
-
     def cut_metrics(self, step: int) -> None:
         """Forget records after `step`, and a line that a killed process left unfinished."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        kept = [line for line in lines if _step(line) <= step]
         temporary = file.with_name(file.name + ".partial")
         temporary.write_text("".join(kept))
         os.replace(temporary, file)
@@ -106,3 +107,22 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json, which marks the run as finished."""
         write_json(self.path / "summary.json", summary)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"read {file}",
+            because=str(error),
+            do="restore the file, or start anew with another --out",
+        ) from error
+
+
+def _step(line: str) -> float:
+    """The step of a record; infinite for one that a killed process left unfinished."""
+    try:
+        return json.loads(line)["step"] if line.endswith("\n") else float("inf")
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import importlib.metadata
+import math
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from thinwire.errors import MismatchError
+from thinwire.agreement import check_same
+from thinwire.errors import MismatchError, NonFiniteError
 from thinwire.train import launch
 from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import TrainConfig
@@ -17,11 +19,12 @@ from thinwire.train.crew import Crew
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
 from thinwire.train.observers import MetricsFile, Observer
-from thinwire.train.run_folder import RunFolder
+from thinwire.train.run_folder import RunFolder, what_counts
 
 __all__ = ["ObserverFactory", "resume", "train"]
 
-ObserverFactory: TypeAlias = Callable[[TrainConfig], Sequence[Observer]]
+# Given the configuration and the step from which the run goes on.
+ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
 
 
 def train(
@@ -40,7 +43,7 @@ def train(
     config = launch.resolve(config)
     folder = RunFolder(out)
     if launch.is_lead():
-        folder.open_new(config.describe())
+        folder.check_free()
     return _run(config, folder, observers, _Trainer.from_the_start)
 
 
@@ -57,9 +60,7 @@ def resume(
     """
     config = launch.resolve(config)
     folder = RunFolder(out)
-    if launch.is_lead() and not folder.has_run():
-        folder.open_new(config.describe())
-    elif launch.is_lead():
+    if launch.is_lead() and folder.has_run():
         folder.check_same(config.describe())
     finished = folder.summary()
     if finished is not None:
@@ -80,8 +81,10 @@ def _run(
     told: list[Observer] = [MetricsFile(folder)] if crew.leads else []
     trainer = _Trainer(config, folder, crew, data, told)
     prepare(trainer)
-    if crew.leads and observers is not None:
-        told.extend(observers(config))
+    if crew.leads:
+        told.extend(observers(config, trainer.step) if observers else [])
+        # Last, so that a start that fails leaves no folder in the way of the next one.
+        folder.open(config.describe())
     try:
         summary = trainer.run()
     finally:
@@ -123,7 +126,7 @@ class _Trainer:
         self._config, self._folder, self._crew, self._data = config, folder, crew, data
         self._observers = observers
         self._clock = _Clock()
-        self._step = 0
+        self.step = 0
         self._checkpoints = [
             Checkpoints(folder.checkpoints, worker=w.rank, keep=config.periods.keep_checkpoints)
             for w in crew.workers
@@ -133,24 +136,24 @@ class _Trainer:
 
     def run(self) -> dict[str, Any]:
         val_loss = float("nan")
-        while self._step < self._config.steps:
+        while self.step < self._config.steps:
             losses = self._clock.timed(self._one_step)
-            last = self._step == self._config.steps
-            evaluate = last or _due(self._step, self._config.periods.evaluate_steps)
+            last = self.step == self._config.steps
+            evaluate = last or _due(self.step, self._config.periods.evaluate_steps)
             extra: dict[str, float] = {}
             if evaluate:
                 val_loss = extra["val_loss"] = self._evaluate()
-            if evaluate or _due(self._step, self._config.periods.log_steps):
+            if evaluate or _due(self.step, self._config.periods.log_steps):
                 self._record(losses, extra)
-            if _due(self._step, self._config.periods.checkpoint_steps) and not last:
+            if _due(self.step, self._config.periods.checkpoint_steps) and not last:
                 self._save()
         return self._finish(val_loss)
 
     def _one_step(self) -> list[float]:
         losses = self._crew.inner_step()
         self._crew.outer_step()
-        self._step += 1
-        if self._step == self._config.steps:
+        self.step += 1
+        if self.step == self._config.steps:
             self._crew.flush()
         return losses
 
@@ -158,15 +161,22 @@ class _Trainer:
         """Mean validation loss of the outer parameters; every worker takes every K-th window."""
         windows, workers = self._data.validation, self._config.workers
         sums = self._crew.each(lambda w: w.validation_loss_sum(windows[w.rank :: workers]))
-        return sum(self._crew.everywhere(sums)) / windows[:, 1:].numel()
+        mean = sum(self._crew.everywhere(sums)) / windows[:, 1:].numel()
+        if not math.isfinite(mean):
+            raise NonFiniteError(
+                f"go on after step {self.step}",
+                because=f"the validation loss of the outer parameters is {mean}",
+                do="start anew with a lower --inner-lr; checkpoints written before are intact",
+            )
+        return mean
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
         losses = self._crew.everywhere(losses)
         worker = self._crew.workers[0]
         stats = worker.outer.stats
         record = {
-            "step": self._step,
-            "tokens": self._step * self._config.tokens_per_step,
+            "step": self.step,
+            "tokens": self.step * self._config.tokens_per_step,
             "loss": sum(losses) / len(losses),
             "lr": worker.optimizer.param_groups[0]["lr"],
             "rounds": stats.rounds,
@@ -181,7 +191,7 @@ class _Trainer:
             observer.record(record | extra)
 
     def _tokens_per_s(self) -> float:
-        return self._step * self._config.tokens_per_step / self._clock.training_s
+        return self.step * self._config.tokens_per_step / self._clock.training_s
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -216,8 +226,8 @@ class _Trainer:
             "method": self._config.method.name,
             "workers": self._config.workers,
             "parameters": sum(p.numel() for p in worker.model.parameters()),
-            "steps": self._step,
-            "tokens": self._step * self._config.tokens_per_step,
+            "steps": self.step,
+            "tokens": self.step * self._config.tokens_per_step,
             "val_loss": val_loss,
             "sent_bytes_per_worker": stats.sent_bytes,
             "received_bytes_per_worker": stats.received_bytes,
@@ -232,14 +242,19 @@ class _Trainer:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        for worker in self._crew.workers:
+            worker.check_finite()
+        # Nobody replaces a good checkpoint before everybody was found to be well.
+        self._crew.everywhere([0.0] * len(self._crew.workers))
         shared = {
-            "step": self._step,
+            "config": what_counts(self._config.describe()),
+            "step": self.step,
             "wall_s": self._clock.wall_s,
             "training_s": self._clock.training_s,
             "corpus": self._data.fingerprint,
         }
         for worker, checkpoints in zip(self._crew.workers, self._checkpoints, strict=True):
-            checkpoints.save(self._step, {"run": shared, "worker": worker.state_dict()})
+            checkpoints.save(self.step, {"run": shared, "worker": worker.state_dict()})
         # Nobody forgets an old checkpoint before everybody has the new one.
         self._crew.everywhere([0.0] * len(self._crew.workers))
         for checkpoints in self._checkpoints:
@@ -254,11 +269,18 @@ class _Trainer:
         if step:
             for worker, checkpoints in zip(self._crew.workers, self._checkpoints, strict=True):
                 self._load(worker, checkpoints.load(step))
-        if self._crew.leads:
-            self._folder.cut_metrics(self._step)
+        if self._crew.leads and self._folder.has_run():
+            self._folder.cut_metrics(self.step)
 
     def _load(self, worker: Any, state: dict[str, Any]) -> None:
         shared = state["run"]
+        check_same(
+            shared["config"],
+            what_counts(self._config.describe()),
+            cannot=f"resume {self._folder.path} from its checkpoint",
+            whose="the checkpoint",
+            do="put back the checkpoints of this run",
+        )
         if shared["corpus"] != self._data.fingerprint:
             raise MismatchError(
                 f"resume {self._folder.path}: the corpus differs",
@@ -266,7 +288,7 @@ class _Trainer:
                 do="restore the text the run was started with, or start anew with another --out",
             )
         worker.load_state_dict(state["worker"])
-        self._step = int(shared["step"])
+        self.step = int(shared["step"])
         self._clock.before_s, self._clock.training_s = shared["wall_s"], shared["training_s"]
 
     def _newest_common_step(self) -> int:

@@ -1,5 +1,6 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.errors import NonFiniteError
+from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
@@ -44,6 +45,7 @@ class Worker:
         self, config: TrainConfig, data: LoadedData, transport: Transport, device: torch.device
     ) -> None:
         self.config, self.rank, self.device = config, transport.rank, device
+        self._vocab_size = data.vocab_size
         self.model = config.model.build(
             vocab_size=data.vocab_size,
             sequence_length=config.data.sequence_length,
@@ -75,14 +77,14 @@ class Worker:
         """
         if self._iterator is None:
             self._iterator = iter(self.batches)
-        windows = next(self._iterator).to(self.device)
+        windows = self._checked(next(self._iterator)).to(self.device)
         loss = 0.0
         for part in windows.chunk(self.config.accumulate):
             with self._autocast():
                 part_loss = token_losses(self._forward, part).mean() / self.config.accumulate
             part_loss.backward()
             loss += part_loss.item()
-        self._check_finite(loss)
+        self._check_finite_loss(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
@@ -127,21 +129,42 @@ class Worker:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _check_finite(self, loss: float) -> None:
-        if loss - loss == 0.0:
+    def check_finite(self) -> None:
+        """Raise `NonFiniteError` naming the first live parameter that is not finite."""
+        for name, parameter in self.model.named_parameters():
+            if not _is_finite(parameter):
+                raise self._not_finite("write a checkpoint", f"parameter {name} is not finite")
+
+    def _checked(self, windows: Tensor) -> Tensor:
+        largest = int(windows.max())
+        if largest >= self._vocab_size:
+            raise CorpusError(
+                f"read a batch of corpus {self.config.data.corpus!r}",
+                because=f"it holds token {largest} and the vocabulary has {self._vocab_size}",
+                do="name the tokenizer that made the tokens, or ids:N for a vocabulary of N",
+            )
+        return windows
+
+    def _check_finite_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
             return
-        step = self.scheduler.last_epoch + 1
         bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))
-        raise NonFiniteError(
-            f"take inner step {step} of worker {self.rank}",
-            because=f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} "
-            "is not finite",
-            do="resume from the last checkpoint with a lower --inner-lr or a lower --clip-norm",
+        because = (
+            f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} is not finite"
+        )
+        raise self._not_finite("take the step", because)
+
+    def _not_finite(self, cannot: str, because: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"{cannot}: worker {self.rank}, inner step {self.scheduler.last_epoch + 1}",
+            because=because,
+            do="start anew with a lower --inner-lr or --clip-norm; checkpoints written before are "
+            "intact",
         )
 
 
-def _is_finite(gradient: Tensor | None) -> bool:
-    return gradient is None or bool(torch.isfinite(gradient).all())
+def _is_finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(torch.isfinite(tensor).all())
 
 
 def _compiled(model: nn.Module) -> nn.Module:
