@@ -116,6 +116,28 @@ def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsy
     assert "without torchrun" in capsys.readouterr().err
 
 
+def test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process(tmp_path) -> None:
+    """The command of the README, as it stands there."""
+    at = SMALL.index("--workers")
+    small = SMALL[:at] + SMALL[at + 2 :]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", "thinwire", "train", "--method", "muloco", *small]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["muloco-1"]
+    ranked = json.loads((tmp_path / "runs" / "muloco-1" / "summary.json").read_text())
+    assert main(["train", "--method", "muloco", "--out", str(tmp_path / "one"), *SMALL]) == 0
+    simulated = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert ranked["outer_digest"] == simulated["outer_digest"]
+    assert ranked["workers"] == simulated["workers"] == 2
+
+
 def test_a_recipe_of_ones_own(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -41,6 +41,7 @@ class Train:
         """Run the command."""
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed)
+        # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
         begin = resume if self.resume else train
         summary = begin(config, out, lambda c, step: self._observers(c, step, out, console))
@@ -54,11 +55,11 @@ class Train:
                 because="without it every run gets a new folder",
                 do="pass --out with the folder of the run",
             )
-        if under_torchrun() and (self.run.workers is not None or self.out is None):
+        if under_torchrun() and self.run.workers is not None:
             raise ConfigurationError(
-                "train under torchrun with --workers or without --out",
-                because="every rank is one worker, and all ranks must name the same folder",
-                do="leave --workers out and pass --out DIR",
+                "train under torchrun with --workers",
+                because="every rank is one worker, so the launcher says how many there are",
+                do="leave --workers out",
             )
 
     def _observers(
