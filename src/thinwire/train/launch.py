@@ -81,12 +81,17 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
     if under_torchrun():
         transport = Distributed()
         # Ranks that disagree on the number of steps, say, would wait for each other in vain.
-        card = {"corpus": data.fingerprint, **what_counts(config.describe())}
-        check_cards(transport.introduce(make_card(card)))
+        check_cards(transport.introduce(make_card(_common(config, data))))
         return Ranked([Worker(config, data, transport, device)])
     workers = [Worker(config, data, t, device) for t in in_process(config.workers)]
     sample = data.validation[:1, :-1]
     return Simulated(workers, threads=config.machine.threads, sample=sample)
+
+
+def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
+    """What all ranks must agree on: everything but their own host's share of cores."""
+    fields = {"corpus": data.fingerprint, **what_counts(config.describe())}
+    return {field: value for field, value in fields.items() if field != "machine.threads"}
 
 
 def _check_validation(config: TrainConfig, data: LoadedData) -> None:
