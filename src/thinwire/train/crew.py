@@ -59,7 +59,11 @@ class Crew(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and connections."""
+        """Release threads and connections after a run that went well."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Release what can be released without the other workers, who may be gone."""
 
 
 @final
@@ -97,6 +101,10 @@ class Simulated(Crew):
         """End the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def abandon(self) -> None:
+        """End the threads: no other process is involved."""
+        self.close()
+
 
 @final
 class Ranked(Crew):
@@ -117,6 +125,9 @@ class Ranked(Crew):
     def close(self) -> None:
         """Leave the process group."""
         dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Nothing: destroying a group waits for peers, and this process is about to end."""
 
 
 def _in_own_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:

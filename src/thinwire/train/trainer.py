@@ -87,6 +87,9 @@ def _run(
         folder.open(config.describe())
     try:
         summary = trainer.run()
+    except BaseException:
+        crew.abandon()
+        raise
     finally:
         for observer in told:
             observer.close()
