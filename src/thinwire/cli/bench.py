@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import statistics
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -56,7 +55,7 @@ def _row(result: bench.Result) -> list[str]:
 def _with_context(result: bench.Result) -> dict[str, Any]:
     return asdict(result) | {
         "speed_ratio": result.speed_ratio,
-        "command": f"thinwire {' '.join(sys.argv[1:])}",
+        "command": f"thinwire bench {result.name}",
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),
