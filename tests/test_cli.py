@@ -160,3 +160,10 @@ def test_the_module_runs_as_the_command_does() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot use method 'nope'")
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.delitem(sys.modules, "thinwire.cli.command", raising=False)
+    assert main(["train"]) == 1
+    assert "pip install 'thinwire[train]'" in capsys.readouterr().err

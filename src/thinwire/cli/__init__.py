@@ -1,5 +1,22 @@
 """The command line: parse, call, print."""
 
-from thinwire.cli.main import main
+import sys
 
 __all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    Args:
+        arguments: without the program's name; default those of this process.
+    """
+    try:
+        # Here, because the core installs without what the commands need.
+        from thinwire.cli.command import run
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"error: cannot run thinwire; because {error}; do: pip install 'thinwire[train]'\n"
+        )
+        return 1
+    return run(arguments)

@@ -1,6 +1,5 @@
 """`thinwire COMMAND`."""
 
-import sys
 from typing import Annotated, TypeAlias
 
 import tyro
@@ -11,7 +10,7 @@ from thinwire.cli.compare import Compare
 from thinwire.cli.train import Train
 from thinwire.errors import ThinwireError
 
-__all__ = ["Command", "main"]
+__all__ = ["Command", "run"]
 
 Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
@@ -20,7 +19,7 @@ Command: TypeAlias = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def run(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status.
 
     Args:
@@ -39,7 +38,3 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
