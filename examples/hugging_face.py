@@ -38,4 +38,4 @@ with tw.OuterLoop(model, optimizer, method, transport=tw.transport.Distributed()
 
 with outer.evaluating(), torch.no_grad():
     validation = model(input_ids=text[None, :64], labels=text[None, :64]).loss
-print(rank, f"{validation:.4f}", outer.stats, outer.digest())
+print(f"worker {rank}: loss {validation:.4f} {outer.stats} {outer.digest()}")

@@ -24,4 +24,4 @@ for _ in range(100):
     optimizer.step()
     optimizer.zero_grad()
     outer.step()  # added: exchange when one is due
-print(transport.rank, f"{loss:.4f}", outer.stats, outer.digest())
+print(f"worker {transport.rank}: loss {loss:.4f} {outer.stats} {outer.digest()}")
