@@ -267,7 +267,7 @@ def kill_when(process: subprocess.Popen, ready) -> None:
 def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     tiny, tmp_path, seed: int
 ) -> None:
-    config = tiny("muloco" if seed else "diloco", steps=60, global_batch=8)
+    config = tiny("muloco" if seed else "diloco", steps=120, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
     out, draw = tmp_path / "killed", random.Random(seed)
     metrics = out / "metrics.jsonl"
@@ -291,7 +291,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
 
 
 def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path) -> None:
-    config = tiny("diloco", steps=60, global_batch=8)
+    config = tiny("diloco", steps=120, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     processes = start_ranked(config, out, "resume")
