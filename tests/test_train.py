@@ -416,6 +416,16 @@ def test_a_folder_with_a_run_is_not_overwritten(tiny, tmp_path) -> None:
     assert resume(tiny(), out) == summary
 
 
+def test_checkpoints_without_their_run_are_not_taken_for_another(tiny, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    (out / "config.json").unlink()
+    with pytest.raises(tw.ConfigurationError, match="holds one already"):
+        train(tiny(), out)
+    with pytest.raises(tw.CheckpointError, match=r"config\.json"):
+        resume(tiny(), out)
+
+
 # -- what goes wrong ------------------------------------------------------------------------------
 
 

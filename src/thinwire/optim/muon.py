@@ -303,9 +303,6 @@ def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
     return [state[p]["momentum_buffer"] for p in params]
 
 
-"""The length of an update by its name, given fan_out and fan_in."""
-
-
 class _Rule(Protocol):
     def __call__(self, params: list[Tensor], group: _Group, state: _State) -> None: ...
 

@@ -88,7 +88,8 @@ class RunFolder:
 
     def has_run(self) -> bool:
         """Whether a run was begun here."""
-        return (self.path / "config.json").exists()
+        # Checkpoints alone would be taken for those of whatever run begins here next.
+        return (self.path / "config.json").exists() or self.checkpoints.exists()
 
     def cut_metrics(self, step: int) -> None:
         """Forget records after `step`, and a line that a killed process left unfinished."""

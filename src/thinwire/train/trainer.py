@@ -44,7 +44,7 @@ def train(
     folder = RunFolder(out)
     if launch.is_lead():
         folder.check_free()
-    return _run(config, folder, observers, _Trainer.from_the_start)
+    return _run(config, folder, observers)
 
 
 def resume(
@@ -65,14 +65,13 @@ def resume(
     finished = folder.summary()
     if finished is not None:
         return finished
-    return _run(config, folder, observers, _Trainer.restore)
+    return _run(config, folder, observers)
 
 
 def _run(
     config: TrainConfig,
     folder: RunFolder,
     observers: ObserverFactory | None,
-    prepare: Callable[["_Trainer"], None],
 ) -> dict[str, Any]:
     if launch.under_torchrun():
         launch.join(config)
@@ -80,7 +79,7 @@ def _run(
     crew = launch.assemble(config, data)
     told: list[Observer] = [MetricsFile(folder)] if crew.leads else []
     trainer = _Trainer(config, folder, crew, data, told)
-    prepare(trainer)
+    trainer.restore()
     if crew.leads:
         told.extend(observers(config, trainer.step) if observers else [])
         # Last, so that a start that fails leaves no folder in the way of the next one.
@@ -263,11 +262,8 @@ class _Trainer:
         for checkpoints in self._checkpoints:
             checkpoints.prune()
 
-    def from_the_start(self) -> None:
-        """Nothing to load."""
-
     def restore(self) -> None:
-        """Load the newest step of which every worker has a checkpoint."""
+        """Load the newest step of which every worker has a checkpoint; without one, step 0."""
         step = self._newest_common_step()
         if step:
             for worker, checkpoints in zip(self._crew.workers, self._checkpoints, strict=True):

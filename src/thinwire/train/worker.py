@@ -1,7 +1,6 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
@@ -67,7 +66,6 @@ class Worker:
         )
         self.stream = RandomStream(seed=config.seed, worker=self.rank, device=device)
         self._forward = _compiled(self.model) if config.machine.compile == "yes" else self.model
-        self._iterator: Iterator[Tensor] | None = None
 
     def inner_step(self) -> float:
         """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
@@ -75,9 +73,7 @@ class Worker:
         Raises:
             NonFiniteError: the loss is not finite.
         """
-        if self._iterator is None:
-            self._iterator = iter(self.batches)
-        windows = self._checked(next(self._iterator)).to(self.device)
+        windows = self._checked(next(self.batches)).to(self.device)
         loss = 0.0
         for part in windows.chunk(self.config.accumulate):
             with self._autocast():
