@@ -1,0 +1,143 @@
+"""Small numbers to bytes: planar packing, and Elias-Fano codes of sorted indices.
+
+Planar: of n codes of b bits, byte j holds the codes j, j + m, j + 2m, ... from its lowest bits up,
+where m = ceil(n b / 8) is the number of bytes. Codes past the end count as 0.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thinwire.errors import ExchangeError
+
+__all__ = [
+    "elias_fano_nbytes",
+    "pack",
+    "pack_indices",
+    "packed_nbytes",
+    "unpack",
+    "unpack_indices",
+]
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes of `count` codes of `bits` bits.
+
+    >>> packed_nbytes(5, 2)
+    2
+    """
+    return -(-count * bits // 8)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes [rows, n] (uint8, below 2^bits) as bytes [rows, ceil(n bits / 8)].
+
+    >>> pack(torch.tensor([[1, 2, 3]], dtype=torch.uint8), 4).tolist()
+    [[49, 2]]
+    """
+    per_byte, n = 8 // bits, codes.shape[1]
+    m = packed_nbytes(n, bits)
+    if m * per_byte != n:
+        codes = F.pad(codes, (0, m * per_byte - n))
+    planes = codes.view(len(codes), per_byte, m)
+    packed = planes[:, 0].clone()
+    for plane in range(1, per_byte):
+        packed |= planes[:, plane] << (bits * plane)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack`: uint8 [rows, count].
+
+    >>> unpack(torch.tensor([[49, 2]], dtype=torch.uint8), 4, 3).tolist()
+    [[1, 2, 3]]
+    """
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
+    planes = (packed[:, None, :] >> shifts) & (2**bits - 1)
+    return planes.flatten(1)[:, :count]
+
+
+def _low_bits(n: int, k: int) -> int:
+    """l = floor(log2(n / k)): the bits of an index that are written as they are."""
+    return (n // k).bit_length() - 1
+
+
+def _high_length(n: int, k: int) -> int:
+    """Bits of the bitmap: one for each index, one for each value of the high parts."""
+    return k + ((n - 1) >> _low_bits(n, k)) + 1
+
+
+def elias_fano_nbytes(n: int, k: int) -> int:
+    """Bytes of k sorted indices below n: a bitmap of the high parts, then l planes of k low bits.
+
+    >>> elias_fano_nbytes(4096, 64)
+    64
+    """
+    return packed_nbytes(_high_length(n, k), 1) + packed_nbytes(_low_bits(n, k) * k, 1)
+
+
+def pack_indices(indices: Tensor, n: int) -> Tensor:
+    """Elias-Fano code of ascending `indices` [rows, k] (int64, below n): bytes [rows, nbytes].
+
+    With l = floor(log2(n / k)), index i of a row sets bit (i-th index >> l) + i of the bitmap; its
+    low l bits follow as l planes of k bits each, lowest plane first.
+
+    Source: P. Elias (1974), R. Fano (1971), quasi-succinct codes of monotone sequences.
+
+    >>> pack_indices(torch.tensor([[1, 5]]), 8).tolist()
+    [[5, 3]]
+    """
+    rows, k = indices.shape
+    low, place = _low_bits(n, k), torch.arange(k, device=indices.device)
+    bitmap = torch.zeros(rows, _high_length(n, k), dtype=torch.uint8, device=indices.device)
+    bitmap.scatter_(1, (indices >> low) + place, 1)
+    if not low:
+        return pack(bitmap, 1)
+    shifts = torch.arange(low, dtype=torch.int32, device=indices.device)[:, None]
+    planes = ((indices.to(torch.int32)[:, None, :] >> shifts) & 1).to(torch.uint8)
+    return torch.cat([pack(bitmap, 1), pack(planes.flatten(1), 1)], 1)
+
+
+def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
+    """The inverse of `pack_indices`: int64 [rows, k], ascending and below n.
+
+    Raises:
+        ExchangeError: the bytes are no such code.
+
+    >>> unpack_indices(torch.tensor([[5, 3]], dtype=torch.uint8), 8, 2).tolist()
+    [[1, 5]]
+    """
+    rows, low, high_length = len(packed), _low_bits(n, k), _high_length(n, k)
+    high_bytes = packed_nbytes(high_length, 1)
+    bitmap = unpack(packed[:, :high_bytes], 1, high_bytes * 8)
+    # Of equal counts in all rows follows that every row has its k: nonzero lists them row by row.
+    if not bool((bitmap.sum(1, dtype=torch.int32) == k).all()):
+        raise _no_indices(n, k, "its bitmap holds another number of indices")
+    indices = bitmap.nonzero()[:, 1].view(rows, k) - torch.arange(k, device=packed.device)
+    indices <<= low
+    if low:
+        planes = unpack(packed[:, high_bytes:], 1, low * k).view(rows, low, k)
+        indices |= _from_planes(planes)
+    ascend = bool((indices[:, 1:] > indices[:, :-1]).all())
+    if not ascend or bool((indices[:, -1] >= n).any()):
+        raise _no_indices(n, k, "its indices do not ascend within the chunk")
+    return indices
+
+
+def _from_planes(planes: Tensor) -> Tensor:
+    """Planes of bits [rows, l, k], lowest first, as numbers [rows, k]."""
+    low = planes.shape[1]
+    # Added up while they are narrow: widening every plane would cost most of the decoding.
+    planes = planes if low <= 8 else planes.to(torch.int32)
+    total = planes[:, 0].clone()
+    for plane in range(1, low):
+        total |= planes[:, plane] << plane
+    return total.to(torch.int64)
+
+
+def _no_indices(n: int, k: int, because: str) -> ExchangeError:
+    return ExchangeError(
+        f"decode {k} indices below {n}",
+        because=because,
+        do="check that the sender runs the same thinwire version; nothing of it was used",
+    )

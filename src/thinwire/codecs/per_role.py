@@ -1,0 +1,86 @@
+"""A codec for each role of a parameter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Coder, check_payload
+from thinwire.layout import Layout, Segment
+
+__all__ = ["PerRole"]
+
+
+@final
+class _Parts(Coder):
+    """The payloads of several coders, one after the other; their segments do not overlap."""
+
+    def __init__(self, id: str, layout: Layout, parts: Sequence[Coder]) -> None:
+        super().__init__(id, layout, sum(part.nbytes for part in parts))
+        self._parts = parts
+
+    def at(self, round_number: int) -> Coder:
+        return _Parts(self.id, self.layout, [part.at(round_number) for part in self._parts])
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.cat([part.encode(x) for part in self._parts])
+
+    def encode_residual(self, x: Tensor) -> Tensor:
+        return torch.cat([part.encode_residual(x) for part in self._parts])
+
+    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+        for payload in payloads:
+            check_payload(self, payload)
+        sizes = [part.nbytes for part in self._parts]
+        pieces = [payload.split(sizes) for payload in payloads]
+        for i, part in enumerate(self._parts):
+            part.add_to(out, [piece[i] for piece in pieces], weight=weight)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRole(Codec):
+    """Parameters are written by the codec of their role: matrix, embedding, head or vector.
+
+    Args:
+        default: for roles without one of their own.
+        embedding: for embeddings, and heads tied to one.
+        head: for the output head.
+        vector: for norms' gains and biases.
+
+    >>> from thinwire.codecs.elementwise import CastBF16, Identity
+    >>> codec = PerRole(default=CastBF16(), vector=Identity())
+    >>> codec.fit(Layout.of({"w": (2, 2), "b": (2,)})).nbytes
+    16
+    """
+
+    default: Codec
+    embedding: Codec | None = None
+    head: Codec | None = None
+    vector: Codec | None = None
+
+    @property
+    def id(self) -> str:
+        """The ids of all its codecs."""
+        named = [f"{role}={codec.id}" for role, codec in self._own().items()]
+        return f"per-role({','.join([f'default={self.default.id}', *named])})"
+
+    def fit(self, layout: Layout) -> Coder:
+        """The default's segments first, then those of each role that has its own codec."""
+        own = self._own()
+        parts = [self.default.fit(layout.where(lambda s: s.role not in own))]
+        parts += [codec.fit(layout.where(_has_role(role))) for role, codec in own.items()]
+        return _Parts(self.id, layout, parts)
+
+    def _own(self) -> dict[str, Codec]:
+        roles = {"embedding": self.embedding, "head": self.head, "vector": self.vector}
+        return {role: codec for role, codec in roles.items() if codec is not None}
+
+
+def _has_role(role: str):
+    def test(segment: Segment) -> bool:
+        return segment.role == role
+
+    return test

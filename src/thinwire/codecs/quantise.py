@@ -1,0 +1,253 @@
+"""Dense codecs of 1, 2, 4 and 8 bits a number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.elementwise import saturating_cast
+from thinwire.codecs.grids import Grid, MidRise
+from thinwire.codecs.groups import Chunks, Groups
+from thinwire.codecs.records import Dense, Grouped, Key, Records, bytes_of, floats
+from thinwire.codecs.rounding import Nearest, Rounding
+from thinwire.errors import ConfigurationError
+
+__all__ = ["E3M0", "Quantise"]
+
+
+def _steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
+    """(x - origin) / step, and 0 where the step is too small to divide by."""
+    inverse = torch.where(step > _TINY, 1.0 / step, torch.zeros_like(step))
+    # Apart, for x - origin may overflow where x / step and origin / step do not.
+    return x * inverse - origin * inverse
+
+
+# The reciprocal of anything smaller is not finite.
+_TINY = 3e-39
+# An origin and all steps together stay finite if neither is larger.
+_FAR = 0.5 * torch.finfo(torch.float32).max
+
+
+def _place(grid: Grid, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The grid's origin and step [rows, 1], within reach of fp32 arithmetic.
+
+    Where the step is too small to divide by, all codes are 0: their level then is what of the grid
+    lies nearest to zero, for its end may lie several times farther out than the numbers do.
+    """
+    origin, step = grid.place(x, bits)
+    top = 2**bits - 1
+    flat = (step > 0) & (step <= _TINY)
+    nearest = origin.clamp(min=0) + (origin + top * step).clamp(max=0)
+    origin = torch.where(flat, nearest, origin).clamp(-_FAR, _FAR)
+    return origin, step.masked_fill(flat, 0.0).clamp(max=_FAR / top)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TableRecords(Records):
+    """The levels of all codes in bf16, then planar codes."""
+
+    bits: int
+    grid: Grid
+    rounding: Rounding
+
+    @property
+    def id(self) -> str:
+        return f"table-{self.bits}"
+
+    def nbytes(self, columns: int) -> int:
+        return 2 * 2**self.bits + packed_nbytes(columns, self.bits)
+
+    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+        origin, step = _place(self.grid, x, self.bits)
+        top = 2**self.bits - 1
+        places = _steps(x, origin, step).add_(self.rounding.offsets(x, key))
+        codes = places.clamp_(0, top).to(torch.uint8)
+        levels = origin + step * torch.arange(top + 1, device=x.device)
+        if self.grid.means and not self.rounding.unbiased:
+            levels = _bin_means(x, codes, levels)
+        coded = saturating_cast(levels, torch.bfloat16)
+        return torch.cat([bytes_of(coded), pack(codes, self.bits)], 1), _look_up(coded, codes)
+
+    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+        del key
+        split = 2 * 2**self.bits
+        for r in records:
+            codes = unpack(r[:, split:], self.bits, out.shape[1])
+            _look_up(floats(r[:, :split]), codes).add_to(out, weight=weight)
+
+
+def _look_up(levels: Tensor, codes: Tensor) -> Dense:
+    return Dense(values=levels.float().gather(1, codes.to(torch.int64)))
+
+
+def _bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
+    """The mean of each code's numbers, or its level where there are none: [rows, 2^bits].
+
+    One masked sum per code: a scatter would add in an order that differs from run to run on a GPU.
+    """
+    placed, inside = codes.to(torch.float32), torch.empty_like(x)
+    # A sum of numbers near the float range must not overflow; a power of two costs no precision.
+    room = 2.0 ** x.shape[1].bit_length()
+    scaled = x * (1.0 / room)
+    means: list[Tensor] = []
+    for code in range(levels.shape[1]):
+        torch.eq(placed, code, out=inside)
+        count = inside.sum(1, keepdim=True)
+        mean = inside.mul_(scaled).sum(1, keepdim=True) / count.clamp(min=1) * room
+        means.append(torch.where(count > 0, mean, levels[:, code : code + 1]))
+    return torch.cat(means, 1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _AffineRecords(Records):
+    """Origin and step in fp32, then a byte a number."""
+
+    grid: Grid
+    rounding: Rounding
+
+    @property
+    def id(self) -> str:
+        return "affine-8"
+
+    def nbytes(self, columns: int) -> int:
+        return 8 + columns
+
+    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+        origin, step = _place(self.grid, x, 8)
+        places = _steps(x, origin, step).add_(self.rounding.offsets(x, key))
+        codes = places.clamp_(0, 255).to(torch.uint8)
+        affine = torch.cat([origin, step], 1)
+        return torch.cat([bytes_of(affine), codes], 1), _on_line(affine, codes)
+
+    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+        del key
+        for r in records:
+            _on_line(floats(r[:, :8], torch.float32), r[:, 8:]).add_to(out, weight=weight)
+
+
+def _on_line(affine: Tensor, codes: Tensor) -> Dense:
+    """origin + code * step, in two operations, so that no machine may fuse them."""
+    return Dense(values=(codes.float() * affine[:, 1:]).add_(affine[:, :1]))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantise(Grouped):
+    """1, 2, 4 or 8 bits a number, on a grid of levels for each row.
+
+    Up to 4 bits a record holds the level of every code (bf16), so one format serves all grids; with
+    8 bits it holds the first level and the step (fp32).
+
+    Args:
+        bits: of a code.
+        grid: `MidRise`, `Statistical` or `Linear`.
+        groups: rows: `Chunks`, `Blocks`, `Rows` or `Tensors`.
+        rounding: `Nearest` or `Stochastic`.
+
+    Raises:
+        ConfigurationError: another number of bits.
+
+    Source: MuLoCo (arXiv 2505.23725).
+
+    Differs: with 8 bits levels are the grid's own, not bin means.
+
+    >>> 8 * Quantise(bits=2).nbytes(4096) / 4096
+    2.015625
+    """
+
+    bits: int
+    grid: Grid = field(default_factory=MidRise)
+    groups: Groups = field(default_factory=Chunks)
+    rounding: Rounding = field(default_factory=Nearest)
+
+    def __post_init__(self) -> None:
+        if self.bits not in (1, 2, 4, 8):
+            raise ConfigurationError(
+                f"quantise to {self.bits} bits",
+                because="codes fill bytes evenly",
+                do="pass bits = 1, 2, 4 or 8, or use CastBF16 for 16",
+            )
+
+    def records(self) -> Records:
+        """A table of levels or a line, then codes."""
+        if self.bits == 8:
+            return _AffineRecords(grid=self.grid, rounding=self.rounding)
+        return _TableRecords(bits=self.bits, grid=self.grid, rounding=self.rounding)
+
+
+_MAGNITUDES = (0.0, *(2.0**-e for e in range(6, -1, -1)))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _E3M0Records(Records):
+    """A scale in bf16, then planar codes of a sign and three bits of exponent."""
+
+    rounding: Rounding
+
+    @property
+    def id(self) -> str:
+        return "e3m0"
+
+    def nbytes(self, columns: int) -> int:
+        return 2 + packed_nbytes(columns, 4)
+
+    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+        scale = saturating_cast(x.abs().amax(1, keepdim=True), torch.bfloat16)
+        step = scale.float()
+        magnitudes = _steps(x.abs(), torch.zeros_like(step), step)
+        exponents = self._exponents(magnitudes.clamp_(max=1.0), key)
+        codes = exponents | (x.signbit().to(torch.uint8) << 3)
+        return torch.cat([bytes_of(scale), pack(codes, 4)], 1), _powers(step, codes)
+
+    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+        del key
+        for r in records:
+            codes = unpack(r[:, 2:], 4, out.shape[1])
+            _powers(floats(r[:, :2]), codes).add_to(out, weight=weight)
+
+    def _exponents(self, magnitudes: Tensor, key: Key) -> Tensor:
+        """The code of the level below each magnitude, or of the one above."""
+        table = torch.tensor(_MAGNITUDES, device=magnitudes.device)
+        below = (torch.bucketize(magnitudes, table, right=True) - 1).clamp_(max=6)
+        part = (magnitudes - table[below]) / (table[below + 1] - table[below])
+        # 1 + r may round to 2, and the code after the largest magnitude is minus zero.
+        up = (part + self.rounding.offsets(magnitudes, key)).floor().clamp_(max=1.0)
+        return (below + up).to(torch.uint8)
+
+
+def _powers(scale: Tensor, codes: Tensor) -> Dense:
+    signed = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], device=codes.device)
+    return Dense(values=signed[codes.to(torch.int64)] * scale)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class E3M0(Grouped):
+    """FP4 without mantissa: 0 and +-scale * 2^-6 ... 2^0; 4 bits a number and a scale for each row.
+
+    The scale is the row's largest magnitude in bf16. A number goes to the nearest level by value
+    (below scale * 2^-7: to 0), or stochastically to one of its neighbours.
+
+    Args:
+        groups: rows: `Chunks`, `Blocks`, `Rows` or `Tensors`.
+        rounding: `Nearest` or `Stochastic`.
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), FP4 payloads. Differs: the paper leaves scale and
+    rounding open; both are ours.
+
+    >>> E3M0().decode(E3M0().encode(torch.tensor([1.0, 0.3] * 8)), 16)[:2]
+    tensor([1.0000, 0.2500])
+    """
+
+    groups: Groups = field(default_factory=Chunks)
+    rounding: Rounding = field(default_factory=Nearest)
+
+    def records(self) -> Records:
+        """A scale, then codes."""
+        return _E3M0Records(rounding=self.rounding)

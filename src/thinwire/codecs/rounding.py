@@ -1,0 +1,75 @@
+"""How a number between two levels is decided."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.records import Key
+
+__all__ = ["Nearest", "Rounding", "Stochastic"]
+
+
+class Rounding(ABC):
+    """The r of floor(t + r)."""
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool:
+        """Whether the rounded number is right on average, so that levels must stay on the grid."""
+
+    @abstractmethod
+    def offsets(self, like: Tensor, key: Key) -> "Tensor | float":
+        """r for every number of `like`: fp32 of its shape, or one for all."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nearest(Rounding):
+    """r = 1/2: to the nearest level, ties upwards.
+
+    >>> Nearest().offsets(torch.zeros(2), Key())
+    0.5
+    """
+
+    @property
+    def unbiased(self) -> bool:
+        """Small numbers always go the same way."""
+        return False
+
+    def offsets(self, like: Tensor, key: Key) -> float:
+        """One half."""
+        del like, key
+        return 0.5
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stochastic(Rounding):
+    """r uniform in [0, 1), from a seed that all workers share and the round.
+
+    Levels then stay on the grid: bin means would undo the lack of bias. What lies beyond the grid
+    is still clamped.
+
+    Args:
+        seed: shared by all workers.
+
+    >>> r = Stochastic(seed=3).offsets(torch.zeros(2), Key(round=1))
+    >>> bool((r == Stochastic(seed=3).offsets(torch.zeros(2), Key(round=1))).all())
+    True
+    """
+
+    seed: int = 0
+
+    @property
+    def unbiased(self) -> bool:
+        """Right on average."""
+        return True
+
+    def offsets(self, like: Tensor, key: Key) -> Tensor:
+        """One number for each, drawn on the host so that every device draws the same."""
+        state = (self.seed * 1_000_003 + key.round) * 1_000_003 + key.row
+        draws = torch.rand(like.shape, generator=torch.Generator().manual_seed(state % 2**63))
+        return draws.to(like.device)

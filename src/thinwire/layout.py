@@ -1,0 +1,154 @@
+"""Where the parameters of a fragment lie in its flat vector."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+__all__ = ["CHUNK", "Layout", "Segment", "wire_order"]
+
+CHUNK = 4096
+"""Elements of a chunk."""
+
+_ROWS_OF_A_BLOCK = 64
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A parameter, or some rows of one, in a flat vector.
+
+    Args:
+        name: of the parameter.
+        shape: of this part of it.
+        role: "matrix", "embedding", "head" or "vector".
+        start: its first element's place in the vector.
+
+    >>> Segment(name="w", shape=(2, 3), role="matrix", start=4).stop
+    10
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    start: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """The place after its last element."""
+        return self.start + self.numel
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns: the first dimension against all others; one row if there is but one."""
+        if len(self.shape) < 2:
+            return 1, self.numel
+        return self.shape[0], math.prod(self.shape[1:])
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Segments of a vector of `numel` elements; a codec acts on these and on nothing else.
+
+    >>> Layout.of({"w": (3, 2), "b": (3,)}).numel
+    9
+    """
+
+    segments: tuple[Segment, ...]
+    numel: int
+
+    @staticmethod
+    def of(
+        shapes: Mapping[str, tuple[int, ...]], roles: Mapping[str, str] | None = None
+    ) -> "Layout":
+        """Parameters one after the other, in the order of `shapes`.
+
+        Args:
+            shapes: by name.
+            roles: by name; by default what has two dimensions is a matrix, all else a vector.
+        """
+        segments: list[Segment] = []
+        start = 0
+        for name, shape in shapes.items():
+            role = (roles or {}).get(name, "matrix" if len(shape) > 1 else "vector")
+            segments.append(Segment(name=name, shape=tuple(shape), role=role, start=start))
+            start = segments[-1].stop
+        return Layout(segments=tuple(segments), numel=start)
+
+    @staticmethod
+    def vector(numel: int) -> "Layout":
+        """A single parameter without a name.
+
+        >>> Layout.vector(3).segments[0].shape
+        (3,)
+        """
+        return Layout.of({"": (numel,)})
+
+    def where(self, accept: Callable[[Segment], bool]) -> "Layout":
+        """The same vector with only those segments that are accepted."""
+        return Layout(segments=tuple(filter(accept, self.segments)), numel=self.numel)
+
+    def cut(self, parts: int) -> "list[tuple[int, Layout]]":
+        """`parts` pieces of the vector of about equal size: (first element, layout of the piece).
+
+        Cuts lie between parameters, or after a multiple of 64 rows of one, so that rows and 64x64
+        blocks stay whole. Pieces may be empty.
+
+        >>> [piece.numel for _, piece in Layout.of({"w": (256, 4)}).cut(2)]
+        [512, 512]
+        """
+        places = _places(self.segments)
+        wanted = [self.numel * part // parts for part in range(1, parts)]
+        nearest = [min(places, key=lambda place, w=w: abs(place - w)) for w in wanted]
+        ends = [*nearest, self.numel]
+        return [
+            (start, self._piece(start, end)) for start, end in zip([0, *nearest], ends, strict=True)
+        ]
+
+    def _piece(self, start: int, end: int) -> "Layout":
+        segments = tuple(
+            Segment(name=s.name, shape=shape, role=s.role, start=at - start)
+            for s in self.segments
+            for at, shape in _clip(s, start, end)
+        )
+        return Layout(segments=segments, numel=end - start)
+
+
+def _places(segments: Iterable[Segment]) -> list[int]:
+    places = [0]
+    for s in segments:
+        rows, columns = s.matrix
+        places.extend(s.start + r * columns for r in range(0, rows, _ROWS_OF_A_BLOCK))
+        places.append(s.stop)
+    return places
+
+
+def _clip(s: Segment, start: int, end: int) -> list[tuple[int, tuple[int, ...]]]:
+    """The part of `s` within [start, end): none or one, as (first element, shape)."""
+    first, last = max(s.start, start), min(s.stop, end)
+    if first >= last:
+        return []
+    if last - first == s.numel:
+        return [(first, s.shape)]
+    _, columns = s.matrix
+    return [(first, ((last - first) // columns, *s.shape[1:]))]
+
+
+def wire_order(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """Names in an order that lays whole chunks side by side: ragged and small tensors come last.
+
+    >>> wire_order({"norm": (64,), "w": (64, 64)})
+    ('w', 'norm')
+    """
+
+    def ragged(name: str) -> bool:
+        numel = math.prod(shapes[name])
+        return numel == 0 or numel % CHUNK != 0
+
+    return tuple(sorted(shapes, key=ragged))

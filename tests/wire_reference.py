@@ -1,0 +1,443 @@
+"""A second implementation of docs/wire-format.md, to read only: written from that text alone.
+
+It imports neither torch nor thinwire, and is as slow as it is plain.
+"""
+
+import hashlib
+import itertools
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Places = list[int]
+
+
+class Refused(Exception):
+    """The bytes are not what the format says."""
+
+
+class Segment(NamedTuple):
+    shape: tuple[int, ...]
+    role: str
+    first: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int]:
+        if len(self.shape) < 2:
+            return 1, self.numel
+        return self.shape[0], math.prod(self.shape[1:])
+
+
+class Layout(NamedTuple):
+    segments: list[Segment]
+    numel: int
+
+
+def layout_of(parameters: Iterable[tuple[Sequence[int], str]]) -> Layout:
+    """From (shape, role) of each parameter, in the order of the wire."""
+    segments: list[Segment] = []
+    end = 0
+    for shape, role in parameters:
+        segments.append(Segment(tuple(shape), role, end))
+        end += segments[-1].numel
+    return Layout(segments, end)
+
+
+# -- message ---------------------------------------------------------------------------------------
+
+
+class Header(NamedTuple):
+    codec: bytes
+    fragment: int
+    kind: int
+    shard: int
+    round: int
+    sender: int
+    body_checksum: int
+    elements: int
+    anchor: bytes
+
+
+def codec_digest(codec_id: str) -> bytes:
+    return hashlib.sha256(codec_id.encode("utf-8")).digest()[:8]
+
+
+def read_header(message: bytes) -> Header:
+    if len(message) < 64:
+        raise Refused("too short")
+    if message[:4] != b"TWIR":
+        raise Refused("magic")
+    version, header_bytes = struct.unpack_from("<HH", message, 4)
+    if version != 1 or header_bytes != 64:
+        raise Refused("version")
+    if struct.unpack_from("<I", message, 60)[0] != zlib.crc32(message[:60]):
+        raise Refused("header checksum")
+    fragment, kind, shard = struct.unpack_from("<IHH", message, 16)
+    (round_number,) = struct.unpack_from("<Q", message, 24)
+    sender, body_checksum = struct.unpack_from("<II", message, 32)
+    (elements,) = struct.unpack_from("<Q", message, 40)
+    return Header(
+        codec=message[8:16],
+        fragment=fragment,
+        kind=kind,
+        shard=shard,
+        round=round_number,
+        sender=sender,
+        body_checksum=body_checksum,
+        elements=elements,
+        anchor=message[48:56],
+    )
+
+
+def read_body(message: bytes, body_nbytes: int) -> bytes:
+    header = read_header(message)
+    body = message[64 : 64 + body_nbytes]
+    if len(body) < body_nbytes:
+        raise Refused("too short")
+    if zlib.crc32(body) != header.body_checksum:
+        raise Refused("body checksum")
+    return body
+
+
+def anchor_digest(vector: Floats) -> bytes:
+    raw = vector.astype("<f4").tobytes()
+    raw += bytes(-len(raw) % 8192)
+    sums = [0] * 1024
+    for row in range(0, len(raw), 8192):
+        words = struct.unpack_from("<1024Q", raw, row)
+        sums = [(a + b) % 2**64 for a, b in zip(sums, words, strict=True)]
+    return hashlib.sha256(struct.pack("<1024Q", *sums)).digest()[:8]
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+
+def wire_order(shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    def is_whole(name: str) -> bool:
+        numel = math.prod(shapes[name])
+        return numel != 0 and numel % 4096 == 0
+
+    return [n for n in shapes if is_whole(n)] + [n for n in shapes if not is_whole(n)]
+
+
+def cut(layout: Layout, workers: int) -> list[tuple[int, Layout]]:
+    """(first element, layout) of each shard."""
+    places = {0}
+    for s in layout.segments:
+        rows, columns = s.rows_and_columns
+        places |= {s.first + r * columns for r in range(0, rows, 64)} | {s.first + s.numel}
+    cuts = [0]
+    for shard in range(1, workers):
+        wanted = layout.numel * shard // workers
+        cuts.append(min(places, key=lambda p: (abs(p - wanted), p)))
+    cuts.append(layout.numel)
+    return [(a, _shard(layout, a, b)) for a, b in itertools.pairwise(cuts)]
+
+
+def _shard(layout: Layout, begin: int, end: int) -> Layout:
+    segments: list[Segment] = []
+    for s in layout.segments:
+        first, last = max(begin, s.first), min(end, s.first + s.numel)
+        if first >= last:
+            continue
+        shape = s.shape
+        if last - first < s.numel:
+            shape = ((last - first) // s.rows_and_columns[1], *s.shape[1:])
+        segments.append(Segment(shape, s.role, first - begin))
+    return Layout(segments, end - begin)
+
+
+# -- groups: the places of each row ----------------------------------------------------------------
+
+
+def rows_of(groups: str, segments: Sequence[Segment]) -> Iterator[Places]:
+    segments = [s for s in segments if s.numel]
+    if groups in ("tensor", "row"):
+        for s in segments:
+            rows, columns = s.rows_and_columns if groups == "row" else (1, s.numel)
+            for row in range(rows):
+                first = s.first + row * columns
+                yield list(range(first, first + columns))
+        return
+    split = {"chunk": _chunks, "block": _blocks}[groups]
+    leftovers: Places = []
+    for s in segments:
+        whole, left = split(s)
+        yield from whole
+        leftovers += left
+    for begin in range(0, len(leftovers), 4096):
+        yield leftovers[begin : begin + 4096]
+
+
+def _chunks(s: Segment) -> tuple[list[Places], Places]:
+    places = list(range(s.first, s.first + s.numel))
+    whole = s.numel // 4096 * 4096
+    return [places[i : i + 4096] for i in range(0, whole, 4096)], places[whole:]
+
+
+def _blocks(s: Segment) -> tuple[list[Places], Places]:
+    rows, columns = s.rows_and_columns
+
+    def place(row: int, column: int) -> int:
+        return s.first + row * columns + column
+
+    down, across = rows // 64, columns // 64
+    if across == 0:
+        return [], list(range(s.first, s.first + s.numel))
+    whole = [
+        [place(64 * i + r, 64 * j + c) for r in range(64) for c in range(64)]
+        for i in range(down)
+        for j in range(across)
+    ]
+    right = [place(r, c) for r in range(64 * down) for c in range(64 * across, columns)]
+    below = [place(r, c) for r in range(64 * down, rows) for c in range(columns)]
+    return whole, right + below
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def _bf16(raw: bytes) -> Floats:
+    return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _f32(raw: bytes) -> Floats:
+    return np.frombuffer(raw, "<f4").astype(np.float32)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _codes(raw: bytes, count: int, bits: int) -> list[int]:
+    m = _ceil(count * bits, 8)
+    return [raw[i % m] >> (bits * (i // m)) & (2**bits - 1) for i in range(count)]
+
+
+def _values_nbytes(values: str, k: int) -> int:
+    return {
+        "sign-mean": 2 + _ceil(k, 8),
+        "sign-levels": 4 + _ceil(k, 4),
+        "bf16": 2 * k,
+        "f32": 4 * k,
+    }[values]
+
+
+def _values(values: str, raw: bytes, k: int) -> Floats:
+    if values == "bf16":
+        return _bf16(raw)
+    if values == "f32":
+        return _f32(raw)
+    if values == "sign-mean":
+        (level,) = _bf16(raw[:2])
+        kept = [-level if code else level for code in _codes(raw[2:], k, 1)]
+    else:
+        levels = _bf16(raw[:4])
+        kept = [-levels[c & 1] if c & 2 else levels[c & 1] for c in _codes(raw[4:], k, 2)]
+    return np.array(kept, np.float32)
+
+
+def kept(big_k: int, n: int) -> int:
+    return max(1, (2 * big_k * n + 4096) // 8192)
+
+
+def _elias_fano(n: int, k: int) -> tuple[int, int]:
+    """l and h."""
+    low = int(math.log2(n // k))
+    return low, k + ((n - 1) >> low) + 1
+
+
+def _read_places(raw: bytes, n: int, k: int) -> Places:
+    low, high = _elias_fano(n, k)
+    m = _ceil(high, 8)
+    ones = [p for p in range(8 * m) if raw[p % m] >> (p // m) & 1]
+    if len(ones) != k:
+        raise Refused("bitmap")
+    planes = _codes(raw[m:], low * k, 1) if low else []
+    places = [
+        ((q - i) << low) + sum(planes[bit * k + i] << bit for bit in range(low))
+        for i, q in enumerate(ones)
+    ]
+    if places[-1] >= n or any(b <= a for a, b in itertools.pairwise(places)):
+        raise Refused("places")
+    return places
+
+
+_MOD = 2**64
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(z: int) -> int:
+    z %= _MOD
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _MOD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _MOD
+    return z ^ (z >> 31)
+
+
+def random_places(n: int, k: int, seed: int, round_number: int) -> Places:
+    state = _mix(seed + (round_number + 1) * _GOLDEN)
+    by_hash = sorted(range(n), key=lambda i: (_mix(state + (i + 1) * _GOLDEN), i))
+    return sorted(by_hash[:k])
+
+
+class Format(NamedTuple):
+    """An id with its parts: ("topk", 64, 0, "sign-mean", "chunk"), for one."""
+
+    family: str
+    number: int
+    seed: int
+    values: str
+    groups: str
+
+
+def parse(codec_id: str) -> Format:
+    head, *rest = codec_id.split("/")
+    family, *numbers = head.split("-")
+    values = rest[0] if len(rest) == 2 else ""
+    number = int(numbers[0]) if numbers else 0
+    seed = int(numbers[2]) if family == "randomk" else 0
+    return Format(family, number, seed, values, rest[-1])
+
+
+def record_nbytes(f: Format, n: int) -> int:
+    if f.family == "table":
+        return 2 * 2**f.number + _ceil(n * f.number, 8)
+    if f.family == "affine":
+        return 8 + n
+    if f.family == "e3m0":
+        return 2 + _ceil(n, 2)
+    k = kept(f.number, n)
+    if f.family == "randomk":
+        return _values_nbytes(f.values, k)
+    low, high = _elias_fano(n, k)
+    return _ceil(high, 8) + _ceil(low * k, 8) + _values_nbytes(f.values, k)
+
+
+def row_nbytes(f: Format, n: int) -> int:
+    return min(record_nbytes(f, n), (4 if f.values == "f32" else 2) * n)
+
+
+def read_record(
+    f: Format, raw: bytes, n: int, round_number: int, row: int
+) -> tuple[Places, Floats]:
+    """The places of a row that the record names, and their values."""
+    everywhere = list(range(n))
+    if record_nbytes(f, n) >= (4 if f.values == "f32" else 2) * n:
+        return everywhere, _f32(raw) if f.values == "f32" else _bf16(raw)
+    if f.family == "table":
+        split = 2 * 2**f.number
+        return everywhere, _bf16(raw[:split])[_codes(raw[split:], n, f.number)]
+    if f.family == "affine":
+        origin, step = _f32(raw[:8])
+        products = np.frombuffer(raw[8:], np.uint8).astype(np.float32) * step
+        return everywhere, products + origin
+    if f.family == "e3m0":
+        return everywhere, _powers(_bf16(raw[:2])[0], _codes(raw[2:], n, 4))
+    k = kept(f.number, n)
+    if f.family == "randomk":
+        places = random_places(n, k, f.seed, round_number)
+        return [(p + row) % n for p in places], _values(f.values, raw, k)
+    low, high = _elias_fano(n, k)
+    split = _ceil(high, 8) + _ceil(low * k, 8)
+    return _read_places(raw[:split], n, k), _values(f.values, raw[split:], k)
+
+
+def _powers(scale: np.float32, codes: list[int]) -> Floats:
+    magnitudes = [np.float32(0)] + [scale * np.float32(2.0 ** (c - 7)) for c in range(1, 8)]
+    return np.array([-magnitudes[c & 7] if c & 8 else magnitudes[c & 7] for c in codes], np.float32)
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+def roles_of(codec_id: str) -> dict[str, str]:
+    """The ids within a per-role id, by role, in order."""
+    inside, parts, depth = codec_id[len("per-role(") : -1], [""], 0
+    for sign in inside:
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return dict(part.split("=", 1) for part in parts)
+
+
+def _of_role(layout: Layout, role: str, named: dict[str, str]) -> Layout:
+    mine = [
+        s for s in layout.segments if s.role == role or (role == "default" and s.role not in named)
+    ]
+    return Layout(mine, layout.numel)
+
+
+_ELEMENTWISE = {"identity/f32": 4, "cast/bf16": 2, "cast/fp16": 2}
+
+
+def nbytes(codec_id: str, layout: Layout) -> int:
+    if codec_id.startswith("per-role("):
+        named = roles_of(codec_id)
+        return sum(nbytes(i, _of_role(layout, role, named)) for role, i in named.items())
+    if codec_id in _ELEMENTWISE:
+        return _ELEMENTWISE[codec_id] * sum(s.numel for s in layout.segments)
+    f = parse(codec_id)
+    return sum(row_nbytes(f, len(places)) for places in rows_of(f.groups, layout.segments))
+
+
+def terms(
+    codec_id: str, layout: Layout, body: bytes, round_number: int = 0
+) -> tuple[Places, Floats]:
+    """Every place that a body names, and its number; no place twice."""
+    if len(body) != nbytes(codec_id, layout):
+        raise Refused("size")
+    places: Places = []
+    numbers: list[Floats] = [np.zeros(0, np.float32)]
+    if codec_id.startswith("per-role("):
+        named, begin = roles_of(codec_id), 0
+        for role, inner in named.items():
+            part = _of_role(layout, role, named)
+            end = begin + nbytes(inner, part)
+            p, v = terms(inner, part, body[begin:end], round_number)
+            places, numbers, begin = places + p, [*numbers, v], end
+    elif codec_id in _ELEMENTWISE:
+        read = {"identity/f32": _f32, "cast/bf16": _bf16, "cast/fp16": _f16}[codec_id]
+        places = [p for s in layout.segments for p in range(s.first, s.first + s.numel)]
+        numbers = [read(body)]
+    else:
+        f, begin = parse(codec_id), 0
+        for row, where in enumerate(rows_of(f.groups, layout.segments)):
+            end = begin + row_nbytes(f, len(where))
+            p, v = read_record(f, body[begin:end], len(where), round_number, row)
+            places, numbers, begin = places + [where[i] for i in p], [*numbers, v], end
+    return places, np.concatenate(numbers)
+
+
+def _f16(raw: bytes) -> Floats:
+    return np.frombuffer(raw, "<f2").astype(np.float32)
+
+
+def decode(codec_id: str, layout: Layout, body: bytes, round_number: int = 0) -> Floats:
+    places, numbers = terms(codec_id, layout, body, round_number)
+    if codec_id in _ELEMENTWISE:
+        return numbers
+    out = np.zeros(layout.numel, np.float32)
+    out[places] += numbers
+    return out
+
+
+def mean(codec_id: str, layout: Layout, bodies: Sequence[bytes], round_number: int = 0) -> Floats:
+    """Of all workers' bodies, in rank order."""
+    weight = np.float32(1.0 / len(bodies))
+    out = np.zeros(layout.numel, np.float32)
+    for body in bodies:
+        places, numbers = terms(codec_id, layout, body, round_number)
+        out[places] += numbers * weight
+    return out
