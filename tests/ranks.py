@@ -1,41 +1,62 @@
 """What the ranks of test_transports.py do: `python ranks.py CASE` with torchrun's variables set."""
 
+import contextlib
+import dataclasses
 import datetime
 import os
+import socket
+import struct
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 import thinwire as tw
-from thinwire.testing import payload_of
-from thinwire.transport import Distributed, Label
+from thinwire.testing.transports import check_worker
+from thinwire.transport import Distributed
 from toy import Team, adamw, build_model, largest_difference, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+STEPS = 5
+ROUNDS = 20
+TCP_INFO_BYTES_SENT = 200  # offset of tcpi_bytes_sent, u64, in Linux's struct tcp_info
 
 
 def methods() -> list[tw.Method]:
-    return [
-        tw.presets.ddp(),
-        tw.presets.diloco(sync_every=4, outer=OUTER),
-        tw.presets.muloco(sync_every=3, bits=16, outer=OUTER),
+    """Every preset and every kind of codec, each with both exchanges."""
+    presets, codecs = tw.presets, tw.codecs
+    dense = {"sync_every": 2, "outer": OUTER}
+    per_role = codecs.PerRole(default=codecs.Quantise(bits=2), vector=codecs.CastBF16())
+    stochastic = codecs.Quantise(bits=4, rounding=codecs.Stochastic(seed=3))
+    feedback = tw.ErrorFeedback()
+    kinds = [
+        presets.ddp(),
+        presets.diloco(**dense),
+        presets.muloco(**dense),
+        *(presets.muloco(bits=bits, **dense) for bits in (16, 8, 4, 2, 1)),
+        presets.sparseloco(sync_every=2),
+        presets.sparse_muloco(sync_every=2),
+        presets.diloco(codec=codecs.E3M0(), feedback=feedback, **dense),
+        presets.diloco(codec=codecs.RandomK(k=512), feedback=feedback, **dense),
+        presets.diloco(codec=stochastic, **dense),
+        presets.diloco(codec=per_role, feedback=feedback, **dense),
     ]
+    exchanges = (tw.Gather(), tw.ReduceScatter(owner_feedback=feedback))
+    return [dataclasses.replace(kind, exchange=e) for kind in kinds for e in exchanges]
 
 
 def train_in_process(workers: int) -> list[str]:
     return [
-        Team(method, method.inner.build, workers).train(9).loops[0].digest() for method in methods()
+        Team(method, method.inner.build, workers).train(STEPS).loops[0].digest()
+        for method in methods()
     ]
 
 
 def train() -> None:
     for method in methods():
-        print(train_one(method).digest())
+        print(train_one(method, STEPS).digest())
 
 
 def train_one(
@@ -56,13 +77,40 @@ def train_one(
 
 def carry() -> None:
     transport = Distributed()
-    label = Label(what="a test payload", round=1)
-    pending = [transport.start(payload_of(transport.rank, n), label) for n in (1, 7, 100_003)]
-    for n, p in zip((1, 7, 100_003), pending, strict=True):
-        for rank, payload in enumerate(p.wait()):
-            assert torch.equal(payload, payload_of(rank, n))
-    cards = transport.introduce(b"x" * transport.rank)
-    assert cards == {rank: b"x" * rank for rank in range(transport.world_size)}
+    check_worker(transport)
+    # Only here does everybody wait for everybody's card.
+    assert set(transport.introduce(b"")) == set(range(transport.world_size))
+
+
+def count_wire() -> None:
+    """What the kernel sent for `ROUNDS` rounds, and what the outer loop says."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Embedding(11, 64), nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 3)
+        )
+    method = tw.presets.muloco(bits=2, sync_every=1, exchange=tw.Gather())
+    optimizer = method.inner.build(model)
+    outer = tw.OuterLoop(model, optimizer, method)
+    before = kernel_sent_bytes()
+    for step in range(ROUNDS):
+        loss(model, step, rank, workers=ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step()
+    sent_bytes = kernel_sent_bytes() - before
+    print(sent_bytes, outer.stats.sent_bytes, outer.stats.rounds, outer.exchange_nbytes())
+
+
+def kernel_sent_bytes() -> int:
+    """Bytes of payload, retransmissions included, that the kernel sent over my TCP connections."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+            total += struct.unpack_from("=Q", info, TCP_INFO_BYTES_SENT)[0]
+    return total
 
 
 def die() -> None:
@@ -100,6 +148,8 @@ def report(work) -> None:
 
 def groups() -> tuple[dist.ProcessGroup, dist.ProcessGroup, int]:
     """Two workers of two ranks: my worker's ranks, my twins in the other worker, my worker."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
     return mesh["shard"], mesh.get_group("worker"), mesh.get_local_rank("worker")
 
@@ -121,6 +171,8 @@ def train_group(model, inside, across, worker: int) -> tuple[tw.OuterLoop, tw.Me
 
 
 def ddp_groups() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
     inside, across, worker = groups()
     model = DistributedDataParallel(build_model(), process_group=inside.get_group())
     print(train_group(model, inside, across, worker)[0].digest())
@@ -128,6 +180,8 @@ def ddp_groups() -> None:
 
 def fsdp_groups() -> None:
     """Distance to two unsharded workers on the same batches, and the digest of my shards."""
+    from torch.distributed.fsdp import fully_shard
+
     inside, across, worker = groups()
     model = fully_shard(build_model(), mesh=inside)
     outer, method = train_group(model, inside, across, worker)

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import gc
 import threading
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.message import HEADER_NBYTES
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -23,17 +25,19 @@ def test_exchanges_happen_every_h_steps_and_bytes_are_counted() -> None:
     team = Team(diloco(), adamw, 3).train(12)
     numel = sum(p.numel() for p in team.models[0].parameters())
     stats = team.loops[1].stats
+    message_nbytes = HEADER_NBYTES + 4 * numel
     assert stats.rounds == 2
-    assert stats.sent_bytes == 2 * 4 * numel
-    assert stats.received_bytes == 2 * 2 * 4 * numel
-    assert stats.peak_sent_bytes_per_step == 4 * numel
+    assert stats.sent_bytes == 2 * message_nbytes
+    assert stats.received_bytes == 2 * 2 * message_nbytes
+    assert stats.peak_sent_bytes_per_step == message_nbytes
 
 
 def test_a_cast_codec_halves_the_bytes_and_bends_the_result() -> None:
     full, half = (Team(diloco(codec=c), adamw, 2).train(10) for c in (
         tw.codecs.Identity(), tw.codecs.CastBF16()
     ))  # fmt: skip
-    assert half.loops[0].stats.sent_bytes * 2 == full.loops[0].stats.sent_bytes
+    half_body, full_body = (t.loops[0].stats.sent_bytes - 2 * HEADER_NBYTES for t in (half, full))
+    assert half_body * 2 == full_body
     assert 0 < largest_difference(full.anchor(), half.anchor()) < 1e-2
 
 
@@ -51,6 +55,65 @@ def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: i
         team.train(method.sync_every)
         assert len({loop.digest() for loop in team.loops}) == 1
         assert same_bits(*([p.detach() for p in m.parameters()] for m in team.models[:2]))
+
+
+def held(method: tw.Method, *, embedding: bool) -> dict[str, int]:
+    """What one of two workers holds after a round over two hidden matrices of 64x64."""
+
+    def model() -> nn.Module:
+        layers = [nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)]
+        return nn.Sequential(*([nn.Embedding(11, 64)] if embedding else []), *layers)
+
+    method = dataclasses.replace(method, sync_every=1)
+    models = [model() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [method.inner.build(m) for m in models]
+    loops = [
+        tw.OuterLoop(m, o, method, transport=t)
+        for m, o, t in zip(models, optimizers, tw.transport.in_process(2), strict=True)
+    ]
+    for m, o in zip(models, optimizers, strict=True):
+        x = torch.tensor([1, 2]) if embedding else torch.ones(2, 64)
+        m(x).square().sum().backward()
+        o.step()
+    for loop in loops:
+        loop.begin()
+    for loop in loops:
+        loop.finish()
+    return loops[0].memory()
+
+
+def test_muloco_with_feedback_holds_no_more_than_diloco() -> None:
+    n = 4 * 2 * 64 * 64
+    step_counts = 4 * 2  # torch's AdamW counts the steps of each parameter in a float
+    state = {"live weights": n, "anchor": n, "outer state": n}
+    assert held(tw.presets.muloco(bits=2), embedding=False) == state | {
+        "inner state": n,
+        "feedback": n,
+    }
+    assert held(tw.presets.diloco(), embedding=False) == state | {
+        "inner state": 2 * n + step_counts,
+        "feedback": 0,
+    }
+
+
+def test_memory_of_other_methods() -> None:
+    n, e = 4 * 2 * 64 * 64, 4 * 11 * 64
+    # Without outer momentum; AdamW's two moments for the embedding, and its count.
+    assert held(tw.presets.sparse_muloco(), embedding=True) == {
+        "live weights": n + e,
+        "inner state": n + 2 * e + 4,
+        "anchor": n + e,
+        "outer state": 0,
+        "feedback": n + e,
+    }
+    assert held(tw.presets.ddp(), embedding=False) == {
+        "live weights": n,
+        "inner state": 2 * n + 4 * 2,
+        "anchor": 0,
+        "outer state": 0,
+        "feedback": 0,
+    }
 
 
 def test_flush_exchanges_what_is_left_once() -> None:

@@ -1,7 +1,7 @@
 """Pre-train language models over thin wires."""
 
 from thinwire import codecs, inner, optim, outer, presets, transport
-from thinwire.aggregate import MeanOverWorkers
+from thinwire.aggregate import MeanOverSenders, MeanOverWorkers, MedianNormClip
 from thinwire.agreement import digest
 from thinwire.errors import (
     CheckpointError,
@@ -13,25 +13,33 @@ from thinwire.errors import (
     NonFiniteError,
     ThinwireError,
 )
-from thinwire.feedback import NoFeedback
+from thinwire.exchange import Automatic, Gather, ReduceScatter
+from thinwire.feedback import ErrorFeedback, NoFeedback
 from thinwire.fragments import Fragment, Whole
 from thinwire.method import Method
-from thinwire.outer_loop import OuterLoop, Stats
+from thinwire.outer_loop import OuterLoop
+from thinwire.stats import Stats
 from thinwire.version import __version__
 
 __all__ = [
+    "Automatic",
     "CheckpointError",
     "ConfigurationError",
     "CorpusError",
+    "ErrorFeedback",
     "ExchangeError",
     "ExchangeTimeout",
     "Fragment",
+    "Gather",
+    "MeanOverSenders",
     "MeanOverWorkers",
+    "MedianNormClip",
     "Method",
     "MismatchError",
     "NoFeedback",
     "NonFiniteError",
     "OuterLoop",
+    "ReduceScatter",
     "Stats",
     "ThinwireError",
     "Whole",

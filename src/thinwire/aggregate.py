@@ -1,54 +1,176 @@
 """Aggregation: one pseudo-gradient from those of all workers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
-__all__ = ["Aggregate", "MeanOverWorkers", "mean_in_rank_order"]
+from thinwire.codecs import Coder
+from thinwire.errors import NonFiniteError
+
+__all__ = [
+    "Aggregate",
+    "MeanOverSenders",
+    "MeanOverWorkers",
+    "MedianNormClip",
+    "Received",
+    "combine_finite",
+]
 
 
-def mean_in_rank_order(contributions: Iterable[Tensor], *, workers: int) -> Tensor:
-    """Delta = sum_k (1/K) Delta_k, added in the order given.
-
-    Each term is scaled first and then only added: no fused multiply-add can be chosen on one
-    machine and not on another, so replicas stay bit-identical.
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received:
+    """What the workers sent, still encoded.
 
     Args:
-        contributions: K fp32 vectors [numel] in rank order; not modified.
-        workers: K.
-
-    >>> import torch
-    >>> mean_in_rank_order([torch.tensor([1.0]), torch.tensor([3.0])], workers=2)
-    tensor([2.])
+        coder: that decodes it.
+        payloads: one per worker, in rank order, all on one device.
     """
-    terms = iter(contributions)
-    total = next(terms) * (1.0 / workers)
-    for term in terms:
-        total += term * (1.0 / workers)
-    return total
+
+    coder: Coder
+    payloads: Sequence[Tensor]
+
+    @property
+    def workers(self) -> int:
+        """K."""
+        return len(self.payloads)
+
+    def zeros(self) -> Tensor:
+        """A vector to add to: fp32 [numel]."""
+        return torch.zeros(self.coder.layout.numel, device=self.payloads[0].device)
+
+    def decode(self, worker: int) -> Tensor:
+        """What one worker sent, fp32 [numel]; not to be changed."""
+        return self.coder.decode(self.payloads[worker])
 
 
 class Aggregate(ABC):
     """A rule for combining what the workers sent."""
 
     @abstractmethod
-    def combine(self, contributions: Iterable[Tensor], *, workers: int) -> Tensor:
-        """Combine `workers` decoded vectors [numel] (fp32, rank order) into a new one."""
+    def combine(self, received: Received) -> Tensor:
+        """One new vector [numel] (fp32) from all payloads, in rank order."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanOverWorkers(Aggregate):
-    """Delta = (1/K) sum_k Delta_k, the mean of DiLoCo (arXiv 2311.08105, Algorithm 1).
+    """Delta = sum_k (1/K) Delta_k: the mean of DiLoCo (arXiv 2311.08105, Algorithm 1).
 
-    >>> import torch
-    >>> MeanOverWorkers().combine([torch.ones(2), torch.zeros(2)], workers=2)
+    Each term is scaled first and then only added, in rank order: no fused multiply-add can be
+    chosen on one machine and not on another, so replicas stay bit-identical.
+
+    >>> from thinwire.codecs import Identity
+    >>> from thinwire.layout import Layout
+    >>> coder = Identity().fit(Layout.vector(2))
+    >>> sent = [coder.encode(torch.ones(2)), coder.encode(torch.zeros(2))]
+    >>> MeanOverWorkers().combine(Received(coder=coder, payloads=sent))
     tensor([0.5000, 0.5000])
     """
 
-    def combine(self, contributions: Iterable[Tensor], *, workers: int) -> Tensor:
+    def combine(self, received: Received) -> Tensor:
         """The mean, summed in rank order."""
-        return mean_in_rank_order(contributions, workers=workers)
+        out = received.zeros()
+        received.coder.add_to(out, received.payloads, weight=1.0 / received.workers)
+        return out
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeanOverSenders(Aggregate):
+    """Delta_i = (sum_k Delta_ki) / (number of workers with Delta_ki != 0).
+
+    A coordinate that one of eight workers sent is not divided by eight. With dense codecs it is the
+    mean over all workers.
+
+    Source: SparseLoCo's released code; its paper (arXiv 2508.15706) divides by K. Differs: a value
+    that was sent and decodes to zero counts as not sent.
+
+    >>> from thinwire.codecs import Identity
+    >>> from thinwire.layout import Layout
+    >>> coder = Identity().fit(Layout.vector(2))
+    >>> sent = [coder.encode(torch.tensor([4.0, 0.0])), coder.encode(torch.tensor([2.0, 6.0]))]
+    >>> MeanOverSenders().combine(Received(coder=coder, payloads=sent))
+    tensor([3., 6.])
+    """
+
+    def combine(self, received: Received) -> Tensor:
+        """The sum over the count, in rank order."""
+        workers = received.workers
+        total, senders = received.zeros(), received.zeros()
+        for worker in range(workers):
+            values = received.decode(worker)
+            total += values * (1.0 / workers)
+            senders += values != 0
+        # A sum of terms over K, times K over the senders: the sum itself may leave the range.
+        return total * (workers / senders.clamp_(min=1))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MedianNormClip(Aggregate):
+    """Delta = sum_k (1/K) min(1, median_j ||Delta_j|| / ||Delta_k||) Delta_k, tensor by tensor.
+
+    A worker's tensor is only ever scaled down. The median of an even number of norms is the lower
+    of the two in the middle.
+
+    Source: SparseLoCo as deployed for Covenant-72B (arXiv 2603.08163).
+
+    >>> from thinwire.codecs import Identity
+    >>> from thinwire.layout import Layout
+    >>> coder = Identity().fit(Layout.vector(1))
+    >>> sent = [coder.encode(torch.tensor([x])) for x in (1.0, 1.0, 100.0)]
+    >>> MedianNormClip().combine(Received(coder=coder, payloads=sent))
+    tensor([1.])
+    """
+
+    def combine(self, received: Received) -> Tensor:
+        """The mean of the clipped vectors, in rank order."""
+        norms = torch.stack([self._norms(received, w) for w in range(received.workers)])
+        median = norms.median(0).values
+        scales = torch.where(norms > median, median / norms, torch.ones_like(norms))
+        out = received.zeros()
+        for worker in range(received.workers):
+            values = received.decode(worker)
+            for s, scale in zip(received.coder.layout.segments, scales[worker], strict=True):
+                part = values[s.start : s.stop] * scale.float()
+                out[s.start : s.stop] += part * (1.0 / received.workers)
+        return out
+
+    def _norms(self, received: Received, worker: int) -> Tensor:
+        """Of every tensor, in fp64: squares leave the range of fp32 long before numbers do."""
+        values = received.decode(worker)
+        norms = values.new_zeros(len(received.coder.layout.segments), dtype=torch.float64)
+        for i, s in enumerate(received.coder.layout.segments):
+            norms[i] = torch.linalg.vector_norm(values[s.start : s.stop], dtype=torch.float64)
+        return norms
+
+
+def combine_finite(aggregate: Aggregate, received: Received) -> tuple[Tensor, tuple[int, ...]]:
+    """Combine what is finite; returns it and the workers that were left out.
+
+    Raises:
+        NonFiniteError: no worker's payload is finite.
+    """
+    combined = aggregate.combine(received)
+    # One sum costs little, and a finite sum proves every term finite.
+    if bool(torch.isfinite(combined.sum())) or bool(torch.isfinite(combined).all()):
+        return combined, ()
+    finite = [w for w in range(received.workers) if _is_finite(received.decode(w))]
+    left_out = tuple(w for w in range(received.workers) if w not in finite)
+    if not finite or not left_out:
+        raise NonFiniteError(
+            "combine what the workers sent",
+            because="none of it is finite" if not finite else "finite terms have no finite sum",
+            do="resume from the last checkpoint with a lower inner learning rate",
+        )
+    rest = Received(coder=received.coder, payloads=[received.payloads[w] for w in finite])
+    return aggregate.combine(rest), left_out
+
+
+def _is_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())

@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 _WEIGHTS = "initial weights"
+_CONSEQUENCES = (_WEIGHTS, "wire order")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -82,8 +83,13 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
     'kind'
     """
     differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
-    # Other shapes are other weights, and another kind has other fields: name the cause.
-    return min(differing, key=lambda f: (f == _WEIGHTS, f not in a or f not in b, f), default=None)
+    # Other shapes are other weights in another order, and another kind has other fields: name
+    # the cause.
+    return min(
+        differing,
+        key=lambda f: (f.startswith(_CONSEQUENCES), f not in a or f not in b, f),
+        default=None,
+    )
 
 
 def check_same(

@@ -1,31 +1,32 @@
 """Feedback: what a worker adds to a pseudo-gradient from earlier rounds before it is encoded."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import Tensor
 
-__all__ = ["Feedback", "FeedbackState", "NoFeedback"]
+from thinwire.codecs import Coder
+from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
+
+__all__ = ["ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]
 
 
 class FeedbackState(ABC):
-    """The memory of one fragment."""
+    """The memory of one vector."""
 
     @abstractmethod
-    def add(self, delta: Tensor) -> Tensor:
-        """What is to be encoded: `delta` [numel] (fp32) and what was left behind."""
-
-    @abstractmethod
-    def settle(self, wanted: Tensor, sent: Tensor) -> None:
-        """Keep what `sent` (the decoded payload) lacks of `wanted`; both [numel], fp32."""
+    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+        """The payload for `delta` (fp32 [numel], finite) and for what was left behind."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """The memory as plain tensors."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a memory that `state_dict` returned."""
 
 
@@ -33,34 +34,104 @@ class Feedback(ABC):
     """Description of a feedback rule."""
 
     @abstractmethod
-    def bind(self) -> FeedbackState:
-        """A fresh memory for one fragment."""
+    def bind(self, numel: int, device: torch.device) -> FeedbackState:
+        """A fresh memory for a vector of `numel` elements on `device`."""
 
 
 @final
 class _Nothing(FeedbackState):
-    def add(self, delta: Tensor) -> Tensor:
-        return delta
-
-    def settle(self, wanted: Tensor, sent: Tensor) -> None:
-        pass
+    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+        return coder.encode(delta)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         pass
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFeedback(Feedback):
-    """e = Delta: a round forgets what it could not send.
+    """payload = encode(Delta): a round forgets what it could not send.
 
-    >>> NoFeedback().bind().state_dict()
+    >>> NoFeedback().bind(3, torch.device("cpu")).state_dict()
     {}
     """
 
-    def bind(self) -> FeedbackState:
+    def bind(self, numel: int, device: torch.device) -> FeedbackState:
         """A memory that stays empty."""
+        del numel, device
         return _Nothing()
+
+
+@final
+class _Residual(FeedbackState):
+    def __init__(self, decay: float, numel: int, kept_on: torch.device) -> None:
+        self._decay = decay
+        self._memory = torch.zeros(numel, device=kept_on)
+
+    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+        wanted = self._memory.to(delta.device)
+        wanted.mul_(self._decay).add_(delta)
+        # One sum costs little, and a finite sum proves every term finite.
+        if not bool(torch.isfinite(wanted.sum())) and not bool(torch.isfinite(wanted).all()):
+            raise NonFiniteError(
+                "add a pseudo-gradient to the feedback",
+                because="the sum leaves the range of fp32",
+                do="resume from the last checkpoint with a lower inner learning rate",
+            )
+        payload = coder.encode_residual(wanted)
+        if wanted is not self._memory:
+            self._memory.copy_(wanted)
+        return payload
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"residual": self._memory}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if list(state) != ["residual"] or state["residual"].shape != self._memory.shape:
+            raise CheckpointError(
+                "load the state of error feedback",
+                because=f"it has {sorted(state)} and needs a residual of {len(self._memory)} "
+                "elements",
+                do="pass what state_dict() of a loop with the same method returned",
+            )
+        self._memory.copy_(state["residual"])
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorFeedback(Feedback):
+    """e = beta e + Delta; payload = encode(e); e = e - decode(payload); e in fp32.
+
+    The outer learning rate has no part in it: it is applied once, by the outer optimizer.
+
+    Args:
+        decay: beta in [0, 1]; with 1 nothing is ever lost.
+        device: where e lives between rounds; None is the worker's device, "cpu" the host's memory.
+            It must not change the mathematics, so workers may differ in it.
+
+    Raises:
+        ConfigurationError: a decay outside [0, 1].
+
+    Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; MuLoCo (arXiv 2505.23725).
+
+    >>> ErrorFeedback(decay=0.95).bind(2, torch.device("cpu")).state_dict()
+    {'residual': tensor([0., 0.])}
+    """
+
+    decay: float = 0.9
+    device: str | None = field(default=None, metadata={"describe": False})
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise ConfigurationError(
+                f"use error feedback with decay={self.decay}",
+                because="what was not sent would grow from round to round or change its sign",
+                do="pass a decay from 0 to 1, such as 0.9",
+            )
+
+    def bind(self, numel: int, device: torch.device) -> FeedbackState:
+        """A residual of zeros."""
+        return _Residual(self.decay, numel, torch.device(self.device or device))

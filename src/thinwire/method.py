@@ -1,9 +1,9 @@
 """A method is a frozen choice for each slot of the one outer step.
 
     Delta   = anchor - local              outer optimizer (what it wants averaged)
-    x       = feedback + Delta            feedback
-    payload = encode(x)                   codec
-    mean    = aggregate(decode(payloads)) aggregate
+    e       = feedback + Delta            feedback
+    payload = encode(e)                   codec
+    mean    = aggregate(decode(payloads)) exchange, aggregate
     anchor  = outer(anchor, mean)         outer optimizer
 
 every `sync_every` inner steps, fragment by fragment. State and connection live elsewhere.
@@ -19,6 +19,7 @@ from typing import Any, final
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
 from thinwire.errors import ConfigurationError
+from thinwire.exchange import Automatic, Exchange
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
 from thinwire.inner import InnerOptimizer
@@ -49,7 +50,9 @@ def describe(value: Any) -> Any:
 
 def _fields(value: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        # What must not change the mathematics (where a state lives) is not part of a description.
+        counted = (f for f in dataclasses.fields(value) if f.metadata.get("describe", True))
+        return {field.name: getattr(value, field.name) for field in counted}
     return getattr(value, "__dict__", {})
 
 
@@ -67,6 +70,7 @@ class Method:
         feedback: what a round leaves for the next one.
         fragments: what travels together.
         aggregate: one pseudo-gradient from all workers'.
+        exchange: who combines what.
 
     Raises:
         ConfigurationError: H < 1, a slot filled with the wrong kind of thing, or slots that do not
@@ -86,6 +90,7 @@ class Method:
     feedback: Feedback = field(default_factory=NoFeedback)
     fragments: Fragments = field(default_factory=Whole)
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
+    exchange: Exchange = field(default_factory=Automatic)
 
     def __post_init__(self) -> None:
         for slot, kind in _SLOTS.items():
@@ -127,4 +132,5 @@ _SLOTS: dict[str, type] = {
     "feedback": Feedback,
     "fragments": Fragments,
     "aggregate": Aggregate,
+    "exchange": Exchange,
 }

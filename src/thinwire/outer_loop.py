@@ -1,8 +1,9 @@
 """The one loop: what is due is sent, what has arrived is applied. It never asks for the method."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -17,47 +18,21 @@ from thinwire.agreement import (
     make_card,
 )
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.feedback import FeedbackState
+from thinwire.exchange import InFlight, Place, Wiring
 from thinwire.fragments import Fragment
+from thinwire.layout import Layout, wire_order
+from thinwire.message import anchor_digest
 from thinwire.method import Method
-from thinwire.outer import OuterState
-from thinwire.replica import Replica
-from thinwire.transport import Distributed, Label, Metered, Pending, Traffic, Transport
+from thinwire.optim import parameter_roles
+from thinwire.replica import Replica, local_shard
+from thinwire.stats import Stats
+from thinwire.track import Track
+from thinwire.transport import Distributed, Label, Metered, Traffic, Transport
 from thinwire.version import __version__
 
-__all__ = ["OuterLoop", "Stats"]
+__all__ = ["OuterLoop"]
 
-
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stats:
-    """What a worker's outer loop has done so far.
-
-    Args:
-        rounds: exchanges applied, each fragment's counted.
-        sent_bytes: payload bytes handed to the transport, metadata included.
-        received_bytes: payload bytes that came from other workers.
-        peak_sent_bytes_per_step: the most sent after any one inner step.
-        wait_s: seconds spent waiting for exchanges.
-        overlapped_s: seconds exchanges travelled before anybody waited for them.
-    """
-
-    rounds: int
-    sent_bytes: int
-    received_bytes: int
-    peak_sent_bytes_per_step: int
-    wait_s: float
-    overlapped_s: float
-
-
-@final
-class _Track:
-    """One fragment's state on this worker."""
-
-    def __init__(self, fragment: Fragment, outer: OuterState, feedback: FeedbackState) -> None:
-        self.fragment, self.outer, self.feedback = fragment, outer, feedback
-        self.sent_at_step = 0
-        self.pending: Pending | None = None
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -99,6 +74,8 @@ class OuterLoop:
         self._replica = Replica(model, optimizers)
         self._transport = Metered(Distributed() if transport is None else transport)
         self._step = self._rounds = self._peak_sent_bytes = 0
+        self._sent_before_bytes = 0
+        self._left_out: dict[int, int] = {}
         self._hook: torch.utils.hooks.RemovableHandle | None = None
         self._busy = self._closed = False
         self._tracks = [self._track(fragment) for fragment in self._plan()]
@@ -132,8 +109,7 @@ class OuterLoop:
             NonFiniteError: something to be sent is not finite; names parameter and step.
         """
         self._step += 1
-        due = (t for t in self._tracks if self._is_due(t.fragment))
-        self._send_all(list(due))
+        self._send_all([t for t in self._tracks if self._is_due(t.fragment)])
 
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was last sent, due or not."""
@@ -143,12 +119,14 @@ class OuterLoop:
         """Apply what was sent: wait for all workers' payloads and take the outer step.
 
         Raises:
-            ExchangeError: a peer died or stayed silent; names what was being exchanged.
+            ExchangeError: a peer died or stayed silent, or sent what cannot be used.
+            MismatchError: a peer's outer parameters are not this worker's.
         """
         for track in self._tracks:
-            if track.pending is not None:
-                pending, track.pending = track.pending, None
-                self._apply(track, pending)
+            if track.in_flight is not None:
+                in_flight, track.in_flight = track.in_flight, None
+                self._apply(track, in_flight)
+        self._note_peak()
 
     def flush(self) -> None:
         """`begin_last()` and `finish()`: call it after the last inner step."""
@@ -156,41 +134,50 @@ class OuterLoop:
         self.finish()
 
     @torch.no_grad()
-    def _send_all(self, tracks: list[_Track]) -> None:
-        before = self._transport.traffic.sent_bytes
+    def _send_all(self, tracks: list[Track]) -> None:
+        self._sent_before_bytes = self._transport.traffic.sent_bytes
         for track in tracks:
             self._send(track)
-        sent_bytes = self._transport.traffic.sent_bytes - before
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        sent_bytes = self._transport.traffic.sent_bytes - self._sent_before_bytes
         self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
 
-    def _send(self, track: _Track) -> None:
-        if track.pending is not None:
+    def _send(self, track: Track) -> None:
+        if track.in_flight is not None:
             raise ConfigurationError(
-                f"send {_name(track.fragment)} again at inner step {self._step}",
+                f"send {track.name} again at inner step {self._step}",
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
         self._replica.check_unchanged()
-        names, codec = track.fragment.names, self.method.codec
         delta = track.outer.collect()
         self._replica.check_finite(
-            names, delta, what="pseudo-gradient", when=f"inner step {self._step}"
+            track.fragment.names, delta, what="pseudo-gradient", when=f"inner step {self._step}"
         )
-        wanted = track.feedback.add(delta)
-        payload = codec.encode(wanted)
-        track.feedback.settle(wanted, codec.decode(payload, wanted.numel()))
-        label = Label(what=_name(track.fragment), round=self._rounds + 1)
-        track.pending = self._transport.start(payload, label)
+        track.in_flight = track.exchange.start(delta, self._place(track))
         track.sent_at_step = self._step
 
-    def _apply(self, track: _Track, pending: Pending) -> None:
-        numel = self._replica.numel(track.fragment.names)
-        payloads = pending.wait()
+    def _place(self, track: Track) -> Place:
+        # A lone worker has nobody to drift from.
+        alone = self._transport.world_size == 1
+        return Place(
+            label=Label(what=track.name, round=self._rounds + 1),
+            anchor=b"" if alone else anchor_digest(track.outer.flat_anchor()),
+        )
+
+    def _apply(self, track: Track, in_flight: InFlight) -> None:
         with torch.no_grad():
-            decoded = (
-                self.method.codec.decode(p, numel).to(self._replica.device) for p in payloads
+            mean, left_out = in_flight.finish()
+        for worker in left_out:
+            self._left_out[worker] = self._left_out.get(worker, 0) + 1
+            _LOG.warning(
+                "worker %d was left out of %s in round %d: what it sent is not finite",
+                worker,
+                track.name,
+                self._rounds + 1,
             )
-            mean = self.method.aggregate.combine(decoded, workers=len(payloads))
         track.outer.apply(mean)
         self._rounds += 1
 
@@ -210,7 +197,26 @@ class OuterLoop:
             peak_sent_bytes_per_step=self._peak_sent_bytes,
             wait_s=traffic.wait_s,
             overlapped_s=traffic.overlapped_s,
+            left_out=dict(self._left_out),
         )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of every state this worker holds between rounds.
+
+        Returns:
+            `live weights`, `inner state` (the optimizers'), `anchor`, `outer state` (momentum) and
+            `feedback`.
+        """
+        tracks = [track.memory() for track in self._tracks]
+        return {
+            "live weights": sum(local_shard(p).nbytes for p in self._replica.parameters.values()),
+            "inner state": sum(tensor.nbytes for tensor in self._replica.inner_state()),
+            **{state: sum(held[state] for held in tracks) for state in tracks[0]},
+        }
+
+    def exchange_nbytes(self) -> int:
+        """Bytes this worker hands to the transport for one exchange of every fragment."""
+        return sum(track.exchange.nbytes for track in self._tracks)
 
     def anchor(self) -> dict[str, Tensor]:
         """The outer parameters as a state dict of the model (fp32; buffers are this worker's).
@@ -242,7 +248,7 @@ class OuterLoop:
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
-        if any(track.pending is not None for track in self._tracks):
+        if any(track.in_flight is not None for track in self._tracks):
             raise CheckpointError(
                 "save the outer loop between begin() and finish()",
                 because="what is in flight would be lost",
@@ -254,7 +260,8 @@ class OuterLoop:
             "rounds": self._rounds,
             "peak_sent_bytes": self._peak_sent_bytes,
             "traffic": asdict(self._transport.traffic),
-            "fragments": [self._track_state(track) for track in self._tracks],
+            "left_out": dict(self._left_out),
+            "fragments": [track.state_dict() for track in self._tracks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -279,17 +286,10 @@ class OuterLoop:
         self._step, self._rounds = int(state["step"]), int(state["rounds"])
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._transport.traffic = Traffic(**state["traffic"])
+        self._sent_before_bytes = self._transport.traffic.sent_bytes
+        self._left_out = {int(worker): int(count) for worker, count in state["left_out"].items()}
         for track, saved in zip(self._tracks, state["fragments"], strict=True):
-            track.outer.load_state_dict(saved["outer"])
-            track.feedback.load_state_dict(saved["feedback"])
-            track.sent_at_step = int(saved["sent_at_step"])
-
-    def _track_state(self, track: _Track) -> dict[str, Any]:
-        return {
-            "outer": track.outer.state_dict(),
-            "feedback": track.feedback.state_dict(),
-            "sent_at_step": track.sent_at_step,
-        }
+            track.load_state_dict(saved)
 
     # -- following an optimizer --------------------------------------------------------------------
 
@@ -342,13 +342,24 @@ class OuterLoop:
     # -- construction ------------------------------------------------------------------------------
 
     def _plan(self) -> tuple[Fragment, ...]:
-        names = tuple(self._replica.parameters)
+        names = wire_order(self._replica.shapes())
         return self.method.fragments.plan(names, sync_every=self.method.sync_every)
 
-    def _track(self, fragment: Fragment) -> _Track:
-        workers = self._transport.world_size
+    def _track(self, fragment: Fragment) -> Track:
+        workers, shapes = self._transport.world_size, self._replica.shapes()
+        roles = {name: role.value for name, role in parameter_roles(self._replica.model).items()}
+        layout = Layout.of({name: shapes[name] for name in fragment.names}, roles)
+        wiring = Wiring(
+            codec=self.method.codec,
+            feedback=self.method.feedback,
+            aggregate=self.method.aggregate,
+            layout=layout,
+            fragment=fragment.index,
+            transport=self._transport,
+            device=self._replica.device,
+        )
         outer = self.method.outer.bind(self._replica, fragment.names, workers=workers)
-        return _Track(fragment, outer, self.method.feedback.bind())
+        return Track(fragment, layout, outer, self.method.exchange.bind(wiring))
 
     def _card(self) -> dict[str, str]:
         return self._comparable() | {"thinwire version": __version__}
@@ -360,10 +371,9 @@ class OuterLoop:
                 "method": self.method.describe(),
                 "workers": self._transport.world_size,
                 "parameters": {name: str(shape) for name, shape in shapes.items()},
+                # Equal shapes in another order would be averaged crosswise.
+                "wire order": [
+                    f"{s.name} ({s.role})" for track in self._tracks for s in track.layout.segments
+                ],
             }
         )
-
-
-def _name(fragment: Fragment) -> str:
-    count = len(fragment.names)
-    return f"fragment {fragment.index} ({count} parameters from {fragment.names[0]!r})"

@@ -103,6 +103,16 @@ class Replica:
             local_shard(self.parameters[name]).copy_(values)
         self._forget_gathered_weights()
 
+    def inner_state(self) -> list[Tensor]:
+        """Every tensor that the optimizers keep, as this rank holds it."""
+        return [
+            local_shard(value)
+            for optimizer in self.optimizers
+            for kept in optimizer.state.values()
+            for value in kept.values()
+            if isinstance(value, Tensor)
+        ]
+
     def check_finite(self, names: Sequence[str], flat: Tensor, *, what: str, when: str) -> None:
         """Raise `NonFiniteError` naming the first parameter whose part of `flat` is not finite."""
         # One sum costs a fifth of an elementwise test; a finite sum proves every term finite.

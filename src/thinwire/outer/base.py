@@ -26,6 +26,10 @@ class OuterState(ABC):
         """The outer parameters by name; they share memory with this state."""
 
     @abstractmethod
+    def flat_anchor(self) -> Tensor:
+        """The outer parameters as one fp32 vector [numel], to be read only."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """Everything `load_state_dict` needs, as plain tensors."""
 

@@ -111,6 +111,9 @@ class _DirectState(OuterState):
     def anchor(self) -> Mapping[str, Tensor]:
         return {name: local_shard(self._replica.parameters[name]) for name in self._names}
 
+    def flat_anchor(self) -> Tensor:
+        return self._replica.read(self._names)
+
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 

@@ -61,6 +61,9 @@ class _Displacement(OuterState):
     def anchor(self) -> Mapping[str, Tensor]:
         return self._replica.unflatten(self._names, self._anchor)
 
+    def flat_anchor(self) -> Tensor:
+        return self._anchor
+
     def state_dict(self) -> dict[str, Tensor]:
         buffers = self._optimizer.state[self._position]
         return {"anchor": self._anchor} | {f"optimizer.{k}": v for k, v in buffers.items()}

@@ -10,7 +10,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BuildModel", "BuildOptimizer", "Loss", "reference_ddp", "reference_diloco"]
+__all__ = [
+    "BuildModel",
+    "BuildOptimizer",
+    "Loss",
+    "reference_ddp",
+    "reference_diloco",
+    "reference_sparseloco",
+]
+
+_CHUNK = 4096
 
 BuildModel: TypeAlias = Callable[[], nn.Module]
 BuildOptimizer: TypeAlias = Callable[[nn.Module], torch.optim.Optimizer]
@@ -89,6 +98,72 @@ def reference_diloco(
                 theta[i] = theta[i] - eta * (mean + mu * momentum[i])
             _restart(theta, replicas)
     return theta
+
+
+def reference_sparseloco(
+    build_model: BuildModel,
+    build_optimizer: BuildOptimizer,
+    loss: Loss,
+    *,
+    workers: int,
+    steps: int,
+    sync_every: int,
+    sparsity: tuple[int, float],
+) -> list[Tensor]:
+    """SparseLoCo with outer learning rate 1 and values in full precision; sparse MuLoCo with Muon.
+
+    Only for models whose tensors all have fewer than 4096 elements: then chunks are runs of 4096 of
+    all parameters laid one after the other.
+
+    Source: SparseLoCo (arXiv 2508.15706), Algorithm 1.
+
+    Args:
+        build_model: makes the same model every time.
+        build_optimizer: makes a worker's optimizer.
+        loss: of (model, step, worker).
+        workers: K.
+        steps: inner steps; only whole rounds count.
+        sync_every: H.
+        sparsity: (k of 4096, beta).
+
+    Returns:
+        The outer parameters theta at the end, as one vector.
+    """
+    k, beta = sparsity
+    replicas = [build_model() for _ in range(workers)]
+    optimizers = [build_optimizer(replica) for replica in replicas]
+    theta = _flat(replicas[0])
+    residuals = [torch.zeros_like(theta) for _ in replicas]
+    for step in range(steps):
+        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            loss(replica, step, worker).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if (step + 1) % sync_every == 0:
+            sent: list[Tensor] = []
+            for worker, replica in enumerate(replicas):
+                wanted = beta * residuals[worker] + (theta - _flat(replica))
+                sent.append(torch.cat([_top(chunk, k) for chunk in wanted.split(_CHUNK)]))
+                residuals[worker] = wanted - sent[worker]
+            theta = theta - torch.stack(sent).mean(0)
+            _restart(_like(theta, replicas[0]), replicas)
+    return [theta]
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _like(flat: Tensor, model: nn.Module) -> list[Tensor]:
+    parts = flat.split([p.numel() for p in model.parameters()])
+    return [part.view_as(p) for part, p in zip(parts, model.parameters(), strict=True)]
+
+
+def _top(chunk: Tensor, k: int) -> Tensor:
+    """All but the largest numbers zero: k of 4096 are kept, at least one; ties to the first."""
+    count = max(1, int(k * len(chunk) / _CHUNK + 0.5))
+    places = chunk.abs().sort(descending=True, stable=True).indices[:count]
+    return torch.zeros_like(chunk).scatter(0, places, chunk[places])
 
 
 def _mean_displacement(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> list[Tensor]:

@@ -1,12 +1,16 @@
 """What a transport is: it carries equal-sized payloads between all workers, and changes nothing."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from torch import Tensor
 
-__all__ = ["Label", "Pending", "Transport"]
+__all__ = ["Label", "Pending", "Reduce", "Transport"]
+
+Reduce: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""Every worker's payload for this one (uint8, rank order) in, one payload for everybody out."""
 
 
 @final
@@ -61,3 +65,17 @@ class Transport(ABC):
     @abstractmethod
     def start(self, payload: Tensor, label: Label) -> Pending:
         """Start sending `payload` (uint8 [n], the same n everywhere) to all workers."""
+
+    @abstractmethod
+    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+        """Start sending `payloads[j]` (uint8) to worker j, for every j.
+
+        Once the payloads of all workers for this one are there, `reduce` is called with them, at
+        the latest while somebody waits and perhaps on another thread. What it returns, of the same
+        size everywhere, goes to all workers: the pending exchange's result.
+
+        Args:
+            payloads: one per worker; the j-th has the same size on all workers.
+            reduce: called once.
+            label: for error messages.
+        """

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.base import Label, Pending, Transport
+from thinwire.transport.base import Label, Pending, Reduce, Transport
 
 __all__ = ["Distributed", "naming_failures"]
 
@@ -21,14 +21,32 @@ _OLDER_GATHER = "all_gather_into_tensor"
 class _Works(Pending):
     """Asynchronous operations of a process group; they advance while training goes on."""
 
-    def __init__(self, works: Sequence[Any], payloads: list[Tensor], label: Label) -> None:
+    def __init__(
+        self, works: Sequence[Any], payloads: list[Tensor], label: Label, keep: Tensor | None = None
+    ) -> None:
         self._works, self._payloads, self._label = works, payloads, label
+        self._keep = keep  # what is being sent must outlive the sending
 
     def wait(self) -> list[Tensor]:
         with naming_failures(self._label):
             for work in self._works:
                 work.wait()
         return self._payloads
+
+
+@final
+class _Reducing(Pending):
+    """Shards under way; who waits for them reduces this worker's and gathers the results."""
+
+    def __init__(
+        self, transport: "Distributed", shards: Pending, reduce: Reduce, label: Label
+    ) -> None:
+        self._transport, self._shards, self._reduce = transport, shards, reduce
+        self._label = label
+
+    def wait(self) -> list[Tensor]:
+        result = self._reduce(self._shards.wait())
+        return self._transport.start(result, self._label).wait()
 
 
 @contextmanager
@@ -92,7 +110,7 @@ class Distributed(Transport):
         label = Label(what="the workers' descriptions", round=0)
         length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
         lengths = [int(p.cpu().view(torch.int64)) for p in self.start(length, label).wait()]
-        padded = torch.frombuffer(bytearray(card.ljust(max(lengths))), dtype=torch.uint8)
+        padded = torch.frombuffer(bytearray(card.ljust(max(1, *lengths))), dtype=torch.uint8)
         cards = self.start(padded, label).wait()
         return {
             rank: bytes(payload.cpu().numpy()[:length])
@@ -115,6 +133,23 @@ class Distributed(Transport):
         with naming_failures(label):
             works = self._swap(everyone, payload) if swap else self._gather(everyone, payload)
         return _Works(works, list(everyone.unbind()), label)
+
+    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+        """Start an all-to-all; whoever waits for it reduces and gathers."""
+        return _Reducing(self, self._scatter(payloads, label), reduce, label)
+
+    def _scatter(self, payloads: Sequence[Tensor], label: Label) -> Pending:
+        if self.world_size == 1:
+            return _Works([], list(payloads), label)
+        sizes = [payload.numel() for payload in payloads]
+        mine = [sizes[self.rank]] * self.world_size
+        sent = torch.cat([payload.to(self._device()) for payload in payloads])
+        received = sent.new_empty(sum(mine))
+        with naming_failures(label):
+            work: Any = dist.all_to_all_single(
+                received, sent, mine, sizes, group=self._group, async_op=True
+            )
+        return _Works([work], list(received.split(mine)), label, keep=sent)
 
     def _gather(self, everyone: Tensor, payload: Tensor) -> list[Any]:
         # all_gather_single is the name from torch 2.13 on, where the older one warns.

@@ -1,14 +1,28 @@
 """K workers in one process: the twin of the real network, exact and without one."""
 
 import threading
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.base import Label, Pending, Transport
+from thinwire.transport.base import Label, Pending, Reduce, Transport
 
 __all__ = ["in_process"]
+
+
+T = TypeVar("T")
+
+
+@final
+class _Slot(Generic[T]):
+    """What the workers bring to one exchange, and what was made of it."""
+
+    def __init__(self) -> None:
+        self.brought: dict[int, T] = {}
+        self.made: list[Tensor] | None = None
+        self.taken = 0
 
 
 @final
@@ -20,24 +34,31 @@ class _Hub:
         self.timeout_s = timeout_s
         self.arrived = threading.Condition()
         self.cards: dict[int, bytes] = {}
-        self.slots: dict[int, dict[int, Tensor]] = {}
-        self.taken: dict[int, int] = {}
+        self.slots: dict[int, _Slot[Any]] = {}
 
-    def put(self, slot: int, rank: int, payload: Tensor) -> None:
+    def put(self, slot: int, rank: int, brought: object) -> None:
         with self.arrived:
-            self.slots.setdefault(slot, {})[rank] = payload
+            self.slots.setdefault(slot, _Slot()).brought[rank] = brought
             self.arrived.notify_all()
 
-    def take(self, slot: int, label: Label) -> list[Tensor]:
+    def take(
+        self, slot: int, label: Label, make: Callable[[list[Any]], list[Tensor]]
+    ) -> list[Tensor]:
+        """What is made of the things brought to `slot`, by the first who finds them all there."""
         with self.arrived:
-            payloads = self.slots[slot]
-            if not self.arrived.wait_for(lambda: len(payloads) == self.workers, self.timeout_s):
-                raise self._missing(payloads, label)
-            self._forget_when_all_took(slot)
-        return [payloads[rank] for rank in range(self.workers)]
+            meeting = self.slots[slot]
+            brought = meeting.brought
+            if not self.arrived.wait_for(lambda: len(brought) == self.workers, self.timeout_s):
+                raise self._missing(brought, label)
+            if meeting.made is None:
+                meeting.made = make([brought[rank] for rank in range(self.workers)])
+            meeting.taken += 1
+            if meeting.taken == self.workers:
+                del self.slots[slot]
+            return meeting.made
 
-    def _missing(self, payloads: dict[int, Tensor], label: Label) -> ExchangeTimeout:
-        missing = [str(rank) for rank in range(self.workers) if rank not in payloads]
+    def _missing(self, brought: dict[int, Any], label: Label) -> ExchangeTimeout:
+        missing = [str(rank) for rank in range(self.workers) if rank not in brought]
         return ExchangeTimeout(
             f"exchange {label}",
             because=f"worker {', '.join(missing)} of {self.workers} has not sent it"
@@ -46,19 +67,16 @@ class _Hub:
             "and in_process() a timeout_s",
         )
 
-    def _forget_when_all_took(self, slot: int) -> None:
-        self.taken[slot] = self.taken.get(slot, 0) + 1
-        if self.taken[slot] == self.workers:
-            del self.slots[slot], self.taken[slot]
-
 
 @final
 class _Arrival(Pending):
-    def __init__(self, hub: _Hub, slot: int, label: Label) -> None:
-        self._hub, self._slot, self._label = hub, slot, label
+    def __init__(
+        self, hub: _Hub, slot: int, label: Label, make: Callable[[list[Any]], list[Tensor]]
+    ) -> None:
+        self._hub, self._slot, self._label, self._make = hub, slot, label, make
 
     def wait(self) -> list[Tensor]:
-        payloads = self._hub.take(self._slot, self._label)
+        payloads = self._hub.take(self._slot, self._label, self._make)
         sizes = [payload.numel() for payload in payloads]
         if len(set(sizes)) > 1:
             raise ExchangeError(
@@ -67,6 +85,16 @@ class _Arrival(Pending):
                 do="give all workers the same model and method",
             )
         return payloads
+
+
+def _as_brought(payloads: list[Tensor]) -> list[Tensor]:
+    return payloads
+
+
+def _reduced(brought: list[tuple[Sequence[Tensor], Reduce]]) -> list[Tensor]:
+    """Every worker's result; one thread makes them all, for nobody else may come by."""
+    shards = zip(*(payloads for payloads, _ in brought), strict=True)
+    return [reduce(mine) for (_, reduce), mine in zip(brought, shards, strict=True)]
 
 
 @final
@@ -88,9 +116,17 @@ class _InProcess(Transport):
             return dict(self._hub.cards)
 
     def start(self, payload: Tensor, label: Label) -> Pending:
+        return self._bring(payload, label, _as_brought)
+
+    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+        return self._bring((payloads, reduce), label, _reduced)
+
+    def _bring(
+        self, brought: object, label: Label, make: Callable[[list[Any]], list[Tensor]]
+    ) -> Pending:
         slot, self._next_slot = self._next_slot, self._next_slot + 1
-        self._hub.put(slot, self._rank, payload)
-        return _Arrival(self._hub, slot, label)
+        self._hub.put(slot, self._rank, brought)
+        return _Arrival(self._hub, slot, label, make)
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:

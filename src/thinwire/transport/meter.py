@@ -1,12 +1,13 @@
 """A transport that counts what another one carries."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
-from thinwire.transport.base import Label, Pending, Transport
+from thinwire.transport.base import Label, Pending, Reduce, Transport
 
 __all__ = ["Metered", "Traffic"]
 
@@ -38,7 +39,7 @@ class _MeteredPending(Pending):
         self._traffic.overlapped_s += waiting_s - self._started_s
         self._traffic.wait_s += time.perf_counter() - waiting_s
         others = (p for rank, p in enumerate(payloads) if rank != self._rank)
-        self._traffic.received_bytes += sum(p.numel() * p.element_size() for p in others)
+        self._traffic.received_bytes += sum(_nbytes(p) for p in others)
         return payloads
 
 
@@ -74,7 +75,30 @@ class Metered(Transport):
 
     def start(self, payload: Tensor, label: Label) -> Pending:
         """Count `payload` as sent and start it."""
+        self._count_sent(payload)
+        return _MeteredPending(self._inner.start(payload, label), self.traffic, self.rank)
+
+    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+        """Count what goes to and comes from others, and the result as sent once."""
+        for worker, payload in enumerate(payloads):
+            if worker != self.rank:
+                self._count_sent(payload)
+
+        def counted(received: Sequence[Tensor]) -> Tensor:
+            others = (p for worker, p in enumerate(received) if worker != self.rank)
+            self.traffic.received_bytes += sum(_nbytes(p) for p in others)
+            result = reduce(received)
+            self._count_sent(result)
+            return result
+
+        pending = self._inner.start_reduce(payloads, counted, label)
+        return _MeteredPending(pending, self.traffic, self.rank)
+
+    def _count_sent(self, payload: Tensor) -> None:
         # A lone worker has nobody to send to.
         if self.world_size > 1:
-            self.traffic.sent_bytes += payload.numel() * payload.element_size()
-        return _MeteredPending(self._inner.start(payload, label), self.traffic, self.rank)
+            self.traffic.sent_bytes += _nbytes(payload)
+
+
+def _nbytes(payload: Tensor) -> int:
+    return payload.numel() * payload.element_size()

@@ -1,0 +1,31 @@
+"""What an outer loop has done so far."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+__all__ = ["Stats"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """What a worker's outer loop has done so far.
+
+    Args:
+        rounds: exchanges applied, each fragment's counted.
+        sent_bytes: payload bytes handed to the transport, metadata included.
+        received_bytes: payload bytes that came from other workers.
+        peak_sent_bytes_per_step: the most sent after any one inner step.
+        wait_s: seconds spent waiting for exchanges.
+        overlapped_s: seconds exchanges travelled before anybody waited for them.
+        left_out: how often each worker was left out of a mean, for what it sent was not finite.
+    """
+
+    rounds: int
+    sent_bytes: int
+    received_bytes: int
+    peak_sent_bytes_per_step: int
+    wait_s: float
+    overlapped_s: float
+    left_out: Mapping[int, int]

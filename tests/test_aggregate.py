@@ -1,0 +1,211 @@
+"""Aggregation rules against loops over workers and elements."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from thinwire import codecs
+from thinwire.aggregate import Received, combine_finite
+from thinwire.layout import Layout
+from toy import Team, adamw, same_bits
+
+LAYOUT = Layout.of({"w": (6, 7), "b": (7,), "none": (0,), "one": ()})
+RULES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
+
+
+def vectors(workers: int, seed: int = 0) -> list[Tensor]:
+    return list(torch.randn(workers, LAYOUT.numel, generator=torch.Generator().manual_seed(seed)))
+
+
+def received(sent: list[Tensor], codec: codecs.Codec | None = None) -> Received:
+    coder = (codec or codecs.Identity()).fit(LAYOUT)
+    return Received(coder=coder, payloads=[coder.encode(x) for x in sent])
+
+
+def reference_mean(sent: list[Tensor]) -> Tensor:
+    out = torch.zeros(LAYOUT.numel)
+    for x in sent:
+        out = out + x * (1.0 / len(sent))
+    return out
+
+
+def reference_over_senders(sent: list[Tensor]) -> Tensor:
+    out = torch.zeros(LAYOUT.numel)
+    for i in range(LAYOUT.numel):
+        values = [float(x[i]) for x in sent if float(x[i]) != 0.0]
+        out[i] = sum(values) / len(values) if values else 0.0
+    return out
+
+
+def reference_clip(sent: list[Tensor]) -> Tensor:
+    out = torch.zeros(LAYOUT.numel)
+    for s in LAYOUT.segments:
+        parts = [x[s.start : s.stop].double() for x in sent]
+        norms = [float(p.square().sum().sqrt()) for p in parts]
+        median = sorted(norms)[(len(norms) - 1) // 2]
+        for part, norm in zip(parts, norms, strict=True):
+            scale = median / norm if norm > median else 1.0
+            out[s.start : s.stop] += (scale * part / len(sent)).float()
+    return out
+
+
+REFERENCES = [reference_mean, reference_over_senders, reference_clip]
+
+
+@pytest.mark.parametrize(("rule", "reference"), list(zip(RULES, REFERENCES, strict=True)))
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+def test_rules_follow_their_loops(rule, reference, workers: int) -> None:
+    sent = vectors(workers)
+    for worker, x in enumerate(sent):
+        x *= 3.0**worker
+        x[torch.arange(len(x)) % (worker + 2) == 0] = 0.0
+    expected = reference(sent)
+    assert torch.allclose(rule.combine(received(sent)), expected, rtol=1e-5, atol=1e-5)
+    for other in REFERENCES:
+        if other is not reference and workers > 2:
+            assert not torch.allclose(other(sent), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_mean_is_summed_in_rank_order() -> None:
+    sent = vectors(5)
+    assert torch.equal(tw.MeanOverWorkers().combine(received(sent)), reference_mean(sent))
+
+
+# -- over senders --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_where_everybody_sends_the_mean_over_senders_is_the_mean(workers: int) -> None:
+    sent = received(vectors(workers))
+    assert torch.equal(tw.MeanOverSenders().combine(sent), tw.MeanOverWorkers().combine(sent))
+
+
+def test_what_one_of_four_sends_is_not_divided_by_four() -> None:
+    sent = [torch.zeros(LAYOUT.numel) for _ in range(4)]
+    sent[2][5] = 3.0
+    by_senders = tw.MeanOverSenders().combine(received(sent))
+    assert float(by_senders[5]) == 3.0
+    assert float(by_senders.abs().sum()) == 3.0
+    assert float(tw.MeanOverWorkers().combine(received(sent))[5]) == 0.75
+
+
+def test_sparse_payloads_are_divided_by_who_sent_a_place() -> None:
+    sent = vectors(4)
+    got = received(sent, codecs.TopK(k=512, values=codecs.F32()))
+    decoded = [got.decode(worker) for worker in range(4)]
+    senders = torch.stack([x != 0 for x in decoded]).sum(0)
+    assert 1 in senders
+    assert 2 in senders
+    combined = tw.MeanOverSenders().combine(got)
+    assert torch.allclose(combined, reference_over_senders(decoded), rtol=1e-6)
+
+
+def test_a_large_mean_over_few_senders_stays_in_range() -> None:
+    sent = [torch.zeros(LAYOUT.numel) for _ in range(4)]
+    for worker in (0, 1):
+        sent[worker][0] = 3e38
+    assert float(tw.MeanOverSenders().combine(received(sent))[0]) == pytest.approx(3e38)
+
+
+# -- clipping ------------------------------------------------------------------------------------
+
+
+def test_a_loud_worker_speaks_as_loud_as_the_median() -> None:
+    sent = vectors(5)
+    loud = [*sent[:4], 1000.0 * sent[4]]
+    mean, clipped = (rule.combine(received(loud)) for rule in (RULES[0], RULES[2]))
+    assert float(mean.norm()) > 100
+    assert float(clipped.norm()) < 2 * float(tw.MeanOverWorkers().combine(received(sent)).norm())
+
+
+def test_nobody_is_made_louder() -> None:
+    """Of two workers the lower norm is the median: the quiet one stays, the other comes down."""
+    quiet, loud = torch.full((LAYOUT.numel,), 0.01), torch.full((LAYOUT.numel,), 10.0)
+    combined = tw.MedianNormClip().combine(received([quiet, loud]))
+    assert torch.allclose(combined, quiet, rtol=1e-5)
+
+
+def test_each_tensor_has_its_own_median() -> None:
+    sent = [torch.ones(LAYOUT.numel) for _ in range(3)]
+    sent[1][: LAYOUT.segments[0].stop] *= 50.0
+    sent[2][LAYOUT.segments[1].start :] *= 50.0
+    assert torch.allclose(tw.MedianNormClip().combine(received(sent)), torch.ones(LAYOUT.numel))
+
+
+def test_equal_workers_are_left_as_they_are() -> None:
+    sent = [vectors(1)[0]] * 4
+    assert torch.equal(tw.MedianNormClip().combine(received(sent)), reference_mean(sent))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_zeros_and_norms_whose_squares_leave_fp32(scale: float) -> None:
+    sent = [scale * x for x in vectors(3)]
+    expected = scale * tw.MedianNormClip().combine(received(vectors(3)))
+    assert torch.allclose(tw.MedianNormClip().combine(received(sent)), expected, rtol=1e-5, atol=0)
+
+
+# -- in a run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_workers_agree_under_every_rule(rule, exchange, workers: int) -> None:
+    """Eight workers share five tensors, so that some shards are empty."""
+    method = tw.presets.sparse_muloco(
+        sync_every=2, density=1 / 8, aggregate=rule, exchange=exchange
+    )
+    team = Team(method, adamw, workers).train(4)
+    assert len({loop.digest() for loop in team.loops}) == 1
+
+
+def test_rules_differ_in_a_run() -> None:
+    anchors = [
+        Team(tw.presets.sparse_muloco(sync_every=2, aggregate=rule), adamw, 4).train(4).anchor()
+        for rule in RULES
+    ]
+    assert not same_bits(anchors[0], anchors[1])
+    assert not same_bits(anchors[0], anchors[2])
+
+
+def test_over_senders_is_the_mean_in_a_dense_run() -> None:
+    def train(rule) -> list[Tensor]:
+        return Team(tw.presets.diloco(sync_every=2, aggregate=rule), adamw, 3).train(8).anchor()
+
+    assert same_bits(train(tw.MeanOverWorkers()), train(tw.MeanOverSenders()))
+
+
+# -- what is not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_who_is_not_finite_is_left_out(rule, bad: float) -> None:
+    sent = vectors(4)
+    sent[2][3] = bad
+    combined, left_out = combine_finite(rule, received(sent))
+    assert left_out == (2,)
+    assert torch.equal(combined, rule.combine(received([sent[0], sent[1], sent[3]])))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_opposite_infinities_do_not_hide_each_other(rule) -> None:
+    sent = vectors(3)
+    sent[0][3], sent[1][4] = float("inf"), -float("inf")
+    combined, left_out = combine_finite(rule, received(sent))
+    assert left_out == (0, 1)
+    assert torch.equal(combined, sent[2])
+
+
+def test_finite_numbers_whose_sum_is_not_are_used() -> None:
+    sent = [torch.full((LAYOUT.numel,), 3e38)] * 2
+    combined, left_out = combine_finite(tw.MeanOverWorkers(), received(sent))
+    assert left_out == ()
+    assert torch.equal(combined, sent[0])
+
+
+def test_when_nobody_is_finite_that_is_an_error() -> None:
+    sent = [torch.full((LAYOUT.numel,), float("nan"))] * 2
+    with pytest.raises(tw.NonFiniteError, match="none of it is finite"):
+        combine_finite(tw.MeanOverWorkers(), received(sent))

@@ -1,0 +1,206 @@
+"""Error feedback: the recurrence, what it conserves, where it lives and what it refuses."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire import codecs
+from thinwire.layout import Layout
+from toy import Team, adamw, build_model, same_bits, sgd
+
+CPU = torch.device("cpu")
+LOSSY = [codecs.Quantise(bits=2), codecs.TopK(k=64), codecs.CastBF16(), codecs.E3M0()]
+FLOAT_MAX = torch.finfo(torch.float32).max
+
+
+def diloco(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": 2, "outer": tw.outer.SGD(lr=1.0)} | fields)
+
+
+def deltas(rounds: int, numel: int = 5000) -> list[Tensor]:
+    return list(torch.randn(rounds, numel, generator=torch.Generator().manual_seed(1)))
+
+
+def rounds_of(feedback: tw.ErrorFeedback, codec: codecs.Codec, moves: list[Tensor]):
+    """What was sent in each round, and the residual at the end."""
+    coder = codec.fit(Layout.vector(len(moves[0])))
+    state = feedback.bind(len(moves[0]), CPU)
+    sent = [coder.decode(state.encode(delta.clone(), coder)) for delta in moves]
+    return sent, state.state_dict()["residual"]
+
+
+def reference(decay: float, codec: codecs.Codec, moves: list[Tensor]):
+    residual, sent = torch.zeros_like(moves[0]), []
+    for delta in moves:
+        wanted = decay * residual + delta
+        sent.append(codec.decode(codec.encode(wanted), len(wanted)))
+        residual = wanted - sent[-1]
+    return sent, residual
+
+
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 1.0])
+def test_the_recurrence(codec, decay: float) -> None:
+    moves = deltas(5)
+    sent, residual = rounds_of(tw.ErrorFeedback(decay=decay), codec, moves)
+    expected, left = reference(decay, codec, moves)
+    assert same_bits(sent, expected)
+    assert torch.equal(residual, left)
+    assert float(residual.abs().max()) > 0
+
+
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
+def test_with_decay_1_nothing_is_ever_lost(codec) -> None:
+    moves = deltas(20)
+    total = torch.stack(moves).double().sum(0)
+
+    def lost(decay: float) -> float:
+        sent, residual = rounds_of(tw.ErrorFeedback(decay=decay), codec, moves)
+        return float((torch.stack(sent).double().sum(0) + residual - total).abs().max())
+
+    # Two roundings a round, of numbers below 2^5.
+    few_ulp = 2 * 20 * 2.0**5 * 2.0**-24
+    assert lost(1.0) < few_ulp
+    assert lost(0.9) > 10 * few_ulp
+
+
+def test_with_decay_0_it_is_no_feedback() -> None:
+    def train(feedback) -> list[Tensor]:
+        return Team(diloco(codec=codecs.TopK(k=64), feedback=feedback), adamw, 3).train(8).anchor()
+
+    assert same_bits(train(tw.ErrorFeedback(decay=0.0)), train(tw.NoFeedback()))
+    assert not same_bits(train(tw.ErrorFeedback(decay=0.1)), train(tw.NoFeedback()))
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_the_outer_learning_rate_is_applied_once(exchange) -> None:
+    """The residual starts empty, so the first round is that of a worker without feedback."""
+
+    def train(feedback, lr: float) -> list[Tensor]:
+        outer = tw.outer.SGD(lr=lr)
+        method = diloco(
+            codec=codecs.Quantise(bits=4), feedback=feedback, outer=outer, exchange=exchange
+        )
+        return Team(method, adamw, 2).train(2).anchor()
+
+    with_it, without = train(tw.ErrorFeedback(), 0.8), train(tw.NoFeedback(), 0.8)
+    assert same_bits(with_it, without)
+    assert not same_bits(without, train(tw.NoFeedback(), 0.64))
+
+
+def test_the_residual_is_what_was_not_sent_whatever_the_outer_learning_rate() -> None:
+    def residual(lr: float) -> Tensor:
+        method = diloco(
+            codec=codecs.TopK(k=64), feedback=tw.ErrorFeedback(), outer=tw.outer.SGD(lr=lr)
+        )
+        return kept(Team(method, adamw, 2).train(2).loops[0])["residual"]
+
+    assert torch.equal(residual(0.8), residual(0.1))
+
+
+def kept(loop: tw.OuterLoop) -> dict[str, Tensor]:
+    return loop.state_dict()["fragments"][0]["exchange"]
+
+
+# -- where it lives ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
+    def model() -> nn.Module:
+        return build_model().to(torch.bfloat16)
+
+    method = diloco(codec=codecs.TopK(), feedback=tw.ErrorFeedback(device="cpu"), exchange=exchange)
+    team = Team(method, sgd, 2, model=model)
+    with torch.no_grad():
+        team.models[0][1].weight += 0.25
+    for _ in range(2):
+        team.exchange()
+    residuals = kept(team.loops[0]).values()
+    assert {(r.dtype, r.device.type) for r in residuals} == {(torch.float32, "cpu")}
+    assert sum(r.numel() for r in residuals) == 139
+    assert team.loops[0].memory()["feedback"] == 4 * 139
+    assert any(float(r.abs().max()) > 0 for r in residuals)
+
+
+def test_a_device_of_its_own_changes_nothing_but_the_place() -> None:
+    state = tw.ErrorFeedback(device="cpu").bind(3, torch.device("meta"))
+    assert state.state_dict()["residual"].device == CPU
+    state = tw.ErrorFeedback().bind(3, torch.device("meta"))
+    assert state.state_dict()["residual"].device == torch.device("meta")
+
+
+def test_the_device_is_not_part_of_the_description() -> None:
+    here, there = diloco(feedback=tw.ErrorFeedback()), diloco(
+        feedback=tw.ErrorFeedback(device="cpu")
+    )  # fmt: skip
+    assert here.fingerprint() == there.fingerprint()
+    assert here.describe()["feedback"] == {"kind": "ErrorFeedback", "decay": 0.9}
+    other = diloco(feedback=tw.ErrorFeedback(decay=0.8))
+    assert here.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
+def test_decays_that_do_not_forget_are_refused(decay: float) -> None:
+    with pytest.raises(tw.ConfigurationError, match="decay="):
+        tw.ErrorFeedback(decay=decay)
+
+
+def test_a_residual_of_another_size_is_refused() -> None:
+    state = tw.ErrorFeedback().bind(3, CPU)
+    for wrong in ({}, {"residual": torch.zeros(4)}, {"residual": torch.zeros(3), "more": CPU}):
+        with pytest.raises(tw.CheckpointError, match="needs a residual of 3"):
+            state.load_state_dict(wrong)
+
+
+# -- what is not finite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_a_bad_pseudo_gradient_is_neither_sent_nor_remembered(bad: float, exchange) -> None:
+    method = diloco(
+        sync_every=1, codec=codecs.TopK(), feedback=tw.ErrorFeedback(), exchange=exchange
+    )
+    team = Team(method, sgd, 2).train(2)
+    loop, model = team.loops[0], team.models[0]
+    before, sent_bytes = copy.deepcopy(loop.state_dict()), loop.stats.sent_bytes
+    with torch.no_grad():
+        model[1].bias[2] = bad
+    with pytest.raises(tw.NonFiniteError, match=r"'1\.bias' at inner step 3"):
+        loop.begin()
+    assert loop.stats.sent_bytes == sent_bytes
+    after = loop.state_dict()["fragments"][0]
+    for part in ("exchange", "outer"):
+        for key, value in before["fragments"][0][part].items():
+            assert torch.equal(value, after[part][key])
+
+
+def test_a_sum_beyond_fp32_is_refused() -> None:
+    coder = codecs.TopK(k=1).fit(Layout.vector(5000))
+    state = tw.ErrorFeedback(decay=1.0).bind(5000, CPU)
+    state.load_state_dict({"residual": torch.full((5000,), 0.9 * FLOAT_MAX)})
+    with pytest.raises(tw.NonFiniteError, match="leaves the range of fp32"):
+        state.encode(torch.full((5000,), 0.2 * FLOAT_MAX), coder)
+
+
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-40, 1e38, -1e38])
+def test_large_finite_tiny_and_no_numbers_are_fine(codec, value: float) -> None:
+    moves = [torch.full((5000,), value)] * 3
+    sent, residual = rounds_of(tw.ErrorFeedback(decay=0.5), codec, moves)
+    for x in (*sent, residual):
+        assert bool(torch.isfinite(x).all())
+    if value == 0.0:
+        assert not any(bool(x.any()) for x in (*sent, residual))
+
+
+@pytest.mark.parametrize("numel", [0, 1, 3, 4097])
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
+def test_odd_sizes(codec, numel: int) -> None:
+    moves = deltas(3, numel)
+    sent, residual = rounds_of(tw.ErrorFeedback(decay=1.0), codec, moves)
+    assert torch.allclose(sum(sent) + residual, sum(moves), atol=1e-5)
