@@ -48,7 +48,7 @@ def test_train_prints_and_writes_a_summary(tmp_path, capsys) -> None:
 
 
 def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
-    methods = "ddp,diloco,muloco"  # --sync-every acts on those that have rounds
+    methods = "ddp,diloco,muloco:bits=2"  # --sync-every acts on those that have rounds
     arguments = ["compare", "--methods", methods, "--seeds", "0,1", "--out", str(tmp_path)]
     assert main([*arguments, *SMALL]) == 0
     first = (tmp_path / "diloco-seed0" / "summary.json").read_text()
@@ -57,8 +57,11 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
     printed = capsys.readouterr().out
     assert "±" in printed
     assert printed.count("│ muloco") == 2
+    assert "memory" in printed
     compared = json.loads((tmp_path / "compare.json").read_text())
     assert [len(runs) for runs in compared.values()] == [2, 2, 2]
+    memory = compared["muloco:bits=2"][0]["memory_bytes"]
+    assert memory["feedback"] == memory["anchor"] == memory["live_weights"]
     assert len({run["tokens"] for runs in compared.values() for run in runs}) == 1
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.testing import reference_ddp, reference_diloco
+from thinwire.testing.reference import reference_ddp, reference_diloco, reference_sparseloco
 from toy import Team, adamw, largest_difference, loss, muon, same_bits, sgd, train_alone
 from toy import build_model as toy_model
 
@@ -131,3 +131,108 @@ def test_k_workers_with_the_same_data_are_one_worker() -> None:
         return team.anchor()
 
     assert largest_difference(same_data(1), same_data(2)) < ROUNDING
+
+
+# -- codecs and feedback -------------------------------------------------------------------------
+
+
+def dense(groups: tw.codecs.Groups, values: tw.codecs.Values) -> tw.codecs.TopK:
+    return tw.codecs.TopK(k=tw.codecs.k_for_density(1), values=values, groups=groups)
+
+
+NOTHING_LOST = dense(tw.codecs.Blocks(), tw.codecs.F32())
+
+
+def trained(method: tw.Method, build=adamw, workers: int = 3) -> list[torch.Tensor]:
+    return Team(dataclasses.replace(method, sync_every=4), build, workers).train(16).anchor()
+
+
+@pytest.mark.parametrize(("preset", "build"), [("sparseloco", adamw), ("sparse_muloco", muon)])
+@pytest.mark.parametrize("groups", [tw.codecs.Blocks(), tw.codecs.Chunks(), tw.codecs.Tensors()])
+@pytest.mark.parametrize("feedback", [tw.NoFeedback(), tw.ErrorFeedback(decay=0.0)])
+def test_sparse_presets_at_density_1_in_full_precision_are_diloco_without_momentum(
+    preset: str, build, groups, feedback
+) -> None:
+    codec = dense(groups, tw.codecs.F32())
+    sparse = tw.presets.by_name(preset)(codec=codec, feedback=feedback)
+    assert same_bits(trained(sparse, build), trained(tw.presets.diloco(outer=PLAIN), build))
+
+
+def test_where_nothing_is_lost_feedback_of_any_decay_has_nothing_to_feed_back() -> None:
+    sparse = tw.presets.sparseloco(codec=NOTHING_LOST, feedback=tw.ErrorFeedback(decay=1.0))
+    assert same_bits(trained(sparse), trained(tw.presets.diloco(outer=PLAIN)))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        dense(tw.codecs.Blocks(), tw.codecs.BF16()),
+        dense(tw.codecs.Blocks(), tw.codecs.SignLevels()),
+        tw.codecs.TopK(k=64, values=tw.codecs.F32(), groups=tw.codecs.Blocks()),
+    ],
+    ids=["bf16", "two bits", "density 1/64"],
+)
+def test_control_fewer_bits_or_numbers_are_not_diloco(codec) -> None:
+    sparse = tw.presets.sparseloco(codec=codec, feedback=tw.NoFeedback())
+    assert not same_bits(trained(sparse), trained(tw.presets.diloco(outer=PLAIN)))
+
+
+def test_control_sparse_presets_at_density_1_are_not_diloco_with_momentum() -> None:
+    sparse = tw.presets.sparseloco(codec=NOTHING_LOST, feedback=tw.NoFeedback())
+    momentum = tw.outer.SGD(lr=1.0, momentum=0.9)
+    assert not same_bits(trained(sparse), trained(tw.presets.diloco(outer=momentum)))
+
+
+@pytest.mark.parametrize("feedback", [tw.NoFeedback(), tw.ErrorFeedback()])
+def test_top_k_of_everything_in_bf16_is_a_cast(feedback) -> None:
+    sparse, cast, control = (
+        tw.presets.diloco(codec=codec, feedback=feedback)
+        for codec in (
+            dense(tw.codecs.Chunks(), tw.codecs.BF16()),
+            tw.codecs.CastBF16(),
+            tw.codecs.CastFP16(),
+        )
+    )
+    assert same_bits(trained(sparse), trained(cast))
+    assert not same_bits(trained(control), trained(cast))
+
+
+def test_muloco_in_32_bits_is_muloco_without_a_codec() -> None:
+    plain = trained(tw.presets.muloco(), muon)
+    assert same_bits(trained(tw.presets.muloco(bits=32), muon), plain)
+    assert not same_bits(trained(tw.presets.muloco(bits=16), muon), plain)
+
+
+def two_chunks() -> nn.Module:
+    """4,503 elements in tensors of fewer than 4,096 each."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Embedding(11, 60), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 3)
+        return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("k", "beta"), [(64, 0.95), (512, 0.5), (64, 0.0)])
+def test_sparseloco_follows_its_reference_loop(workers: int, k: int, beta: float) -> None:
+    def reference(k: int, beta: float) -> list[torch.Tensor]:
+        return reference_sparseloco(
+            two_chunks,
+            adamw,
+            lambda model, step, worker: loss(model, step, worker, workers=workers),
+            workers=workers,
+            steps=12,
+            sync_every=3,
+            sparsity=(k, beta),
+        )
+
+    method = tw.presets.sparseloco(
+        sync_every=3,
+        codec=tw.codecs.TopK(k=k, values=tw.codecs.F32()),
+        feedback=tw.ErrorFeedback(decay=beta),
+    )
+    team = Team(method, adamw, workers, model=two_chunks).train(12)
+    ours = [torch.cat([p.flatten() for p in team.anchor()])]
+    tolerance = 1e-5
+    assert largest_difference(ours, reference(k, beta)) < tolerance
+    assert largest_difference(ours, reference(k + 64, beta)) > 100 * tolerance
+    assert largest_difference(ours, reference(k, beta + 0.04)) > 100 * tolerance

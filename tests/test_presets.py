@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -11,7 +12,112 @@ def test_tables_are_the_papers() -> None:
     assert (diloco.sync_every, muloco.sync_every, ddp.sync_every) == (30, 30, 1)
     assert diloco.inner == tw.inner.AdamW(lr=4e-4, weight_decay=0.1)
     assert muloco.inner == tw.inner.Muon(lr=0.0156)
+    assert (muloco.inner.momentum, muloco.inner.scale) == (0.9, "spectral")
     assert ddp.outer == tw.outer.Direct()
+    for method in (diloco, muloco, ddp):
+        assert method.codec == tw.codecs.Identity()
+        assert method.feedback == tw.NoFeedback()
+
+
+def test_sparse_tables_are_the_papers() -> None:
+    adamw, muon = tw.presets.sparseloco(), tw.presets.sparse_muloco()
+    assert adamw.inner == tw.inner.AdamW(lr=1e-3, weight_decay=0.1)
+    assert muon.inner == tw.presets.muloco().inner
+    assert adamw.codec == tw.codecs.TopK(
+        k=64, values=tw.codecs.SignLevels(), groups=tw.codecs.Blocks()
+    )
+    assert muon.codec == tw.codecs.TopK(
+        k=64, values=tw.codecs.SignMean(), groups=tw.codecs.Chunks()
+    )
+    for method in (adamw, muon):
+        assert method.sync_every == 15
+        assert method.outer == tw.outer.SGD(lr=1.0)
+        assert method.feedback == tw.ErrorFeedback(decay=0.95)
+        assert method.aggregate == tw.MeanOverWorkers()
+        assert method.exchange == tw.Automatic()
+
+
+@pytest.mark.parametrize(
+    ("bits", "codec", "feedback"),
+    [
+        (None, tw.codecs.Identity(), tw.NoFeedback()),
+        (32, tw.codecs.Identity(), tw.NoFeedback()),
+        (16, tw.codecs.CastBF16(), tw.NoFeedback()),
+        *((b, tw.codecs.Quantise(bits=b), tw.ErrorFeedback(decay=0.9)) for b in (8, 4, 2, 1)),
+    ],
+)
+def test_bits_choose_codec_and_feedback(bits, codec, feedback) -> None:
+    method = tw.presets.muloco(bits=bits)
+    assert (method.codec, method.feedback) == (codec, feedback)
+    # A feedback of one's own wins.
+    mine = tw.ErrorFeedback(decay=0.5)
+    assert tw.presets.muloco(bits=bits, feedback=mine).feedback == mine
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "sparse_muloco"])
+@pytest.mark.parametrize("density", [0, -0.5, 1.5, 1e-5, float("nan")])
+def test_a_density_outside_its_range_is_refused(preset: str, density: float) -> None:
+    with pytest.raises(tw.ConfigurationError, match="density"):
+        tw.presets.by_name(preset)(density=density)
+
+
+@pytest.mark.parametrize(("density", "k"), [(1, 4096), (1 / 4096, 1), (1 / 32, 128)])
+def test_a_density_is_k_of_every_4096(density: float, k: int) -> None:
+    assert tw.presets.sparseloco(density=density).codec.k == k
+    assert tw.presets.sparse_muloco(density=density).codec.k == k
+
+
+# -- methods as text -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("ddp", tw.presets.ddp()),
+        ("muloco:bits=2", tw.presets.muloco(bits=2)),
+        ("diloco:sync_every=7", tw.presets.diloco(sync_every=7)),
+        (
+            "sparseloco:density=1/32:sync_every=30",
+            tw.presets.sparseloco(density=1 / 32, sync_every=30),
+        ),
+        ("sparse_muloco:density=0.125", tw.presets.sparse_muloco(density=1 / 8)),
+    ],
+)
+def test_a_method_is_read_from_text(text: str, method: tw.Method) -> None:
+    read = tw.presets.from_text(text)
+    assert read == dataclasses.replace(method, name=text)
+
+
+def test_what_is_in_the_text_wins() -> None:
+    read = tw.presets.from_text("diloco:sync_every=7", sync_every=9, codec=tw.codecs.CastBF16())
+    assert (read.sync_every, read.codec) == (7, tw.codecs.CastBF16())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "cannot use method ''"),
+        ("dilocco", "did you mean 'diloco'"),
+        ("diloco:sync_evry=3", "did you mean 'sync_every'"),
+        ("ddp:bits=2", "cannot build ddp with 'bits'"),
+        ("muloco:density=1/2", "cannot build muloco with 'density'"),
+        ("muloco:bits", "not FIELD=NUMBER"),
+        ("muloco:bits=", "not FIELD=NUMBER"),
+        ("muloco:bits=two", "not FIELD=NUMBER"),
+        ("muloco:bits=2=3", "not FIELD=NUMBER"),
+        ("muloco:", "not FIELD=NUMBER"),
+        ("muloco:bits=2.5", "cannot send 2.5 bits"),
+        ("sparseloco:density=1/0", "not FIELD=NUMBER"),
+        ("sparseloco:density=nan", "not FIELD=NUMBER"),
+        ("sparseloco:density=2", "density of 2"),
+        ("diloco:sync_every=0", "sync_every=0"),
+        ("diloco:sync_every=1/2", "sync_every=0.5"),
+        ("diloco:codec=2", "codec takes Codec"),
+    ],
+)
+def test_text_that_names_no_method_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=re.escape(reason)):
+        tw.presets.from_text(text)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 import thinwire as tw
 from processes import free_port, rank_environment
+from thinwire.layout import Layout, wire_order
+from thinwire.message import HEADER_NBYTES
 from thinwire.train import recipes
 from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.data import Data
@@ -96,6 +98,13 @@ def records(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def message_nbytes(config: TrainConfig, out: Path) -> int:
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    layout = Layout.of({name: shapes[name] for name in wire_order(shapes)})
+    return HEADER_NBYTES + config.method.codec.fit(layout).nbytes
+
+
 # -- a run and what it leaves ---------------------------------------------------------------------
 
 
@@ -109,7 +118,10 @@ def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_pa
     assert [r["step"] for r in records(out) if "val_loss" in r] == [6, 12]
     assert summary["tokens"] == 12 * 4 * 16
     rounds = 12 if method == "ddp" else 3  # two whole rounds and the rest
-    assert summary["sent_bytes_per_worker"] == rounds * 4 * summary["parameters"]
+    assert summary["sent_bytes_per_worker"] == rounds * message_nbytes(tiny(method), out)
+    evaluated = records(out)[-1]
+    assert evaluated["anchor_bytes"] == (0 if method == "ddp" else 4 * summary["parameters"])
+    assert bool(evaluated["feedback_bytes"]) == ("sparse" in method)
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     assert tw.digest(dict(model.named_parameters())) == summary["outer_digest"]
     assert list((out / "model").glob("*.safetensors"))

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire import presets
-from thinwire.cli.flags import RunFlags, apply_flags, default_out, without_rounds
+from thinwire.cli.flags import RunFlags, apply_flags, default_out, folder_name, without_rounds
 from thinwire.errors import ConfigurationError
 from thinwire.outer import Direct
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import under_torchrun
 from thinwire.train.observers import Terminal, bytes_text
-from thinwire.train.run_folder import write_json
+from thinwire.train.run_folder import RunFolder, write_json
 from thinwire.train.trainer import resume
 
 __all__ = ["Compare"]
@@ -32,7 +32,7 @@ class Compare:
     """
 
     methods: str = "ddp,diloco,muloco"
-    """Comma-separated."""
+    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
     seeds: str = "0"
     """Comma-separated."""
     out: Path | None = None
@@ -45,20 +45,21 @@ class Compare:
         methods, seeds = self._methods(), self._seeds()
         configs = {(m, s): self._config(m, s) for m in methods for s in seeds}
         out = self.out or default_out("compare")
-        summaries = {method: list[dict[str, Any]]() for method in methods}
+        runs = {method: list[dict[str, Any]]() for method in methods}
         for (method, seed), config in configs.items():
             title = f"{method} seed {seed}"
+            folder = out / f"{folder_name(method)}-seed{seed}"
             summary = resume(
                 config,
-                out / f"{method}-seed{seed}",
+                folder,
                 lambda c, _step, title=title: [Terminal(console, title=title, steps=c.steps)],
             )
-            summaries[method].append(summary)
-        write_json(out / "compare.json", summaries)
-        console.print(comparison_table(summaries))
+            runs[method].append(summary | {"memory_bytes": _memory(folder)})
+        write_json(out / "compare.json", runs)
+        console.print(comparison_table(runs))
 
     def _config(self, method: str, seed: int) -> TrainConfig:
-        rounds = not isinstance(presets.by_name(method)().outer, Direct)
+        rounds = not isinstance(presets.from_text(method).outer, Direct)
         return apply_flags(self.run if rounds else without_rounds(self.run), method, seed)
 
     def _check_launch(self) -> None:
@@ -72,7 +73,7 @@ class Compare:
     def _methods(self) -> list[str]:
         methods = [method.strip() for method in self.methods.split(",")]
         for method in methods:
-            presets.by_name(method)
+            presets.from_text(method)
         return methods
 
     def _seeds(self) -> list[int]:
@@ -86,20 +87,30 @@ class Compare:
             ) from error
 
 
-def comparison_table(summaries: dict[str, list[dict[str, Any]]]) -> Table:
+_STATES = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
+
+
+def _memory(folder: Path) -> dict[str, int]:
+    """Bytes of each state that a worker of the run in `folder` held."""
+    record = RunFolder(folder).last_evaluation()
+    return {state: record[f"{state}_bytes"] for state in _STATES}
+
+
+def comparison_table(runs: dict[str, list[dict[str, Any]]]) -> Table:
     """One row per method: means over its runs.
 
     Args:
-        summaries: the summaries of each method's runs.
+        runs: each method's summaries, with the bytes of every state as `memory_bytes`.
     """
     table = Table(
-        title="validation loss of the outer parameters in nats per token; bytes per worker"
+        title="validation loss of the outer parameters in nats per token; bytes per worker",
+        caption="memory: weights, inner state, anchor, outer state and feedback, over the weights",
     )
-    table.add_column("method")
-    for column in ("val loss", "tokens", "sent", "received", "peak in a step", "wall s"):
+    table.add_column("method", overflow="fold")
+    for column in ("val loss", "tokens", "sent", "received", "peak/step", "memory", "wall s"):
         table.add_column(column, justify="right")
-    for method, runs in summaries.items():
-        table.add_row(method, *_row(runs))
+    for method, same in runs.items():
+        table.add_row(method, *_row(same))
     return table
 
 
@@ -115,5 +126,11 @@ def _row(runs: Sequence[dict[str, Any]]) -> list[str]:
         bytes_text(mean("sent_bytes_per_worker")),
         bytes_text(mean("received_bytes_per_worker")),
         bytes_text(mean("peak_sent_bytes_per_step")),
+        f"{statistics.fmean(_memory_ratio(run) for run in runs):.2f} x",
         f"{mean('wall_s'):.1f}",
     ]
+
+
+def _memory_ratio(run: dict[str, Any]) -> float:
+    held: dict[str, int] = run["memory_bytes"]
+    return sum(held.values()) / held["live_weights"]

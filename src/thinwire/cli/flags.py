@@ -1,6 +1,7 @@
 """The flags of `thinwire train` and `thinwire compare`, and what they change in a recipe."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -136,9 +137,18 @@ def _replace(slot: Any, fields: dict[str, Any], flag: str, method: Method) -> An
     return dataclasses.replace(slot, **fields)
 
 
+def folder_name(method: str) -> str:
+    """A method's text as a name that every file system takes.
+
+    >>> folder_name("sparseloco:density=1/32")
+    'sparseloco-density-1-32'
+    """
+    return re.sub(r"[^\w.]+", "-", method)
+
+
 def default_out(name: str) -> Path:
     """The first folder `runs/NAME-N` that does not exist."""
     number = 1
-    while (path := Path("runs") / f"{name}-{number}").exists():
+    while (path := Path("runs") / f"{folder_name(name)}-{number}").exists():
         number += 1
     return path

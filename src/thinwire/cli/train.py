@@ -24,7 +24,7 @@ class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun."""
 
     method: str = "diloco"
-    """ddp, diloco or muloco."""
+    """ddp, diloco, muloco, sparseloco or sparse_muloco; muloco:bits=2 sets a field of it."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
     out: Path | None = None

@@ -1,5 +1,6 @@
 """Recipes: functions from a method's name to a complete configuration."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -54,9 +55,10 @@ def _laptop_method(method: str) -> Method:
             "sync_every": 10,
             "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
         },
+        "sparseloco": {"inner": dataclasses.replace(adamw, lr=1.6e-2), "sync_every": 10},
+        "sparse_muloco": {"inner": muon, "sync_every": 10},
     }
-    preset = presets.by_name(method)
-    return preset(**tuned.get(method, {}))
+    return presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
 
 
 def paper(method: str) -> TrainConfig:
@@ -69,7 +71,7 @@ def paper(method: str) -> TrainConfig:
     True
     """
     return TrainConfig(
-        method=presets.by_name(method)(),
+        method=presets.from_text(method),
         model=Model(size="150m"),
         data=Data(corpus="site-packages", tokenizer="bpe:32000", sequence_length=1024),
         workers=8,

@@ -145,6 +145,7 @@ class _Trainer:
             extra: dict[str, float] = {}
             if evaluate:
                 val_loss = extra["val_loss"] = self._evaluate()
+                extra |= self._memory()
             if evaluate or _due(self.step, self._config.periods.log_steps):
                 self._record(losses, extra)
             if _due(self.step, self._config.periods.checkpoint_steps) and not last:
@@ -186,11 +187,17 @@ class _Trainer:
             "received_bytes": stats.received_bytes,
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
+            "left_out": sum(stats.left_out.values()),
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._clock.wall_s,
         }
         for observer in self._observers:
             observer.record(record | extra)
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes of the states that a worker holds, as fields of a record."""
+        held = self._crew.workers[0].outer.memory()
+        return {f"{state.replace(' ', '_')}_bytes": count for state, count in held.items()}
 
     def _tokens_per_s(self) -> float:
         return self.step * self._config.tokens_per_step / self._clock.training_s
