@@ -1,7 +1,15 @@
 import json
 
-from thinwire import bench
+import pytest
+import torch
+
+from thinwire import bench, codecs
+from thinwire.bench.naive import ChunkedTopK, TensorTopK
+from thinwire.bench.shapes import gpt2
+from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.cli import main
+from thinwire.layout import CHUNK, Layout
+from thinwire.message import HEADER_NBYTES
 
 
 def test_outer_step_is_measured_against_its_baseline(tmp_path, capsys) -> None:
@@ -17,3 +25,76 @@ def test_simulation_is_measured_against_one_worker() -> None:
     result = bench.simulation(workers=2, steps=1, repeats=1)
     assert result.speed_ratio == result.baseline_s[0] / result.ours_s[0]
     assert result.ours == "2 simulated workers"
+
+
+def test_codecs_are_measured_against_a_loop_over_topk() -> None:
+    compared = [codecs.TopK(k=64), codecs.Quantise(bits=2), codecs.CastBF16()]
+    layout = gpt2(vocabulary=300, positions=17, width=64, layers=1)
+    threads = torch.get_num_threads()
+    report = bench.codecs(layout=layout, compared=compared, workers=3, repeats=2, budget_s=60)
+    assert torch.get_num_threads() == threads
+    found = json.loads(json.dumps(report.describe()))
+    names = ["per-tensor torch.topk", "chunked torch.topk", *(codec.id for codec in compared)]
+    assert [row["name"] for row in found["rows"]] == names * len(report.blocks)
+    assert found["rows"][0]["threads"] == 1
+    assert found["rows"][0]["encode_speed_over_naive"] == 1
+    for row in found["rows"]:
+        assert all(row[field] > 0 for field in row if field.endswith(("floor", "naive", "meter")))
+        assert len(row["encode_s"]) == len(row["encode_floor_s"]) > 0
+        assert len(row["decode_s"]) == len(row["decode_floor_s"]) > 0
+        if row["name"] != names[0]:
+            assert len(row["encode_s"]) == len(row["decode_s"]) == 2
+    cast = found["rows"][len(names) - 1]
+    assert cast["message_nbytes"] == 2 * layout.numel + HEADER_NBYTES
+    assert [len(table.rows) for table in report.tables()] == [len(names)] * len(report.blocks)
+    for table in report.tables():
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+@pytest.mark.parametrize(
+    ("codec", "bits"),
+    [
+        (codecs.TopK(k=64, values=codecs.SignMean()), 0.147),
+        (codecs.TopK(k=64, values=codecs.SignLevels()), 0.167),
+        (codecs.TopK(k=64, values=codecs.SignLevels(), groups=codecs.Blocks()), 0.167),
+        (codecs.Quantise(bits=2), 2.02),
+    ],
+)
+def test_bits_per_parameter_of_a_gpt2(codec: codecs.Codec, bits: float) -> None:
+    """Embeddings, norms and biases included, and the header."""
+    layout = gpt2()
+    assert layout.numel == 51_475_968
+    assert 8 * (codec.fit(layout).nbytes + HEADER_NBYTES) / layout.numel <= bits
+
+
+@pytest.mark.parametrize("kind", [TensorTopK, ChunkedTopK])
+def test_the_baselines_send_the_largest_and_keep_the_rest(kind) -> None:
+    layout = Layout.of({"w": (CHUNK + 128,), "b": (3,)})
+    naive = kind(layout, decay=1.0)
+    delta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
+    payloads = [naive.encode(delta)]
+    assert torch.cat(naive._residuals)[int(delta.abs().argmax())] == 0
+    payloads.append(naive.encode(delta))
+    mean = torch.cat([part.flatten() for part in naive.mean(payloads)])
+    residual = torch.cat(naive._residuals)
+    torch.testing.assert_close(2 * mean + residual, 2 * delta)
+    assert naive.nbytes(payloads[0]) == 12 * (CHUNK // 64 + 2 + 1)
+
+
+def test_temporaries_are_what_lives_at_once_beside_the_result() -> None:
+    x = torch.zeros(1000)
+    assert peak_temporary_nbytes(lambda: x + 1)[1] == 0
+    assert peak_temporary_nbytes(lambda: x.add_(1))[1] == 0
+    assert peak_temporary_nbytes(lambda: ((x + 1) * 2 + 3) * 4)[1] == 4000
+    assert peak_temporary_nbytes(lambda: x * 2 + x * 3)[1] == 8000
+
+
+def test_a_sparse_codec_needs_a_small_share_of_the_model_beside_it() -> None:
+    """Batches have a fixed size, so the share falls as the model grows."""
+    layout = Layout.of({"w": (4096, 4096)})
+    coder = codecs.TopK(k=64).fit(layout)
+    x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
+    payload, encoding = peak_temporary_nbytes(lambda: coder.encode_residual(x))
+    decoding = peak_temporary_nbytes(lambda: coder.add_to(x, [payload] * 8, weight=0.125))[1]
+    assert encoding <= 0.4 * x.nbytes
+    assert decoding <= 0.4 * x.nbytes

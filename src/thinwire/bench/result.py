@@ -1,17 +1,48 @@
-"""A measured ratio, and how it is taken on a machine that others use too."""
+"""What a benchmark finds, and how it is taken on a machine that others use too."""
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
 
-__all__ = ["Result", "compare_alternating"]
+__all__ = ["Report", "Result", "Table", "compare_alternating", "seconds"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class Table:
+    """Text in rows and columns; tables of one title are one table.
+
+    Args:
+        title: what was measured, and how.
+        columns: their headings.
+        rows: a text for each column.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Report(ABC):
+    """What a benchmark found."""
+
+    name: str
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """For a person."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Everything, all repetitions included, as JSON-able data."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Result(Report):
     """`ours` against `baseline`, both in seconds per repetition.
 
     Args:
@@ -35,6 +66,24 @@ class Result:
             base / mine for base, mine in zip(self.baseline_s, self.ours_s, strict=True)
         )
 
+    def tables(self) -> Sequence[Table]:
+        """One row."""
+        ours_ms, baseline_ms = (
+            f"{1000 * statistics.median(s):.1f}" for s in (self.ours_s, self.baseline_s)
+        )
+        ratio = f"{self.speed_ratio:.2f}"
+        return [
+            Table(
+                title="speed against a baseline, median of paired repetitions",
+                columns=("benchmark", "ours", "baseline", "ratio", "ours ms", "baseline ms"),
+                rows=((self.name, self.ours, self.baseline, ratio, ours_ms, baseline_ms),),
+            )
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """The fields and the ratio."""
+        return asdict(self) | {"speed_ratio": self.speed_ratio}
+
 
 def compare_alternating(
     ours: Callable[[], object], baseline: Callable[[], object], *, repeats: int
@@ -47,11 +96,16 @@ def compare_alternating(
     """
     ours()
     baseline()
-    pairs = [(_seconds(ours), _seconds(baseline)) for _ in range(repeats)]
+    pairs = [(seconds(ours), seconds(baseline)) for _ in range(repeats)]
     return [mine for mine, _ in pairs], [base for _, base in pairs]
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
+    """How long one call takes.
+
+    >>> seconds(lambda: None) >= 0
+    True
+    """
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s

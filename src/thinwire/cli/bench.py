@@ -3,21 +3,29 @@
 import importlib.metadata
 import os
 import platform
-import statistics
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
+import rich.table
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from thinwire import bench
 from thinwire.train.run_folder import write_json
 
 __all__ = ["Bench"]
 
-_BENCHES = {"simulation": bench.simulation, "outer-step": bench.outer_step}
+_BENCHES: Mapping[str, Callable[[], bench.Report]] = {
+    "simulation": bench.simulation,
+    "outer-step": bench.outer_step,
+    "codecs": bench.codecs,
+}
+
+# So that a row of numbers fits into 80 columns.
+_NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 
 
 @final
@@ -25,37 +33,36 @@ _BENCHES = {"simulation": bench.simulation, "outer-step": bench.outer_step}
 class Bench:
     """Measure this machine: ratios against a named baseline in the same run."""
 
-    what: tyro.conf.Positional[Literal["all", "simulation", "outer-step"]] = "all"
+    what: tyro.conf.Positional[Literal["all", "simulation", "outer-step", "codecs"]] = "all"
     """Which benchmark."""
     out: Path | None = None
     """Folder for one JSON file per benchmark."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        table = Table(title="speed against a baseline, median of paired repetitions")
-        for column in ("benchmark", "ours", "baseline", "ratio", "ours ms", "baseline ms"):
-            table.add_column(column)
+        tables: dict[str, rich.table.Table] = {}
         for name in _BENCHES if self.what == "all" else [self.what]:
-            result = _BENCHES[name]()
-            table.add_row(*_row(result))
+            report = _BENCHES[name]()
+            for table in report.tables():
+                _add(tables, table)
             if self.out is not None:
                 self.out.mkdir(parents=True, exist_ok=True)
-                write_json(self.out / f"{name}.json", _with_context(result))
-        console.print(table)
+                write_json(self.out / f"{name}.json", _with_context(report))
+        for table in tables.values():
+            console.print(table)
 
 
-def _row(result: bench.Result) -> list[str]:
-    ours_ms, baseline_ms = (
-        f"{1000 * statistics.median(s):.1f}" for s in (result.ours_s, result.baseline_s)
-    )
-    ratio = f"{result.speed_ratio:.2f}"
-    return [result.name, result.ours, result.baseline, ratio, ours_ms, baseline_ms]
+def _add(tables: dict[str, rich.table.Table], table: bench.Table) -> None:
+    shown = tables.setdefault(table.title, rich.table.Table(title=table.title, **_NARROW))
+    for heading in table.columns[len(shown.columns) :]:
+        shown.add_column(heading, no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*row)
 
 
-def _with_context(result: bench.Result) -> dict[str, Any]:
-    return asdict(result) | {
-        "speed_ratio": result.speed_ratio,
-        "command": f"thinwire bench {result.name}",
+def _with_context(report: bench.Report) -> dict[str, Any]:
+    return report.describe() | {
+        "command": f"thinwire bench {report.name}",
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),

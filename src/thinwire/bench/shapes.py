@@ -1,0 +1,56 @@
+"""The model whose pseudo-gradients the codecs are timed on."""
+
+import torch
+from torch import Tensor
+
+from thinwire.layout import Layout, wire_order
+
+__all__ = ["gpt2", "heavy_tailed"]
+
+
+def gpt2(
+    *, vocabulary: int = 50_257, positions: int = 1024, width: int = 512, layers: int = 8
+) -> Layout:
+    """The layout of a GPT-2 with tied embeddings, in wire order.
+
+    Args:
+        vocabulary: rows of the embedding, which is the head too.
+        positions: rows of the position embedding.
+        width: of the residual stream.
+        layers: blocks of attention and a feed-forward of four widths.
+
+    >>> gpt2().numel
+    51475968
+    """
+    shapes = {"wte": (vocabulary, width), "wpe": (positions, width)}
+    roles = dict.fromkeys(shapes, "embedding")
+    for layer in range(layers):
+        shapes |= {f"h.{layer}.{name}": shape for name, shape in _block(width).items()}
+    shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
+    return Layout.of({name: shapes[name] for name in wire_order(shapes)}, roles)
+
+
+def heavy_tailed(numel: int, *, seed: int) -> Tensor:
+    """fp32 [numel] with many small numbers and a few large ones: a Gaussian over sqrt(uniform).
+
+    >>> bool(torch.isfinite(heavy_tailed(5, seed=0)).all())
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(numel, generator=generator)
+    return x.mul_(torch.rand(numel, generator=generator).clamp_(min=1e-2).rsqrt_())
+
+
+def _block(width: int) -> dict[str, tuple[int, ...]]:
+    linears = {
+        "attention.qkv": (3 * width, width),
+        "attention.project": (width, width),
+        "feed_forward.expand": (4 * width, width),
+        "feed_forward.project": (width, 4 * width),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns) in linears.items():
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    for name in ("norm_1", "norm_2"):
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    return shapes
