@@ -99,8 +99,10 @@ def test_what_is_in_the_text_wins() -> None:
         ("", "cannot use method ''"),
         ("dilocco", "did you mean 'diloco'"),
         ("diloco:sync_evry=3", "did you mean 'sync_every'"),
-        ("ddp:bits=2", "cannot build ddp with 'bits'"),
-        ("muloco:density=1/2", "cannot build muloco with 'density'"),
+        ("ddp:bits=2", "cannot give ddp the number 'bits'"),
+        ("muloco:density=1/2", "cannot give muloco the number 'density'"),
+        ("muloco:bit=2", "did you mean 'bits'"),
+        ("muloco:bits=2:bits=1", "gives bits twice"),
         ("muloco:bits", "not FIELD=NUMBER"),
         ("muloco:bits=", "not FIELD=NUMBER"),
         ("muloco:bits=two", "not FIELD=NUMBER"),
@@ -112,7 +114,7 @@ def test_what_is_in_the_text_wins() -> None:
         ("sparseloco:density=2", "density of 2"),
         ("diloco:sync_every=0", "sync_every=0"),
         ("diloco:sync_every=1/2", "sync_every=0.5"),
-        ("diloco:codec=2", "codec takes Codec"),
+        ("diloco:codec=2", "cannot give diloco the number 'codec'"),
     ],
 )
 def test_text_that_names_no_method_is_refused(text: str, reason: str) -> None:

@@ -6,6 +6,7 @@ Every field of `Method` can be given as a keyword and then replaces the paper's 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fractions import Fraction
+from inspect import signature
 from typing import Any, TypedDict, Unpack
 
 from thinwire import codecs, inner, outer
@@ -236,8 +237,25 @@ def from_text(text: str, **fields: Any) -> Method:
     128
     """
     name, *arguments = text.split(":")
-    given = dict(_argument(name, argument) for argument in arguments)
-    return by_name(name)(**{**fields, **given, "name": text})
+    preset = by_name(name)
+    own = [p.name for p in signature(preset).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given: dict[str, int | float] = {}
+    for argument in arguments:
+        field, value = _argument(name, argument)
+        if field not in (*own, *_NUMBERS):
+            raise _unknown(f"give {name} the number", field, (*own, *_NUMBERS))
+        if field in given:
+            raise ConfigurationError(
+                f"use method {text!r}",
+                because=f"it gives {field} twice",
+                do="leave one of them out",
+            )
+        given[field] = value
+    return preset(**{**fields, **given, "name": text})
+
+
+# Fields of any method that are numbers.
+_NUMBERS = ("sync_every",)
 
 
 def _argument(name: str, argument: str) -> tuple[str, int | float]:
