@@ -55,7 +55,7 @@ class Bench:
 def _add(tables: dict[str, rich.table.Table], table: bench.Table) -> None:
     shown = tables.setdefault(table.title, rich.table.Table(title=table.title, **_NARROW))
     for heading in table.columns[len(shown.columns) :]:
-        shown.add_column(heading, no_wrap=True)
+        shown.add_column(heading, no_wrap=not shown.columns)
     for row in table.rows:
         shown.add_row(*row)
 
