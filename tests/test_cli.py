@@ -56,7 +56,7 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
     assert (tmp_path / "diloco-seed0" / "summary.json").read_text() == first
     printed = capsys.readouterr().out
     assert "±" in printed
-    assert printed.count("│ muloco") == 2
+    assert printed.count("\n muloco:bits=2 ") == 2
     assert "memory" in printed
     compared = json.loads((tmp_path / "compare.json").read_text())
     assert [len(runs) for runs in compared.values()] == [2, 2, 2]

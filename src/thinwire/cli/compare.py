@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, final
 
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -102,12 +103,15 @@ def comparison_table(runs: dict[str, list[dict[str, Any]]]) -> Table:
     Args:
         runs: each method's summaries, with the bytes of every state as `memory_bytes`.
     """
+    # No borders: seven columns and a method's text have to fit into 80 columns.
     table = Table(
+        box=SIMPLE_HEAD,
+        padding=0,
         title="validation loss of the outer parameters in nats per token; bytes per worker",
         caption="memory: weights, inner state, anchor, outer state and feedback, over the weights",
     )
-    table.add_column("method", overflow="fold")
-    for column in ("val loss", "tokens", "sent", "received", "peak/step", "memory", "wall s"):
+    table.add_column("method", no_wrap=True)
+    for column in ("loss", "sent", "received", "peak/step", "memory", "wall s"):
         table.add_column(column, justify="right")
     for method, same in runs.items():
         table.add_row(method, *_row(same))
@@ -122,7 +126,6 @@ def _row(runs: Sequence[dict[str, Any]]) -> list[str]:
     spread = f" ± {statistics.stdev(losses):.4f}" if len(runs) > 1 else ""
     return [
         f"{mean('val_loss'):.4f}{spread}",
-        f"{mean('tokens'):,.0f}",
         bytes_text(mean("sent_bytes_per_worker")),
         bytes_text(mean("received_bytes_per_worker")),
         bytes_text(mean("peak_sent_bytes_per_step")),
