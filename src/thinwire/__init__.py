@@ -15,14 +15,26 @@ from thinwire.errors import (
 )
 from thinwire.exchange import Automatic, Gather, ReduceScatter
 from thinwire.feedback import ErrorFeedback, NoFeedback
-from thinwire.fragments import Fragment, Whole
+from thinwire.fragments import (
+    At,
+    Balanced,
+    ByModule,
+    Fragment,
+    Sequential,
+    Spread,
+    Strided,
+    Whole,
+)
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.stats import Stats
 from thinwire.version import __version__
 
 __all__ = [
+    "At",
     "Automatic",
+    "Balanced",
+    "ByModule",
     "CheckpointError",
     "ConfigurationError",
     "CorpusError",
@@ -40,7 +52,10 @@ __all__ = [
     "NonFiniteError",
     "OuterLoop",
     "ReduceScatter",
+    "Sequential",
+    "Spread",
     "Stats",
+    "Strided",
     "ThinwireError",
     "Whole",
     "__version__",

@@ -20,6 +20,7 @@ from thinwire.agreement import (
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.exchange import InFlight, Place, Wiring
 from thinwire.fragments import Fragment
+from thinwire.layers import parts_of
 from thinwire.layout import Layout, wire_order
 from thinwire.message import anchor_digest
 from thinwire.method import Method
@@ -343,7 +344,10 @@ class OuterLoop:
 
     def _plan(self) -> tuple[Fragment, ...]:
         names = wire_order(self._replica.shapes())
-        return self.method.fragments.plan(names, sync_every=self.method.sync_every)
+        parts = parts_of(self._replica.model)
+        return self.method.fragments.plan(
+            [parts[name] for name in names], sync_every=self.method.sync_every
+        )
 
     def _track(self, fragment: Fragment) -> Track:
         workers, shapes = self._transport.world_size, self._replica.shapes()

@@ -1,0 +1,113 @@
+"""Which parameters belong to which layer of a model, read off its module tree and never off a name.
+
+A language model keeps its layers in one container: transformers in an `nn.ModuleList`, torchtitan
+in an `nn.ModuleDict`, a toy in an `nn.Sequential`. Containers hold other things too (experts, the
+two matrices of an MLP, the whole model), but none of these outweighs the layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+__all__ = ["WRAPPERS", "Part", "find_layers", "parts_of"]
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""What torch.compile and activation checkpointing call the module they wrap, at any depth."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A trainable parameter, as far as its place in a plan of fragments depends on it.
+
+    Args:
+        name: its first name in `model.named_parameters()`.
+        aliases: all names it is reachable by, `name` first; tied parameters have several.
+        numel: elements of the whole tensor, also where this rank holds a shard of it.
+        layer: of the model's stack, from 0; None outside of it.
+
+    >>> Part(name="h.0.w", aliases=("h.0.w",), numel=6, layer=0).layer
+    0
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    numel: int
+    layer: int | None
+
+
+def find_layers(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter that lies in the model's stack of layers.
+
+    A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with two children or
+    more that are of one class. Children without parameters do not count, and embedding tables are
+    no layers. The stack with the most parameters wins; of equal ones, the outermost.
+
+    Args:
+        model: any module, also wrapped, compiled or sharded.
+
+    Returns:
+        Layer, counted from 0, by name in `model.named_parameters()`; a parameter that several
+        layers share is in the first. Empty if there is no stack.
+
+    >>> find_layers(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2)))
+    {'0.weight': 0, '2.weight': 1, '2.bias': 1}
+    """
+    # modules() goes from the outside in, and max() keeps the first of equals.
+    stack = max(map(_stack_in, model.modules()), key=_numel)
+    layer_of: dict[nn.Parameter, int] = {}
+    for index, layer in enumerate(stack):
+        for parameter in layer.parameters():
+            layer_of.setdefault(parameter, index)
+    return {name: layer_of[p] for name, p in model.named_parameters() if p in layer_of}
+
+
+def parts_of(model: nn.Module) -> dict[str, Part]:
+    """The trainable parameters of `model`, by name, in the order of `model.named_parameters()`.
+
+    >>> tied = nn.ModuleDict({"embed": nn.Embedding(5, 2), "head": nn.Linear(2, 5, bias=False)})
+    >>> tied["head"].weight = tied["embed"].weight
+    >>> parts_of(tied)["embed.weight"].aliases
+    ('embed.weight', 'head.weight')
+    """
+    layers = find_layers(model)
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for alias, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(parameter, []).append(alias)
+    return {
+        name: Part(name=name, aliases=tuple(aliases[p]), numel=p.numel(), layer=layers.get(name))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _stack_in(module: nn.Module) -> list[nn.Module]:
+    """The layers that `module` holds: none if it is no stack."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+        return []
+    layers = [child for child in module.children() if any(True for _ in child.parameters())]
+    if all(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in layers):
+        return []
+    if isinstance(module, nn.ModuleList) or (len(layers) > 1 and _are_of_one_class(layers)):
+        return layers
+    return []
+
+
+def _are_of_one_class(modules: Sequence[nn.Module]) -> bool:
+    # FSDP2 gives a module a subclass of its own class.
+    plain = [_unwrapped(module) for module in modules]
+    return any(all(isinstance(module, type(one)) for module in plain) for one in plain)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    for attribute in WRAPPERS:
+        inner = getattr(module, attribute, None)
+        if isinstance(inner, nn.Module):
+            return _unwrapped(inner)
+    return module
+
+
+def _numel(layers: Sequence[nn.Module]) -> int:
+    return sum(p.numel() for p in {p for layer in layers for p in layer.parameters()})
