@@ -18,6 +18,7 @@ from thinwire.aggregate import Received
 from thinwire.exchange import Wiring
 from thinwire.layout import Layout
 from thinwire.message import HEADER_NBYTES, Header, Kind, seal
+from thinwire.storage import Ledger, OnDevice
 from thinwire.transport import Label, Pending, Reduce, Transport, in_process
 from toy import Team, adamw, build_model, same_bits
 
@@ -242,7 +243,7 @@ def wiring(codec: codecs.Codec, workers: int) -> Wiring:
         layout=Layout.of({"weight": (1024, 64)}),
         fragment=0,
         transport=in_process(workers)[0],
-        device=torch.device("cpu"),
+        storage=OnDevice(torch.device("cpu"), Ledger()),
     )
 
 

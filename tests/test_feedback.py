@@ -9,9 +9,11 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire import codecs
 from thinwire.layout import Layout
+from thinwire.storage import Ledger, OnDevice
 from toy import Team, adamw, build_model, same_bits, sgd
 
 CPU = torch.device("cpu")
+STORAGE = OnDevice(CPU, Ledger())
 LOSSY = [codecs.Quantise(bits=2), codecs.TopK(k=64), codecs.CastBF16(), codecs.E3M0()]
 FLOAT_MAX = torch.finfo(torch.float32).max
 
@@ -27,7 +29,7 @@ def deltas(rounds: int, numel: int = 5000) -> list[Tensor]:
 def rounds_of(feedback: tw.ErrorFeedback, codec: codecs.Codec, moves: list[Tensor]):
     """What was sent in each round, and the residual at the end."""
     coder = codec.fit(Layout.vector(len(moves[0])))
-    state = feedback.bind(len(moves[0]), CPU)
+    state = feedback.bind(len(moves[0]), STORAGE)
     sent = [coder.decode(state.encode(delta.clone(), coder)) for delta in moves]
     return sent, state.state_dict()["residual"]
 
@@ -127,9 +129,10 @@ def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
 
 
 def test_a_device_of_its_own_changes_nothing_but_the_place() -> None:
-    state = tw.ErrorFeedback(device="cpu").bind(3, torch.device("meta"))
+    elsewhere = OnDevice(torch.device("meta"), Ledger())
+    state = tw.ErrorFeedback(device="cpu").bind(3, elsewhere)
     assert state.state_dict()["residual"].device == CPU
-    state = tw.ErrorFeedback().bind(3, torch.device("meta"))
+    state = tw.ErrorFeedback().bind(3, elsewhere)
     assert state.state_dict()["residual"].device == torch.device("meta")
 
 
@@ -150,7 +153,7 @@ def test_decays_that_do_not_forget_are_refused(decay: float) -> None:
 
 
 def test_a_residual_of_another_size_is_refused() -> None:
-    state = tw.ErrorFeedback().bind(3, CPU)
+    state = tw.ErrorFeedback().bind(3, STORAGE)
     for wrong in ({}, {"residual": torch.zeros(4)}, {"residual": torch.zeros(3), "more": CPU}):
         with pytest.raises(tw.CheckpointError, match="needs a residual of 3"):
             state.load_state_dict(wrong)
@@ -181,7 +184,7 @@ def test_a_bad_pseudo_gradient_is_neither_sent_nor_remembered(bad: float, exchan
 
 def test_a_sum_beyond_fp32_is_refused() -> None:
     coder = codecs.TopK(k=1).fit(Layout.vector(5000))
-    state = tw.ErrorFeedback(decay=1.0).bind(5000, CPU)
+    state = tw.ErrorFeedback(decay=1.0).bind(5000, STORAGE)
     state.load_state_dict({"residual": torch.full((5000,), 0.9 * FLOAT_MAX)})
     with pytest.raises(tw.NonFiniteError, match="leaves the range of fp32"):
         state.encode(torch.full((5000,), 0.2 * FLOAT_MAX), coder)

@@ -3,7 +3,9 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.outer import Seat
 from thinwire.replica import Replica
+from thinwire.storage import Ledger, OnDevice
 from thinwire.testing import OuterContract
 
 
@@ -45,7 +47,10 @@ def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]
     """The anchor of one weight that starts at 0 after rounds with the given mean deltas."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    state = outer.bind(Replica(model, []), ["weight"], workers=workers)
+    replica = Replica(model, [])
+    storage = OnDevice(replica.device, Ledger())
+    seat = Seat(replica=replica, names=("weight",), workers=workers, storage=storage)
+    state = outer.bind(seat, tw.Delay())
     anchors: list[float] = []
     for delta in deltas:
         with torch.no_grad():

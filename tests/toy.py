@@ -40,13 +40,19 @@ class Team:
     """K workers that share a thread."""
 
     def __init__(
-        self, method: tw.Method, build: BuildOptimizer, workers: int, *, model=build_model
+        self,
+        method: tw.Method,
+        build: BuildOptimizer,
+        workers: int,
+        *,
+        model=build_model,
+        outer_device: str | None = None,
     ) -> None:
         self.workers = workers
         self.models = [model() for _ in range(workers)]
         self.optimizers = [build(model) for model in self.models]
         self.loops = [
-            tw.OuterLoop(model, optimizer, method, transport=transport)
+            tw.OuterLoop(model, optimizer, method, transport=transport, outer_device=outer_device)
             for model, optimizer, transport in zip(
                 self.models, self.optimizers, tw.transport.in_process(workers), strict=True
             )

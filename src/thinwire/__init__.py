@@ -26,6 +26,7 @@ from thinwire.fragments import (
     Whole,
 )
 from thinwire.method import Method
+from thinwire.outer import Delay, Eager
 from thinwire.outer_loop import OuterLoop
 from thinwire.stats import Stats
 from thinwire.version import __version__
@@ -38,6 +39,8 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "CorpusError",
+    "Delay",
+    "Eager",
     "ErrorFeedback",
     "ExchangeError",
     "ExchangeTimeout",

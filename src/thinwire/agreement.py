@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _WEIGHTS = "initial weights"
-_CONSEQUENCES = (_WEIGHTS, "wire order")
+_CONSEQUENCES = (_WEIGHTS, "wire order", "fragment sizes")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

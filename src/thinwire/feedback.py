@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.codecs import Coder
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
+from thinwire.storage import Storage, choose_storage
 
 __all__ = ["ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]
 
@@ -20,6 +21,10 @@ class FeedbackState(ABC):
     @abstractmethod
     def encode(self, delta: Tensor, coder: Coder) -> Tensor:
         """The payload for `delta` (fp32 [numel], finite) and for what was left behind."""
+
+    @abstractmethod
+    def prefetch(self) -> None:
+        """Begin to bring the memory to the device."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -34,14 +39,17 @@ class Feedback(ABC):
     """Description of a feedback rule."""
 
     @abstractmethod
-    def bind(self, numel: int, device: torch.device) -> FeedbackState:
-        """A fresh memory for a vector of `numel` elements on `device`."""
+    def bind(self, numel: int, storage: Storage) -> FeedbackState:
+        """A fresh memory for a vector of `numel` elements, kept in `storage`."""
 
 
 @final
 class _Nothing(FeedbackState):
     def encode(self, delta: Tensor, coder: Coder) -> Tensor:
         return coder.encode(delta)
+
+    def prefetch(self) -> None:
+        pass
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -55,24 +63,25 @@ class _Nothing(FeedbackState):
 class NoFeedback(Feedback):
     """payload = encode(Delta): a round forgets what it could not send.
 
-    >>> NoFeedback().bind(3, torch.device("cpu")).state_dict()
+    >>> from thinwire.storage import Ledger, OnDevice
+    >>> NoFeedback().bind(3, OnDevice(torch.device("cpu"), Ledger())).state_dict()
     {}
     """
 
-    def bind(self, numel: int, device: torch.device) -> FeedbackState:
+    def bind(self, numel: int, storage: Storage) -> FeedbackState:
         """A memory that stays empty."""
-        del numel, device
+        del numel, storage
         return _Nothing()
 
 
 @final
 class _Residual(FeedbackState):
-    def __init__(self, decay: float, numel: int, kept_on: torch.device) -> None:
+    def __init__(self, decay: float, numel: int, storage: Storage) -> None:
         self._decay = decay
-        self._memory = torch.zeros(numel, device=kept_on)
+        self._memory = storage.zeros(numel)
 
     def encode(self, delta: Tensor, coder: Coder) -> Tensor:
-        wanted = self._memory.to(delta.device)
+        wanted = self._memory.fetch()
         wanted.mul_(self._decay).add_(delta)
         # One sum costs little, and a finite sum proves every term finite.
         if not bool(torch.isfinite(wanted.sum())) and not bool(torch.isfinite(wanted).all()):
@@ -82,22 +91,24 @@ class _Residual(FeedbackState):
                 do="resume from the last checkpoint with a lower inner learning rate",
             )
         payload = coder.encode_residual(wanted)
-        if wanted is not self._memory:
-            self._memory.copy_(wanted)
+        self._memory.store(wanted)
         return payload
 
+    def prefetch(self) -> None:
+        self._memory.prefetch()
+
     def state_dict(self) -> dict[str, Tensor]:
-        return {"residual": self._memory}
+        return {"residual": self._memory.resting()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if list(state) != ["residual"] or state["residual"].shape != self._memory.shape:
+        memory = self._memory.resting()
+        if list(state) != ["residual"] or state["residual"].shape != memory.shape:
             raise CheckpointError(
                 "load the state of error feedback",
-                because=f"it has {sorted(state)} and needs a residual of {len(self._memory)} "
-                "elements",
+                because=f"it has {sorted(state)} and needs a residual of {len(memory)} elements",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._memory.copy_(state["residual"])
+        self._memory.store(state["residual"].to(memory.device, copy=True))
 
 
 @final
@@ -109,15 +120,17 @@ class ErrorFeedback(Feedback):
 
     Args:
         decay: beta in [0, 1]; with 1 nothing is ever lost.
-        device: where e lives between rounds; None is the worker's device, "cpu" the host's memory.
-            It must not change the mathematics, so workers may differ in it.
+        device: where e rests between rounds; "cpu" is the host's memory, None wherever the outer
+            loop keeps its state. It does not change the mathematics, so workers may differ in it.
 
     Raises:
         ConfigurationError: a decay outside [0, 1].
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; MuLoCo (arXiv 2505.23725).
 
-    >>> ErrorFeedback(decay=0.95).bind(2, torch.device("cpu")).state_dict()
+    >>> from thinwire.storage import Ledger, OnDevice
+    >>> storage = OnDevice(torch.device("cpu"), Ledger())
+    >>> ErrorFeedback(decay=0.95).bind(2, storage).state_dict()
     {'residual': tensor([0., 0.])}
     """
 
@@ -132,6 +145,8 @@ class ErrorFeedback(Feedback):
                 do="pass a decay from 0 to 1, such as 0.9",
             )
 
-    def bind(self, numel: int, device: torch.device) -> FeedbackState:
+    def bind(self, numel: int, storage: Storage) -> FeedbackState:
         """A residual of zeros."""
-        return _Residual(self.decay, numel, torch.device(self.device or device))
+        if self.device is not None:
+            storage = choose_storage(self.device, storage.device, storage.ledger)
+        return _Residual(self.decay, numel, storage)

@@ -131,13 +131,17 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     if message.dtype != torch.uint8 or message.dim() != 1:
         dtype = str(message.dtype).removeprefix("torch.")
         raise _refused(whose, f"it is {dtype} {list(message.shape)}, not a vector of uint8")
-    if len(message) < HEADER_NBYTES + body_nbytes:
-        raise _refused(whose, f"it has {len(message)} bytes of {HEADER_NBYTES + body_nbytes}")
+    truncated = f"it has {len(message)} bytes of {HEADER_NBYTES + body_nbytes}"
+    if len(message) < HEADER_NBYTES:
+        raise _refused(whose, truncated)
     head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
     body = message[HEADER_NBYTES : HEADER_NBYTES + body_nbytes]
     _check_form(whose, head)
     found = _FIELDS.unpack_from(head)
+    # First the place: who lags by a fragment sends another one's size, and should hear why.
     _check_place(whose, found, expected)
+    if len(message) < HEADER_NBYTES + body_nbytes:
+        raise _refused(whose, truncated)
     if found[9] != _checksum(body):
         raise _refused(whose, "its body does not match its checksum")
     if found[11] != expected.anchor:

@@ -5,8 +5,10 @@
     payload = encode(e)                   codec
     mean    = aggregate(decode(payloads)) exchange, aggregate
     anchor  = outer(anchor, mean)         outer optimizer
+    local   = merge(local, anchor)        overlap
 
-every `sync_every` inner steps, fragment by fragment. State and connection live elsewhere.
+every `sync_every` inner steps, fragment by fragment (fragments). State and
+connection live elsewhere.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ from thinwire.exchange import Automatic, Exchange
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
 from thinwire.inner import InnerOptimizer
-from thinwire.outer import OuterOptimizer
+from thinwire.outer import Delay, OuterOptimizer, Overlap
 
 __all__ = ["Method", "describe"]
 
@@ -68,7 +70,8 @@ class Method:
         outer: moves the outer parameters.
         codec: what travels.
         feedback: what a round leaves for the next one.
-        fragments: what travels together.
+        fragments: what travels together, and when.
+        overlap: how long it may travel, and how the answer is merged.
         aggregate: one pseudo-gradient from all workers'.
         exchange: who combines what.
 
@@ -89,6 +92,7 @@ class Method:
     codec: Codec = field(default_factory=Identity)
     feedback: Feedback = field(default_factory=NoFeedback)
     fragments: Fragments = field(default_factory=Whole)
+    overlap: Overlap = field(default_factory=Delay)
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
     exchange: Exchange = field(default_factory=Automatic)
 
@@ -101,7 +105,8 @@ class Method:
                 because="a worker trains at least one inner step between two exchanges",
                 do="pass sync_every >= 1",
             )
-        self.outer.check(sync_every=self.sync_every)
+        self.overlap.check(sync_every=self.sync_every)
+        self.outer.check(sync_every=self.sync_every, overlap=self.overlap)
 
     def _check_slot(self, slot: str, kind: type) -> None:
         value: object = getattr(self, slot)
@@ -131,6 +136,7 @@ _SLOTS: dict[str, type] = {
     "codec": Codec,
     "feedback": Feedback,
     "fragments": Fragments,
+    "overlap": Overlap,
     "aggregate": Aggregate,
     "exchange": Exchange,
 }

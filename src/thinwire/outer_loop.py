@@ -10,25 +10,17 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.agreement import (
-    check_cards,
-    check_same,
-    digest,
-    flatten_description,
-    make_card,
-)
+from thinwire.agreement import check_cards, check_same, digest, make_card
+from thinwire.assembly import Assembly
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.exchange import InFlight, Place, Wiring
-from thinwire.fragments import Fragment
-from thinwire.layers import parts_of
-from thinwire.layout import Layout, wire_order
 from thinwire.message import anchor_digest
 from thinwire.method import Method
-from thinwire.optim import parameter_roles
 from thinwire.replica import Replica, local_shard
+from thinwire.sharding import sharded_like
 from thinwire.stats import Stats
-from thinwire.track import Track
-from thinwire.transport import Distributed, Label, Metered, Traffic, Transport
+from thinwire.storage import Ledger, choose_storage
+from thinwire.track import Flight, Track
+from thinwire.transport import Distributed, Metered, Transport
 from thinwire.version import __version__
 
 __all__ = ["OuterLoop"]
@@ -48,6 +40,9 @@ class OuterLoop:
         optimizer: what steps it, or a list of optimizers, stepped in that order.
         method: the description of what happens.
         transport: the connection; default `Distributed()`, which is a world of one in plain python.
+        outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
+            model's device, "cpu" the host's memory, from which a fragment is fetched at a time. It
+            does not change the mathematics, so workers may differ in it.
 
     Raises:
         MismatchError: the workers differ in method, parameters, weights or world.
@@ -69,19 +64,24 @@ class OuterLoop:
         method: Method,
         *,
         transport: Transport | None = None,
+        outer_device: torch.device | str | None = None,
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self.method = method
         self._replica = Replica(model, optimizers)
         self._transport = Metered(Distributed() if transport is None else transport)
+        self._ledger = Ledger()
+        storage = choose_storage(outer_device, self._replica.device, self._ledger)
         self._step = self._rounds = self._peak_sent_bytes = 0
-        self._sent_before_bytes = 0
         self._left_out: dict[int, int] = {}
         self._hook: torch.utils.hooks.RemovableHandle | None = None
         self._busy = self._closed = False
-        self._tracks = [self._track(fragment) for fragment in self._plan()]
+        assembly = Assembly(method, self._replica, self._transport, storage)
+        self._tracks = assembly.tracks()
+        self._description = assembly.describe(self._tracks)
         try:
-            check_cards(self._transport.introduce(make_card(self._card(), self._anchors())))
+            card = self._description | {"thinwire version": __version__}
+            check_cards(self._transport.introduce(make_card(card, self._anchors())))
         except BaseException:
             self.close()
             raise
@@ -110,24 +110,29 @@ class OuterLoop:
             NonFiniteError: something to be sent is not finite; names parameter and step.
         """
         self._step += 1
-        self._send_all([t for t in self._tracks if self._is_due(t.fragment)])
+        self._send_all([t for t in self._tracks if self._is_due(t, self._step)])
 
     def begin_last(self) -> None:
-        """Send every fragment that was trained since it was last sent, due or not."""
-        self._send_all([t for t in self._tracks if t.sent_at_step < self._step])
+        """Send every fragment that was trained since it was last sent, and call everything in."""
+        tracks = [t for t in self._tracks if t.sent_at_step < self._step]
+        # An anchor that is about to move is none to take a pseudo-gradient from.
+        crowded = [t for t in tracks if len(t.flights) >= self.method.overlap.at_once]
+        self._apply_all([(track, flight) for track in crowded for flight in track.flights])
+        self._send_all(tracks)
+        for track in self._tracks:
+            for flight in track.flights:
+                flight.due_step = self._step
 
     def finish(self) -> None:
-        """Apply what was sent: wait for all workers' payloads and take the outer step.
+        """Apply what is due: wait for all workers' payloads and take the outer step.
 
         Raises:
             ExchangeError: a peer died or stayed silent, or sent what cannot be used.
             MismatchError: a peer's outer parameters are not this worker's.
         """
-        for track in self._tracks:
-            if track.in_flight is not None:
-                in_flight, track.in_flight = track.in_flight, None
-                self._apply(track, in_flight)
-        self._note_peak()
+        flights = [(t, f) for t in self._tracks for f in t.flights if f.due_step <= self._step]
+        self._apply_all(flights)
+        self._prefetch()
 
     def flush(self) -> None:
         """`begin_last()` and `finish()`: call it after the last inner step."""
@@ -136,54 +141,63 @@ class OuterLoop:
 
     @torch.no_grad()
     def _send_all(self, tracks: list[Track]) -> None:
-        self._sent_before_bytes = self._transport.traffic.sent_bytes
+        if tracks:
+            self._replica.check_unchanged()
         for track in tracks:
             self._send(track)
-        self._note_peak()
-
-    def _note_peak(self) -> None:
-        sent_bytes = self._transport.traffic.sent_bytes - self._sent_before_bytes
+        sent_bytes = sum(track.exchange.sent_nbytes for track in tracks)
         self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
 
     def _send(self, track: Track) -> None:
-        if track.in_flight is not None:
+        if len(track.flights) >= self.method.overlap.at_once:
             raise ConfigurationError(
-                f"send {track.name} again at inner step {self._step}",
+                f"send {track.fragment.name} again at inner step {self._step}",
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
-        self._replica.check_unchanged()
         delta = track.outer.collect()
         self._replica.check_finite(
             track.fragment.names, delta, what="pseudo-gradient", when=f"inner step {self._step}"
         )
-        track.in_flight = track.exchange.start(delta, self._place(track))
-        track.sent_at_step = self._step
-
-    def _place(self, track: Track) -> Place:
         # A lone worker has nobody to drift from.
         alone = self._transport.world_size == 1
-        return Place(
-            label=Label(what=track.name, round=self._rounds + 1),
-            anchor=b"" if alone else anchor_digest(track.outer.flat_anchor()),
-        )
+        anchor = b"" if alone else anchor_digest(track.outer.flat_anchor())
+        due_step = self._step + self.method.overlap.steps(sync_every=self.method.sync_every)
+        track.send(delta, anchor=anchor, step=self._step, due_step=due_step)
 
-    def _apply(self, track: Track, in_flight: InFlight) -> None:
+    def _apply_all(self, flights: list[tuple[Track, Flight]]) -> None:
+        # All workers must wait in one order: a sort is stable, and tracks have the plan's order.
+        for track, flight in sorted(flights, key=lambda tf: (tf[1].due_step, tf[1].sent_at_step)):
+            track.flights.remove(flight)
+            self._apply(track, flight)
+
+    def _apply(self, track: Track, flight: Flight) -> None:
         with torch.no_grad():
-            mean, left_out = in_flight.finish()
+            mean, left_out = flight.exchange.finish()
         for worker in left_out:
             self._left_out[worker] = self._left_out.get(worker, 0) + 1
             _LOG.warning(
                 "worker %d was left out of %s in round %d: what it sent is not finite",
                 worker,
-                track.name,
-                self._rounds + 1,
+                track.fragment.name,
+                flight.exchange.place.label.round,
             )
         track.outer.apply(mean)
         self._rounds += 1
 
-    def _is_due(self, fragment: Fragment) -> bool:
-        return fragment.is_due(step=self._step, sync_every=self.method.sync_every)
+    def _is_due(self, track: Track, step: int) -> bool:
+        return track.fragment.is_due(step=step, sync_every=self.method.sync_every)
+
+    def _prefetch(self) -> None:
+        """Begin to bring what the next step needs first: one fragment's, for room is scarce."""
+        step = self._step + 1
+        for track in self._tracks:
+            if self._is_due(track, step):
+                return track.prefetch_send()
+        for track in self._tracks:
+            if any(flight.due_step <= step for flight in track.flights):
+                return track.outer.prefetch_apply()
+        return None
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -199,6 +213,8 @@ class OuterLoop:
             wait_s=traffic.wait_s,
             overlapped_s=traffic.overlapped_s,
             left_out=dict(self._left_out),
+            peak_outer_device_bytes=self._ledger.peak_device_bytes,
+            peak_outer_host_bytes=self._ledger.peak_host_bytes,
         )
 
     def memory(self) -> dict[str, int]:
@@ -222,10 +238,15 @@ class OuterLoop:
     def anchor(self) -> dict[str, Tensor]:
         """The outer parameters as a state dict of the model (fp32; buffers are this worker's).
 
+        Where a parameter is a DTensor, so is its value.
+
         The tensors share memory with the loop's state until the next round: copy them to keep them.
         """
         live: dict[str, Tensor] = self._replica.model.state_dict(keep_vars=True)
-        by_identity = {id(self._replica.parameters[n]): v for n, v in self._anchors().items()}
+        by_identity = {
+            id(p := self._replica.parameters[name]): sharded_like(p, value)
+            for name, value in self._anchors().items()
+        }
         return {name: by_identity.get(id(value), value.detach()) for name, value in live.items()}
 
     def digest(self) -> str:
@@ -246,17 +267,19 @@ class OuterLoop:
     def state_dict(self) -> dict[str, Any]:
         """Everything to resume bit for bit besides model and optimizer: plain tensors and numbers.
 
+        What is in flight is saved as it was sent; resuming sends it again.
+
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
-        if any(track.in_flight is not None for track in self._tracks):
+        if any(flight.due_step <= self._step for t in self._tracks for flight in t.flights):
             raise CheckpointError(
                 "save the outer loop between begin() and finish()",
-                because="what is in flight would be lost",
+                because="an exchange is due that was not applied",
                 do="save after finish()",
             )
         return {
-            "run": self._comparable(),
+            "run": self._description,
             "step": self._step,
             "rounds": self._rounds,
             "peak_sent_bytes": self._peak_sent_bytes,
@@ -279,18 +302,23 @@ class OuterLoop:
             )
         check_same(
             state["run"],
-            self._comparable(),
+            self._description,
             cannot="load this checkpoint",
             whose="the checkpoint",
             do="resume with the model, method and workers that wrote it",
         )
         self._step, self._rounds = int(state["step"]), int(state["rounds"])
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
-        self._transport.traffic = Traffic(**state["traffic"])
-        self._sent_before_bytes = self._transport.traffic.sent_bytes
         self._left_out = {int(worker): int(count) for worker, count in state["left_out"].items()}
-        for track, saved in zip(self._tracks, state["fragments"], strict=True):
-            track.load_state_dict(saved)
+        flights = [
+            (step, track, flight)
+            for track, saved in zip(self._tracks, state["fragments"], strict=True)
+            for step, flight in track.load_state_dict(saved)
+        ]
+        for _, track, flight in sorted(flights, key=lambda found: found[0]):
+            track.send_again(flight)
+        # Afterwards: what is sent again was counted when it was sent first.
+        self._transport.traffic.restore(state["traffic"])
 
     # -- following an optimizer --------------------------------------------------------------------
 
@@ -339,45 +367,3 @@ class OuterLoop:
             self.step()
         finally:
             self._busy = False
-
-    # -- construction ------------------------------------------------------------------------------
-
-    def _plan(self) -> tuple[Fragment, ...]:
-        names = wire_order(self._replica.shapes())
-        parts = parts_of(self._replica.model)
-        return self.method.fragments.plan(
-            [parts[name] for name in names], sync_every=self.method.sync_every
-        )
-
-    def _track(self, fragment: Fragment) -> Track:
-        workers, shapes = self._transport.world_size, self._replica.shapes()
-        roles = {name: role.value for name, role in parameter_roles(self._replica.model).items()}
-        layout = Layout.of({name: shapes[name] for name in fragment.names}, roles)
-        wiring = Wiring(
-            codec=self.method.codec,
-            feedback=self.method.feedback,
-            aggregate=self.method.aggregate,
-            layout=layout,
-            fragment=fragment.index,
-            transport=self._transport,
-            device=self._replica.device,
-        )
-        outer = self.method.outer.bind(self._replica, fragment.names, workers=workers)
-        return Track(fragment, layout, outer, self.method.exchange.bind(wiring))
-
-    def _card(self) -> dict[str, str]:
-        return self._comparable() | {"thinwire version": __version__}
-
-    def _comparable(self) -> dict[str, str]:
-        shapes = {name: list(shape) for name, shape in self._replica.shapes().items()}
-        return flatten_description(
-            {
-                "method": self.method.describe(),
-                "workers": self._transport.world_size,
-                "parameters": {name: str(shape) for name, shape in shapes.items()},
-                # Equal shapes in another order would be averaged crosswise.
-                "wire order": [
-                    f"{s.name} ({s.role})" for track in self._tracks for s in track.layout.segments
-                ],
-            }
-        )

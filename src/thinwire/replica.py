@@ -96,11 +96,18 @@ class Replica:
         parts = self.unflatten(names, flat)
         return self.flatten(parts[name].to(shard.dtype) for name, shard in shards.items())
 
-    @torch.no_grad()
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the live weights, rounded to their dtype."""
+        self.mix(names, flat, 0.0)
+
+    @torch.no_grad()
+    def mix(self, names: Sequence[str], flat: Tensor, alpha: float) -> None:
+        """local = alpha local + (1 - alpha) flat, in fp32; with alpha 0 exactly `flat`."""
         for name, values in self.unflatten(names, flat).items():
-            local_shard(self.parameters[name]).copy_(values)
+            local = local_shard(self.parameters[name])
+            if alpha:
+                values = torch.lerp(values, local.to(values), alpha)
+            local.copy_(values)
         self._forget_gathered_weights()
 
     def inner_state(self) -> list[Tensor]:

@@ -18,8 +18,11 @@ class Stats:
         received_bytes: payload bytes that came from other workers.
         peak_sent_bytes_per_step: the most sent after any one inner step.
         wait_s: seconds spent waiting for exchanges.
-        overlapped_s: seconds exchanges travelled before anybody waited for them.
+        overlapped_s: seconds that exchanges travelled while this worker trained on.
         left_out: how often each worker was left out of a mean, for what it sent was not finite.
+        peak_outer_device_bytes: the most that anchors, outer optimizer and feedback took on the
+            worker's device at any one time.
+        peak_outer_host_bytes: the same in the host's memory, where `outer_device="cpu"` keeps them.
     """
 
     rounds: int
@@ -29,3 +32,5 @@ class Stats:
     wait_s: float
     overlapped_s: float
     left_out: Mapping[int, int]
+    peak_outer_device_bytes: int
+    peak_outer_host_bytes: int

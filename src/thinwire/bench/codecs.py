@@ -26,6 +26,7 @@ from thinwire.codecs import E3M0, Blocks, CastBF16, Codec, Quantise, SignLevels,
 from thinwire.feedback import ErrorFeedback
 from thinwire.layout import Layout
 from thinwire.message import HEADER_NBYTES
+from thinwire.storage import Ledger, OnDevice
 
 __all__ = ["CodecReport", "CodecTimes", "codecs"]
 
@@ -204,7 +205,9 @@ class _Ours(_Subject[Tensor]):
     def __init__(self, codec: Codec, layout: Layout) -> None:
         super().__init__(codec.id)
         self._coder, self._mean = codec.fit(layout), torch.zeros(layout.numel)
-        self._feedback = ErrorFeedback(decay=_DECAY).bind(layout.numel, torch.device("cpu"))
+        self._feedback = ErrorFeedback(decay=_DECAY).bind(
+            layout.numel, OnDevice(torch.device("cpu"), Ledger())
+        )
 
     def encode(self, delta: Tensor) -> Tensor:
         return self._feedback.encode(delta, self._coder)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.outer.base import OuterOptimizer, OuterState
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.overlap import Delay, Overlap
+from thinwire.outer.state import OuterState, Seat
 from thinwire.replica import Replica, local_shard
 
 __all__ = ["Direct"]
@@ -141,8 +143,14 @@ class Direct(OuterOptimizer):
     Direct()
     """
 
-    def check(self, *, sync_every: int) -> None:
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Gradients are averaged at every step or not at all."""
+        if overlap != Delay():
+            raise ConfigurationError(
+                f"average gradients with {overlap}",
+                because="the worker's step waits for the mean, and there is nothing to mix",
+                do="leave overlap out, or take an outer optimizer such as tw.outer.SGD",
+            )
         if sync_every != 1:
             raise ConfigurationError(
                 f"average gradients every {sync_every} steps",
@@ -150,16 +158,16 @@ class Direct(OuterOptimizer):
                 do="pass sync_every=1, or an outer optimizer such as tw.outer.SGD for local steps",
             )
 
-    def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
-        """Hook the optimizers of `replica`."""
-        del workers
-        if not replica.optimizers:
+    def bind(self, seat: Seat, overlap: Overlap) -> OuterState:
+        """Hook the worker's optimizers."""
+        del overlap
+        if not seat.replica.optimizers:
             raise ConfigurationError(
                 "average gradients without an optimizer",
                 because="the worker's own optimizer takes the step",
                 do="pass the optimizer to OuterLoop",
             )
-        return _DirectState(replica, names)
+        return _DirectState(seat.replica, seat.names)
 
 
 def _claim(optimizer: torch.optim.Optimizer, state: _DirectState) -> None:

@@ -1,89 +1,19 @@
 """Outer optimizers that step on a displacement: how far the workers moved in a round."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.outer.base import OuterOptimizer, OuterState
-from thinwire.replica import Replica
+from thinwire.errors import ConfigurationError
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.overlap import Overlap
+from thinwire.outer.state import OuterState, Seat
+from thinwire.outer.vector import OuterVector
 
 __all__ = ["SGD", "AdamW"]
-
-
-@final
-class _Displacement(OuterState):
-    """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = anchor.
-
-    Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
-    there: rounding is not movement. Weights of 64 bits are rounded to fp32 once a round.
-
-    torch's optimizer steps a *position*: the anchor as seen from an origin that all workers share.
-    That origin is the anchor itself, so the position starts at zero and becomes the update. A lone
-    worker shares its origin with nobody and takes its own weights: with learning rate 1 the
-    position then returns to exactly zero, and nothing of the weights is rounded away.
-    """
-
-    def __init__(
-        self, optimizer: "_TorchOuter", replica: Replica, names: Sequence[str], *, workers: int
-    ) -> None:
-        self._replica, self._names, self._lone = replica, tuple(names), workers == 1
-        self._anchor = replica.read(names)
-        self._origin = self._anchor
-        self._position = nn.Parameter(self._anchor.new_empty(0))
-        self._optimizer = optimizer.build(self._position)
-        # What torch would make at the first step: there from the start, so that a checkpoint of a
-        # fresh loop has every key and torch.distributed.checkpoint fills them all.
-        self._optimizer.state[self._position] = dict(optimizer.buffers(self._anchor))
-
-    def collect(self) -> Tensor:
-        local = self._replica.read(self._names)
-        if self._lone:
-            self._origin = local
-            return self._anchor - local
-        return torch.sub(self._replica.as_written(self._names, self._anchor), local, out=local)
-
-    @torch.no_grad()
-    def apply(self, mean: Tensor) -> None:
-        self._position.data = self._anchor - self._origin
-        self._position.grad = mean
-        self._optimizer.step()
-        self._anchor = self._position.data.add_(self._origin)
-        # Only the anchor and the optimizer's own buffers are kept between rounds.
-        self._position.data, self._position.grad = mean.new_empty(0), None
-        self._origin = self._anchor
-        self._replica.write(self._names, self._anchor)
-
-    def anchor(self) -> Mapping[str, Tensor]:
-        return self._replica.unflatten(self._names, self._anchor)
-
-    def flat_anchor(self) -> Tensor:
-        return self._anchor
-
-    def state_dict(self) -> dict[str, Tensor]:
-        buffers = self._optimizer.state[self._position]
-        return {"anchor": self._anchor} | {f"optimizer.{k}": v for k, v in buffers.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if state.keys() != self.state_dict().keys():
-            raise CheckpointError(
-                "load the state of an outer optimizer",
-                because=f"it has {sorted(state)} and needs {sorted(self.state_dict())}",
-                do="pass what state_dict() of a loop with the same method returned",
-            )
-        device = self._anchor.device
-        self._anchor = state["anchor"].to(device, copy=True)
-        self._origin = self._anchor
-        self._optimizer.state[self._position] = {
-            # AdamW counts its steps on the host.
-            key.removeprefix("optimizer."): value.to(device if value.ndim else "cpu", copy=True)
-            for key, value in state.items()
-            if key.startswith("optimizer.")
-        }
 
 
 class _TorchOuter(OuterOptimizer):
@@ -97,9 +27,11 @@ class _TorchOuter(OuterOptimizer):
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """The optimizer's state before its first step, for a position like `like`."""
 
-    def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
+    def bind(self, seat: Seat, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""
-        return _Displacement(self, replica, names, workers=workers)
+        return overlap.join(
+            lambda: OuterVector(self, seat.replica.read(seat.names), seat.storage), seat
+        )
 
 
 @final

@@ -1,12 +1,12 @@
 """Outer settings that depend on the number of workers, as the papers' tables do."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from thinwire.errors import ConfigurationError
-from thinwire.outer.base import OuterOptimizer, OuterState
-from thinwire.replica import Replica
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.overlap import Overlap
+from thinwire.outer.state import OuterState, Seat
 
 __all__ = ["PerWorkers"]
 
@@ -43,11 +43,11 @@ class PerWorkers(OuterOptimizer):
         """The optimizer for `workers` workers."""
         return [optimizer for least, optimizer in self.table if least <= workers][-1]
 
-    def check(self, *, sync_every: int) -> None:
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Every row must fit."""
         for _, optimizer in self.table:
-            optimizer.check(sync_every=sync_every)
+            optimizer.check(sync_every=sync_every, overlap=overlap)
 
-    def bind(self, replica: Replica, names: Sequence[str], *, workers: int) -> OuterState:
-        """Bind the row for `workers`."""
-        return self.at(workers).bind(replica, names, workers=workers)
+    def bind(self, seat: Seat, overlap: Overlap) -> OuterState:
+        """Bind the row for the workers of `seat`."""
+        return self.at(seat.workers).bind(seat, overlap)

@@ -2,7 +2,12 @@
 
 from thinwire.testing.codecs import ODD_SIZES, CodecContract, vector
 from thinwire.testing.outer_optimizers import OuterContract
-from thinwire.testing.reference import reference_ddp, reference_diloco, reference_sparseloco
+from thinwire.testing.reference import (
+    reference_ddp,
+    reference_diloco,
+    reference_sparseloco,
+    reference_streaming,
+)
 from thinwire.testing.transports import TransportContract, check_worker, payload_of
 
 __all__ = [
@@ -15,5 +20,6 @@ __all__ = [
     "reference_ddp",
     "reference_diloco",
     "reference_sparseloco",
+    "reference_streaming",
     "vector",
 ]

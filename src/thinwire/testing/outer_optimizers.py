@@ -5,8 +5,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from thinwire.outer import OuterOptimizer, OuterState
+from thinwire.outer import Delay, OuterOptimizer, OuterState, Seat
 from thinwire.replica import Replica
+from thinwire.storage import Ledger, OnDevice
 
 __all__ = ["OuterContract"]
 
@@ -39,7 +40,9 @@ class OuterContract(ABC):
 
     def _bound(self) -> tuple[Replica, OuterState]:
         replica = _replica()
-        return replica, self.make().bind(replica, _NAMES, workers=2)
+        storage = OnDevice(replica.device, Ledger())
+        seat = Seat(replica=replica, names=_NAMES, workers=2, storage=storage)
+        return replica, self.make().bind(seat, Delay())
 
     def test_collects_one_new_fp32_vector(self) -> None:
         """Of the fragment's size, on the replica's device, without a view into the model."""

@@ -17,6 +17,7 @@ __all__ = [
     "reference_ddp",
     "reference_diloco",
     "reference_sparseloco",
+    "reference_streaming",
 ]
 
 _CHUNK = 4096
@@ -179,3 +180,57 @@ def _restart(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> None:
     for replica in replicas:
         for parameter, value in zip(replica.parameters(), theta, strict=True):
             parameter.copy_(value)
+
+
+def reference_streaming(
+    build_model: BuildModel,
+    build_optimizer: BuildOptimizer,
+    loss: Loss,
+    *,
+    workers: int,
+    steps: int,
+    schedule: tuple[int, int, float],
+    fragments: Sequence[tuple[int, Sequence[int]]],
+    eta: float,
+) -> list[Tensor]:
+    """Streaming DiLoCo with outer SGD and full precision, as its algorithm stands.
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
+
+    Args:
+        build_model: makes the same model every time.
+        build_optimizer: makes a worker's optimizer.
+        loss: of (model, step, worker).
+        workers: K.
+        steps: inner steps; what is in flight at the end is lost.
+        schedule: (H, tau, alpha).
+        fragments: (t_p, places of its parameters in `model.parameters()`).
+        eta: outer learning rate.
+
+    Returns:
+        The outer parameters theta at the end.
+    """
+    h, tau, alpha = schedule
+    replicas = [build_model() for _ in range(workers)]
+    optimizers = [build_optimizer(replica) for replica in replicas]
+    live = [list(replica.parameters()) for replica in replicas]
+    theta = [p.detach().clone() for p in live[0]]
+    travelling: dict[int, Tensor] = {}
+    for t in range(1, steps + 1):
+        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            loss(replica, t - 1, worker).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for offset, members in fragments:
+                if t >= h and (t - offset) % h == 0:
+                    for i in members:
+                        deltas = [theta[i] - live[worker][i] for worker in range(workers)]
+                        travelling[i] = torch.stack(deltas).mean(0)
+                if t - tau >= h and (t - offset - tau) % h == 0:
+                    for i in members:
+                        theta[i] = theta[i] - eta * travelling.pop(i)
+                        for worker in range(workers):
+                            mixed = alpha * live[worker][i] + (1 - alpha) * theta[i]
+                            live[worker][i].copy_(mixed)
+    return theta

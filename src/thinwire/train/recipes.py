@@ -55,6 +55,12 @@ def _laptop_method(method: str) -> Method:
             "sync_every": 10,
             "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
         },
+        "streaming_diloco": {"inner": adamw, "sync_every": 10, "outer": outer.SGD(lr=1.0)},
+        "streaming_muloco": {
+            "inner": muon,
+            "sync_every": 10,
+            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
+        },
         "sparseloco": {"inner": dataclasses.replace(adamw, lr=1.6e-2), "sync_every": 10},
         "sparse_muloco": {"inner": muon, "sync_every": 10},
     }

@@ -1,7 +1,7 @@
 """A transport that counts what another one carries."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -25,6 +25,11 @@ class Traffic:
     received_bytes: int = 0
     wait_s: float = 0.0
     overlapped_s: float = 0.0
+
+    def restore(self, saved: Mapping[str, float]) -> None:
+        """Count on from `saved`; what is under way counts into this very object."""
+        for counter, value in saved.items():
+            setattr(self, counter, value)
 
 
 @final

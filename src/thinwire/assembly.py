@@ -1,0 +1,103 @@
+"""From a method and a worker to tracks: each fragment's states, made and connected."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import final
+
+from thinwire.agreement import flatten_description
+from thinwire.exchange import Wiring
+from thinwire.fragments import Fragment
+from thinwire.layers import parts_of
+from thinwire.layout import Layout, wire_order
+from thinwire.method import Method
+from thinwire.optim import parameter_roles
+from thinwire.outer import Seat
+from thinwire.replica import Replica
+from thinwire.sharding import by_holders, check_placements, sharding_of
+from thinwire.storage import Storage
+from thinwire.track import Track
+from thinwire.transport import Transport
+
+__all__ = ["Assembly"]
+
+
+@final
+class Assembly:
+    """What the tracks of a worker are made of.
+
+    Args:
+        method: fills the slots.
+        replica: the worker's live weights.
+        transport: to the other workers.
+        storage: where outer state rests.
+
+    Raises:
+        ConfigurationError: a parameter is sharded in a way that cannot be exchanged.
+    """
+
+    def __init__(
+        self, method: Method, replica: Replica, transport: Transport, storage: Storage
+    ) -> None:
+        check_placements(replica.parameters)
+        self._method, self._replica = method, replica
+        self._transport, self._storage = transport, storage
+
+    def tracks(self) -> list[Track]:
+        """One for each fragment of the method, in its order."""
+        return [self._track(fragment) for fragment in self._plan()]
+
+    def describe(self, tracks: Sequence[Track]) -> dict[str, str]:
+        """All that must be equal on all workers, and in a checkpoint, as one text per field."""
+        parameters, segments = self._replica.parameters, [t.layout.segments for t in tracks]
+        shardings = {name: sharding_of(p) for name, p in parameters.items()}
+        return flatten_description(
+            {
+                "method": self._method.describe(),
+                "workers": self._transport.world_size,
+                "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
+                # Equal shapes in another order would be averaged crosswise.
+                "wire order": [f"{s.name} ({s.role})" for track in segments for s in track],
+                "fragment sizes": [len(track) for track in segments],
+                # Equal shapes may be other parts of the same parameter.
+                "sharding": {name: text for name, text in shardings.items() if text},
+            }
+        )
+
+    def _plan(self) -> Iterator[Fragment]:
+        """The method's fragments; one that ranks of this worker share in part is cut in two."""
+        # All ranks of a worker must plan alike, so the plan sees nothing of this rank's shards.
+        parts = list(parts_of(self._replica.model).values())
+        planned = self._method.fragments.plan(parts, sync_every=self._method.sync_every)
+        index = 0
+        for fragment in planned:
+            for names in by_holders(fragment.names, self._replica.parameters):
+                ordered = wire_order({name: self._replica.shapes()[name] for name in names})
+                yield replace(fragment, index=index, names=ordered)
+                index += 1
+
+    def _track(self, fragment: Fragment) -> Track:
+        method = self._method
+        wiring = self._wiring(fragment)
+        seat = Seat(
+            replica=self._replica,
+            names=fragment.names,
+            workers=self._transport.world_size,
+            storage=self._storage,
+        )
+        outer = method.outer.bind(seat, method.overlap)
+        late = method.overlap.steps(sync_every=method.sync_every) > 0
+        slots = method.overlap.at_once if late else 0
+        return Track(fragment, wiring.layout, outer, method.exchange.bind(wiring), slots=slots)
+
+    def _wiring(self, fragment: Fragment) -> Wiring:
+        shapes = self._replica.shapes()
+        roles = {name: role.value for name, role in parameter_roles(self._replica.model).items()}
+        return Wiring(
+            codec=self._method.codec,
+            feedback=self._method.feedback,
+            aggregate=self._method.aggregate,
+            layout=Layout.of({name: shapes[name] for name in fragment.names}, roles),
+            fragment=fragment.index,
+            transport=self._transport,
+            storage=self._storage,
+        )

@@ -1,0 +1,265 @@
+"""Overlap: how long an answer may travel while the worker trains on, and how it is merged."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.outer.state import OuterState, Seat
+from thinwire.outer.vector import OuterVector
+
+__all__ = ["Delay", "Eager", "Overlap"]
+
+MakeVector: TypeAlias = Callable[[], OuterVector]
+
+
+class Overlap(ABC):
+    """Description of what happens between sending a pseudo-gradient and training on.
+
+    Args of its methods: `sync_every` is H.
+    """
+
+    @abstractmethod
+    def check(self, *, sync_every: int) -> None:
+        """Raise `ConfigurationError` if rounds of that length cannot hold the overlap."""
+
+    @abstractmethod
+    def steps(self, *, sync_every: int) -> int:
+        """tau: inner steps from sending a pseudo-gradient to applying the mean."""
+
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """Exchanges of one fragment that may be in flight together."""
+
+    @abstractmethod
+    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+        """Join the live weights of `seat` with outer parameters that `make` makes of them."""
+
+
+@final
+class _Delayed(OuterState):
+    """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
+
+    Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
+    there: rounding is not movement. Weights of 64 bits are rounded to fp32 once a round.
+
+    A lone worker that need not wait shares its origin with nobody and takes its own weights: with
+    outer learning rate 1 the position then returns to exactly zero, and nothing of the weights is
+    rounded away.
+    """
+
+    def __init__(self, overlap: "Delay", make: MakeVector, seat: Seat) -> None:
+        self._seat, self._mixing = seat, overlap.mixing
+        self._alone = seat.workers == 1 and overlap.tau == 0
+        self._origin: Tensor | None = None
+        self._vector = make()
+
+    def prefetch_collect(self) -> None:
+        self._vector.prefetch_reading()
+
+    def prefetch_apply(self) -> None:
+        self._vector.prefetch_stepping()
+
+    def collect(self) -> Tensor:
+        replica, names = self._seat.replica, self._seat.names
+        local = replica.read(names)
+        with self._vector.reading() as anchor:
+            if self._alone:
+                self._origin = local
+                return anchor - local
+            return torch.sub(replica.as_written(names, anchor), local, out=local)
+
+    @torch.no_grad()
+    def apply(self, mean: Tensor) -> None:
+        origin, self._origin = self._origin, None
+        with self._vector.stepping(mean, origin) as anchor:
+            self._seat.replica.mix(self._seat.names, anchor, self._mixing)
+
+    def anchor(self) -> Mapping[str, Tensor]:
+        return self._seat.replica.unflatten(self._seat.names, self._vector.resting())
+
+    def flat_anchor(self) -> Tensor:
+        return self._vector.resting()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._vector.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._origin = None
+        self._vector.load_state_dict(state)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delay(Overlap):
+    """The mean of what was sent after step t is applied after step t + tau.
+
+        theta   = OuterOpt(theta, mean_k Delta_k)
+        theta_k = alpha theta_k + (1 - alpha) theta
+
+    The next Delta is taken from theta as it is, not as it was mixed. tau 0 and alpha 0 are DiLoCo:
+    the worker waits, and trains on from theta.
+
+    Args:
+        tau: inner steps that the exchange may take; training goes on meanwhile.
+        mixing: alpha in [0, 1], the share of a worker's own weights that it keeps.
+
+    Raises:
+        ConfigurationError: a tau below 0 or an alpha outside [0, 1].
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
+
+    >>> Delay(tau=2, mixing=0.5).steps(sync_every=30)
+    2
+    """
+
+    tau: int = 0
+    mixing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tau < 0 or not 0.0 <= self.mixing <= 1.0:
+            raise ConfigurationError(
+                f"overlap with tau={self.tau} and mixing={self.mixing}",
+                because="an answer does not come before the question, and mixing is a share",
+                do="pass tau >= 0 and a mixing from 0 to 1, such as 0.5",
+            )
+
+    def check(self, *, sync_every: int) -> None:
+        """An answer must be there before its fragment is sent again."""
+        if self.tau and self.tau >= sync_every:
+            raise ConfigurationError(
+                f"apply an answer tau={self.tau} steps late with sync_every={sync_every}",
+                because="the fragment would be sent again before, and the same steps twice",
+                do=f"pass a tau below {sync_every}, a longer H, or tw.Eager() for a whole round",
+            )
+
+    def steps(self, *, sync_every: int) -> int:
+        """tau."""
+        del sync_every
+        return self.tau
+
+    @property
+    def at_once(self) -> int:
+        """One: the anchor must have moved before the next Delta is taken from it."""
+        return 1
+
+    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+        """One vector, the anchor."""
+        return _Delayed(self, make, seat)
+
+
+@final
+class _Own(OuterState):
+    """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
+
+    def __init__(self, make: MakeVector, seat: Seat) -> None:
+        self._seat = seat
+        self._shared, self._own = make(), make()
+        # What this worker sent and has not had back, the oldest first.
+        self._sent: deque[Tensor] = deque()
+
+    def prefetch_collect(self) -> None:
+        self._own.prefetch_reading()
+
+    def prefetch_apply(self) -> None:
+        self._shared.prefetch_stepping()
+
+    @torch.no_grad()
+    def collect(self) -> Tensor:
+        replica, names = self._seat.replica, self._seat.names
+        local = replica.read(names)
+        with self._own.reading() as own:
+            delta = torch.sub(replica.as_written(names, own), local, out=local)
+        self._sent.append(delta.clone())
+        if len(self._sent) == 1:
+            # Nobody's earlier round is on its way: take the own part of the step at once.
+            self._move_own(delta / self._seat.workers)
+        return delta
+
+    @torch.no_grad()
+    def apply(self, mean: Tensor) -> None:
+        with self._shared.stepping(mean.clone()):
+            pass
+        own = mean.sub_(self._sent.popleft(), alpha=1 / self._seat.workers)
+        if self._sent:
+            own.add_(self._sent[-1], alpha=1 / self._seat.workers)
+        self._move_own(own)
+
+    def _move_own(self, delta: Tensor) -> None:
+        with self._own.stepping(delta) as own:
+            self._seat.replica.mix(self._seat.names, own, 0.0)
+
+    def anchor(self) -> Mapping[str, Tensor]:
+        return self._seat.replica.unflatten(self._seat.names, self._shared.resting())
+
+    def flat_anchor(self) -> Tensor:
+        return self._shared.resting()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        own = {f"own.{key}": value for key, value in self._own.state_dict().items()}
+        blanks = (torch.zeros_like(self._shared.resting()) for _ in range(2))
+        sent = [*self._sent, *blanks][:2]
+        counts = {"sent.count": torch.tensor(len(self._sent))}
+        return (
+            self._shared.state_dict()
+            | own
+            | counts
+            | {f"sent.{place}": delta for place, delta in enumerate(sent)}
+        )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if "sent.count" not in state:
+            raise CheckpointError(
+                "load the state of eager updates",
+                because=f"it has {sorted(state)}",
+                do="pass what state_dict() of a loop with the same method returned",
+            )
+        parts = {key: value for key, value in state.items() if not key.startswith("sent.")}
+        own = {key.removeprefix("own."): v for key, v in parts.items() if key.startswith("own.")}
+        self._shared.load_state_dict({k: v for k, v in parts.items() if not k.startswith("own.")})
+        self._own.load_state_dict(own)
+        device = self._seat.replica.device
+        sent = [state[f"sent.{place}"] for place in range(int(state["sent.count"]))]
+        self._sent = deque(delta.to(device, copy=True) for delta in sent)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eager(Overlap):
+    """One whole round of overlap: others' last round, and of this one what the worker did itself.
+
+        theta   = OuterOpt(theta, mean_j Delta_j^(t-H))
+        theta_k = OuterOpt_k(theta_k, mean_j Delta_j^(t-H) + (Delta_k^t - Delta_k^(t-H)) / K)
+
+    Every worker trains on from its own theta_k, from which its next Delta is taken; theta is what
+    all workers share, what is evaluated and what is checked for drift. Twice the outer state.
+
+    Source: Eager updates (arXiv 2502.12996). Differs: the paper keeps no theta apart; ours is the
+    outer optimizer on the means as they come, and theta_k the paper's.
+
+    >>> Eager().steps(sync_every=30)
+    30
+    """
+
+    def check(self, *, sync_every: int) -> None:
+        """Any round is as long as itself."""
+        del sync_every
+
+    def steps(self, *, sync_every: int) -> int:
+        """H."""
+        return sync_every
+
+    @property
+    def at_once(self) -> int:
+        """Two: a round is sent just before the mean of the last one is applied."""
+        return 2
+
+    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+        """Two vectors, the shared one and the worker's own."""
+        return _Own(make, seat)

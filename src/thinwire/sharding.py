@@ -1,0 +1,97 @@
+"""How a parameter is sharded over the ranks of a worker, read off the parameter itself.
+
+Nothing here imports torch.distributed.tensor, which is slow to load: a DTensor is what has a
+`device_mesh` and `placements`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError
+
+__all__ = ["by_holders", "check_placements", "sharded_like", "sharding_of"]
+
+
+def sharding_of(tensor: Tensor) -> str:
+    """How `tensor` is cut and which part this rank holds; "" if it is not cut.
+
+    >>> import torch
+    >>> sharding_of(torch.ones(3))
+    ''
+    """
+    mesh = _mesh(tensor)
+    if mesh is None:
+        return ""
+    placements = ", ".join(map(str, _placements(tensor)))
+    return (
+        f"{list(tensor.shape)} cut as {placements} over a mesh of {list(mesh.shape)}, "
+        f"part {list(mesh.get_coordinate())}"
+    )
+
+
+def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """`names` in groups whose parameters are held by the same ranks of this worker.
+
+    A parameter that several ranks hold must be encoded on all of them alike, so it cannot share
+    chunks or levels with another of which each rank holds its own shard.
+
+    >>> import torch
+    >>> by_holders(["a", "b"], {"a": torch.ones(1), "b": torch.ones(2)})
+    [['a', 'b']]
+    """
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(_holders(parameters[name]), []).append(name)
+    return list(groups.values())
+
+
+def check_placements(parameters: Mapping[str, Tensor]) -> None:
+    """Raise `ConfigurationError` naming the first parameter that is a sum nobody has taken."""
+    for name, tensor in parameters.items():
+        if _mesh(tensor) is not None and any(p.is_partial() for p in _placements(tensor)):
+            raise ConfigurationError(
+                f"exchange parameter {name!r}",
+                because="its placement is Partial: every rank holds a summand, not a value",
+                do="redistribute it to Shard or Replicate before building the outer loop",
+            )
+
+
+def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
+    """`local`, this rank's part, as a tensor cut as `parameter` is; itself if that is not cut.
+
+    >>> import torch
+    >>> sharded_like(torch.ones(2), torch.zeros(2))
+    tensor([0., 0.])
+    """
+    mesh = _mesh(parameter)
+    if mesh is None:
+        return local
+    kind: Any = type(parameter)
+    return kind.from_local(
+        local.to(parameter.device),
+        mesh,
+        _placements(parameter),
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _mesh(tensor: Tensor) -> Any:
+    return getattr(tensor, "device_mesh", None)
+
+
+def _placements(tensor: Tensor) -> tuple[Any, ...]:
+    return getattr(tensor, "placements", ())
+
+
+def _holders(tensor: Tensor) -> tuple[int, ...]:
+    """Ranks of the mesh that hold what this one holds; () for a plain tensor."""
+    mesh = _mesh(tensor)
+    if mesh is None:
+        return ()
+    here = zip(_placements(tensor), mesh.get_coordinate(), strict=True)
+    where = tuple(slice(None) if p.is_replicate() else place for p, place in here)
+    return tuple(mesh.mesh[where].flatten().tolist())

@@ -1,0 +1,616 @@
+"""Fragments, overlap, mixing, eager updates, host memory: what is sent when, and what for."""
+
+import copy
+import dataclasses
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire.message import HEADER_NBYTES
+from thinwire.testing import reference_diloco, reference_streaming
+from toy import Team, adamw, build_model, largest_difference, loss, muon, same_bits, sgd
+
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+PLAIN = tw.outer.SGD(lr=0.5)
+FEEDBACK = tw.ErrorFeedback()
+
+
+def streaming(**fields) -> tw.Method:
+    paper = {"sync_every": 6, "outer": NESTEROV, "fragments": tw.Balanced(count=3)}
+    return tw.presets.streaming_diloco(**paper | fields)
+
+
+def exact(**fields) -> tw.Method:
+    """Without E3M0, so that numbers can be compared with what was not sent."""
+    return streaming(codec=tw.codecs.Identity(), **fields)
+
+
+# -- identities ----------------------------------------------------------------------------------
+
+ONE_FRAGMENT = [
+    tw.Balanced(count=1),
+    tw.ByModule(modules=(("0", "1", "3"),)),
+]
+
+
+@pytest.mark.parametrize("fragments", ONE_FRAGMENT, ids=["balanced", "by module"])
+@pytest.mark.parametrize("build", [adamw, muon])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_one_fragment_without_overlap_is_diloco(fragments, build, workers: int) -> None:
+    method = exact(fragments=fragments, overlap=tw.Delay())
+    plain = tw.presets.diloco(sync_every=6, outer=NESTEROV)
+    streamed, blocked = (Team(m, build, workers).train(20) for m in (method, plain))
+    assert same_bits(streamed.anchor(), blocked.anchor())
+    assert streamed.loops[0].digest() == blocked.loops[0].digest()
+
+
+@pytest.mark.parametrize("build", [adamw, muon])
+def test_fragments_sent_after_the_same_step_are_diloco_too(build) -> None:
+    """Full precision acts on every number by itself, so how they are grouped is no matter."""
+    together = tw.Balanced(count=3, offsets=tw.At(steps=(0, 0, 0)))
+    method = exact(fragments=together, overlap=tw.Delay())
+    plain = tw.presets.diloco(sync_every=6, outer=NESTEROV)
+    streamed, blocked = (Team(m, build, 2).train(20) for m in (method, plain))
+    assert same_bits(streamed.anchor(), blocked.anchor())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"overlap": tw.Delay(tau=1)},
+        {"overlap": tw.Delay(mixing=0.5)},
+        {"overlap": tw.Eager()},
+        {"fragments": tw.Balanced(count=2)},
+        {"codec": tw.codecs.E3M0()},
+    ],
+    ids=lambda changed: str(next(iter(changed.values()))),
+)
+def test_control_with_overlap_mixing_or_fragments_it_is_not_diloco(changed) -> None:
+    same = {"fragments": tw.Balanced(count=1), "overlap": tw.Delay()}
+    method = exact(**same)
+    other = dataclasses.replace(method, **changed)
+    assert largest_difference(*(Team(m, adamw, 2).train(20).anchor() for m in (method, other))) > (
+        1e-4
+    )
+
+
+class Apart(nn.Module):
+    """Three matrices that know nothing of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.parts = nn.ParameterList(torch.randn(5, 7, generator=generator) for _ in range(3))
+
+
+def apart_loss(model: nn.Module, step: int, worker: int, *, only: int | None = None) -> Tensor:
+    generator = torch.Generator().manual_seed(7 * step + worker)
+    targets = [torch.randn(5, 7, generator=generator) for _ in range(3)]
+    chosen = range(3) if only is None else [only]
+    return sum(((model.parts[i] - targets[i]) ** 4).sum() for i in chosen)  # type: ignore[return]
+
+
+def train_apart(method: tw.Method, build, steps: int) -> list[Tensor]:
+    team = Team(method, build, 2, model=Apart)
+    for step in range(steps):
+        for worker in range(2):
+            apart_loss(team.models[worker], step, worker).backward()
+            team.optimizers[worker].step()
+            team.optimizers[worker].zero_grad()
+        team.exchange()
+    return team.anchor()
+
+
+@pytest.mark.parametrize("build", [adamw, sgd])
+@pytest.mark.parametrize("first", ["spread", "at"])
+def test_fragments_that_do_not_interact_follow_diloco_at_their_offsets(build, first: str) -> None:
+    """A fragment whose first round has t_p steps (or H + t_p) is DiLoCo from then on."""
+    h, offsets = 6, (0, 2, 4)
+    if build is sgd:
+        build = lambda model: torch.optim.SGD(model.parameters(), lr=1e-3)  # noqa: E731
+    rule = tw.Spread() if first == "spread" else tw.At(steps=offsets)
+    modules = tuple((f"parts.{i}",) for i in range(3))
+    method = exact(fragments=tw.ByModule(modules=modules, offsets=rule), overlap=tw.Delay())
+    streamed = train_apart(method, build, 3 * h + 5)
+    for i, t_p in enumerate(offsets):
+        # The reference has rounds of H steps only: the first, longer or shorter, is a delay.
+        lead = t_p if first == "spread" else (t_p - h if t_p else 0)
+        expected = apart_reference(build, i, lead, 3 * h + 5)
+        assert largest_difference([streamed[i]], [expected]) < 1e-6
+
+
+def apart_reference(build, i: int, lead: int, steps: int) -> Tensor:
+    """DiLoCo with Nesterov (.7, .9) of one matrix, whose first round has `lead` steps more."""
+    replicas = [Apart() for _ in range(2)]
+    optimizers = [build(replica) for replica in replicas]
+    theta = replicas[0].parts[i].detach().clone()
+    momentum = torch.zeros_like(theta)
+    for t in range(1, steps + 1):
+        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            apart_loss(replica, t - 1, worker, only=i).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if t - lead >= 6 and (t - lead) % 6 == 0:
+            mean = torch.stack([theta - r.parts[i].detach() for r in replicas]).mean(0)
+            momentum = 0.9 * momentum + mean
+            theta = theta - 0.7 * (mean + 0.9 * momentum)
+            with torch.no_grad():
+                for replica in replicas:
+                    replica.parts[i].copy_(theta)
+    return theta
+
+
+@pytest.mark.parametrize("build", [adamw, sgd])
+@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_streaming_follows_its_reference_loop(build, tau: int, alpha: float, workers: int) -> None:
+    h, steps = 6, 23
+    method = exact(
+        outer=PLAIN,
+        overlap=tw.Delay(tau=tau, mixing=alpha),
+        fragments=tw.ByModule(modules=(("0",), ("1",), ("3",))),
+    )
+    streamed = Team(method, build, workers).train(steps)
+    expected = reference_streaming(
+        build_model,
+        build,
+        lambda model, step, worker: loss(model, step, worker, workers=workers),
+        workers=workers,
+        steps=steps,
+        schedule=(h, tau, alpha),
+        fragments=[(0, (0,)), (2, (1, 2)), (4, (3, 4))],
+        eta=0.5,
+    )
+    assert largest_difference(streamed.anchor(), expected) < 2e-6
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+
+def constant_gradients(overlap, steps: int) -> tuple[Team, list[list[float]]]:
+    """Worker 0 moves by -1 a step, worker 1 by -3; H = 4; outer SGD(1/2). Anchor, live weights."""
+    method = exact(sync_every=4, outer=PLAIN, fragments=tw.Balanced(count=1), overlap=overlap)
+    build = lambda model: torch.optim.SGD(model.parameters(), lr=1.0)  # noqa: E731
+    team = Team(method, build, 2, model=Scalar)
+    seen = []
+    for _ in range(steps):
+        for worker, gradient in enumerate((1.0, 3.0)):
+            team.models[worker].w.grad = torch.tensor([gradient])
+            team.optimizers[worker].step()
+        team.exchange()
+        seen.append([float(team.anchor()[0]), *(float(m.w.detach()) for m in team.models)])
+    return team, seen
+
+
+# For tau and alpha: after which step the mean is there; (anchor, worker 0, worker 1) right then;
+# and the anchor after the second round. The first mean is (4 + 12) / 2 = 8: the first anchor is -4.
+BY_HAND = {
+    (0, 0.0): (4, [-4.0, -4.0, -4.0], -8.0),
+    (0, 0.5): (4, [-4.0, -4.0, -8.0], -9.0),
+    (0, 1.0): (4, [-4.0, -4.0, -12.0], -10.0),
+    (1, 0.0): (5, [-4.0, -4.0, -4.0], -7.0),
+    (1, 0.5): (5, [-4.0, -4.5, -9.5], -8.5),
+    (1, 1.0): (5, [-4.0, -5.0, -15.0], -10.0),
+    (3, 0.0): (7, [-4.0, -4.0, -4.0], -5.0),
+    (3, 0.5): (7, [-4.0, -5.5, -12.5], -7.5),
+    (3, 1.0): (7, [-4.0, -7.0, -21.0], -10.0),
+}
+
+
+@pytest.mark.parametrize(("tau", "alpha"), BY_HAND)
+def test_constant_gradients_by_hand(tau: int, alpha: float) -> None:
+    when, then, second = BY_HAND[tau, alpha]
+    _, seen = constant_gradients(tw.Delay(tau=tau, mixing=alpha), 8 + tau)
+    assert all(state[0] == 0.0 for state in seen[: when - 1])
+    assert seen[when - 1] == then
+    assert [state[0] for state in seen[when - 1 : 7 + tau]] == [-4.0] * (8 + tau - when)
+    assert seen[7 + tau][0] == second
+
+
+def test_eager_updates_by_hand() -> None:
+    """Own part at once (-g), the mean a round later: -4; the own part does not change."""
+    team, seen = constant_gradients(tw.Eager(), 12)
+    assert seen[3] == [0.0, -1.0, -3.0]
+    assert seen[6] == [0.0, -4.0, -12.0]
+    assert seen[7] == [-4.0, -5.0, -7.0]
+    assert seen[11] == [-8.0, -9.0, -11.0]
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    # The last mean comes in, and with it nobody is ahead any more.
+    assert [float(m.w.detach()) for m in team.models] == [-12.0, -12.0]
+    assert float(team.anchor()[0]) == -12.0
+
+
+def test_a_lone_eager_worker_is_a_round_behind_diloco_and_ends_like_it() -> None:
+    method = exact(fragments=tw.Whole(), overlap=tw.Eager())
+    team = Team(method, adamw, 1).train(18)
+    plain = tw.presets.diloco(sync_every=6, outer=NESTEROV)
+    assert largest_difference(team.anchor(), Team(plain, adamw, 1).train(12).anchor()) < 1e-5
+    team.loops[0].flush()
+    expected = Team(plain, adamw, 1).train(18).anchor()
+    assert largest_difference(team.anchor(), expected) < 1e-5
+    assert largest_difference(team.anchor(), Team(plain, adamw, 1).train(12).anchor()) > 1e-3
+
+
+def test_eager_updates_follow_the_papers_recursion() -> None:
+    """theta_k = OuterOpt_k(theta_k, mean_j Delta_j^(t-H) + (Delta_k^t - Delta_k^(t-H)) / K)."""
+    h, workers, rounds = 4, 3, 4
+    replicas = [build_model() for _ in range(workers)]
+    optimizers = [adamw(replica) for replica in replicas]
+    own = [[p.detach().clone() for p in replica.parameters()] for replica in replicas]
+    momenta = [[torch.zeros_like(p) for p in theta] for theta in own]
+    last = [[torch.zeros_like(p) for p in theta] for theta in own]
+    for t in range(h * rounds):
+        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            loss(replica, t, worker, workers=workers).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if (t + 1) % h:
+            continue
+        deltas = [
+            [theta - p.detach() for theta, p in zip(own[k], replicas[k].parameters(), strict=True)]
+            for k in range(workers)
+        ]
+        for k in range(workers):
+            for i, p in enumerate(replicas[k].parameters()):
+                mean = torch.stack([last[j][i] for j in range(workers)]).mean(0)
+                step = mean + (deltas[k][i] - last[k][i]) / workers
+                momenta[k][i] = 0.9 * momenta[k][i] + step
+                own[k][i] = own[k][i] - 0.7 * (step + 0.9 * momenta[k][i])
+                p.data.copy_(own[k][i])
+        last = deltas
+    team = Team(exact(sync_every=h, overlap=tw.Eager(), fragments=tw.Whole()), adamw, workers)
+    team.train(h * rounds)
+    for model, theta in zip(team.models, own, strict=True):
+        assert largest_difference([p.detach() for p in model.parameters()], theta) < 1e-5
+
+
+# -- when things happen, and what is counted -----------------------------------------------------
+
+
+class Stack(nn.Module):
+    """Equal layers and nothing else, so that fragments are equal."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def train_stack(method: tw.Method, steps: int, workers: int = 2, **options) -> Team:
+    team = Team(method, adamw, workers, model=Stack, **options)
+    for step in range(steps):
+        for worker, model in enumerate(team.models):
+            generator = torch.Generator().manual_seed(10 * step + worker)
+            x, y = torch.randn(2, 5, 16, generator=generator)
+            (model(x) - y).square().mean().backward()
+            team.optimizers[worker].step()
+            team.optimizers[worker].zero_grad()
+        team.exchange()
+    return team
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+@pytest.mark.parametrize("codec", [tw.codecs.Identity(), tw.codecs.CastBF16()])
+def test_the_peak_falls_by_the_number_of_fragments_and_the_total_stays(exchange, codec) -> None:
+    streamed, blocked = (
+        train_stack(
+            streaming(
+                codec=codec, exchange=exchange, sync_every=8, fragments=f, overlap=tw.Delay()
+            ),
+            32,
+        )
+        .loops[0]
+        .stats
+        for f in (tw.Strided(layers=1, offsets=tw.At(steps=(0, 2, 4, 6))), tw.Whole())
+    )
+    headers = HEADER_NBYTES * (1 if exchange == tw.Gather() else 2)
+    sends = 4 + 3 * 4  # fragment 0 first after step 8, the others after steps 2, 4, 6 and 8 later
+    body = (blocked.sent_bytes - 4 * headers) // 4
+    assert blocked.peak_sent_bytes_per_step == body + headers
+    assert streamed.peak_sent_bytes_per_step == body / 4 + headers
+    assert streamed.sent_bytes == 4 * body + sends * headers
+    assert streamed.rounds == sends
+
+
+def test_an_exchange_is_sent_after_its_step_and_applied_tau_steps_later() -> None:
+    method = exact(sync_every=10, fragments=tw.Strided(layers=2), overlap=tw.Delay(tau=7))
+    team = Team(method, adamw, 2, model=Stack)
+    sent, applied = [], []
+    for step in range(1, 41):
+        before = team.loops[0].stats
+        with torch.no_grad():
+            for model in team.models:
+                for p in model.parameters():
+                    p.add_(1)
+        team.exchange()
+        after = team.loops[0].stats
+        sent += [step] * (after.sent_bytes > before.sent_bytes)
+        applied += [step] * (after.rounds - before.rounds)
+    assert sent == [10, 15, 20, 25, 30, 35, 40]
+    assert applied == [17, 22, 27, 32, 37]
+    assert sum(len(track.flights) for track in team.loops[0]._tracks) == 2
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(tau=4, mixing=0.5), tw.Eager()])
+def test_flush_calls_in_everything_and_loses_no_step(overlap) -> None:
+    """With outer SGD(1), one worker and no mixing, what was trained is what the anchor has."""
+    team = Team(exact(outer=tw.outer.SGD(lr=1.0), overlap=overlap), adamw, 2).train(15)
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    assert all(not track.flights for loop in team.loops for track in loop._tracks)
+    assert all(track.sent_at_step == 15 for loop in team.loops for track in loop._tracks)
+    assert len({loop.digest() for loop in team.loops}) == 1
+    rounds = team.loops[0].stats.rounds
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    assert team.loops[0].stats.rounds == rounds
+
+
+def test_flush_in_mid_flight_sends_no_movement_twice() -> None:
+    """4 steps are on their way, 2 more were taken since: the anchor must have all six once."""
+    team, _ = constant_gradients(tw.Delay(tau=3), 6)
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    # -1/2 of 8; the answer overwrote what was trained while it travelled (alpha 0), so no more.
+    assert float(team.anchor()[0]) == -4.0
+    team, _ = constant_gradients(tw.Delay(tau=3, mixing=1.0), 6)
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    # The workers are at -6 and -18; Delta from -4 is 2 and 14, mean 8, half of it 4.
+    assert float(team.anchor()[0]) == -8.0
+
+
+METHODS = {
+    "tau 0": {"overlap": tw.Delay(mixing=0.5)},
+    "tau 1": {"overlap": tw.Delay(tau=1, mixing=0.5)},
+    "tau 4, feedback": {"overlap": tw.Delay(tau=4), "feedback": FEEDBACK},
+    "eager": {"overlap": tw.Eager()},
+    "eager, 2 bits": {
+        "overlap": tw.Eager(),
+        "codec": tw.codecs.Quantise(bits=2),
+        "feedback": FEEDBACK,
+    },
+    "outer AdamW": {"overlap": tw.Delay(tau=2), "outer": tw.outer.AdamW(lr=0.01)},
+    "random places": {"overlap": tw.Delay(tau=3), "codec": tw.codecs.RandomK(k=512)},
+    "reduce-scatter": {
+        "overlap": tw.Delay(tau=4, mixing=0.5),
+        "feedback": FEEDBACK,
+        "exchange": tw.ReduceScatter(owner_feedback=FEEDBACK),
+    },
+    "eager reduce-scatter": {
+        "overlap": tw.Eager(),
+        "exchange": tw.ReduceScatter(owner_feedback=FEEDBACK),
+    },
+}
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("workers", [2, 3])
+def test_outer_parameters_are_bit_identical_after_every_step(fields, workers: int) -> None:
+    team = Team(streaming(**fields), adamw, workers)
+    digests = set()
+    for step in range(20):
+        team.train(1, first=step)
+        assert len({loop.digest() for loop in team.loops}) == 1
+        digests.add(team.loops[0].digest())
+    assert len(digests) > 5
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def saved(team: Team) -> list:
+    states = [
+        (m.state_dict(), o.state_dict(), loop.state_dict())
+        for m, o, loop in zip(team.models, team.optimizers, team.loops, strict=True)
+    ]
+    buffer = io.BytesIO()
+    torch.save(states, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def resumed(method: tw.Method, states: list) -> Team:
+    team = Team(method, adamw, len(states))
+    for (model, optimizer, outer), m, o, loop in zip(
+        states, team.models, team.optimizers, team.loops, strict=True
+    ):
+        loop.load_state_dict(outer)
+        m.load_state_dict(model)
+        o.load_state_dict(optimizer)
+    return team
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("at", [5, 6, 7, 9, 13])
+def test_resuming_in_mid_flight_continues_bit_for_bit(fields, at: int) -> None:
+    method = streaming(**fields)
+    through = Team(method, adamw, 2).train(at)
+    states = saved(through)
+    through.train(20 - at, first=at)
+    again = resumed(method, states).train(20 - at, first=at)
+    for loop, other in zip(through.loops, again.loops, strict=True):
+        assert loop.digest() == other.digest()
+        mine, theirs = loop.stats, other.stats
+        assert (mine.sent_bytes, mine.received_bytes) == (theirs.sent_bytes, theirs.received_bytes)
+        assert mine.peak_sent_bytes_per_step == theirs.peak_sent_bytes_per_step
+    assert all(
+        same_bits([*a.parameters()], [*b.parameters()])
+        for a, b in zip(through.models, again.models, strict=True)
+    )
+
+
+def test_control_resuming_without_what_was_in_flight_is_another_run() -> None:
+    method = streaming(**METHODS["tau 4, feedback"])
+    through = Team(method, adamw, 2).train(7)
+    states = saved(through)
+    through.train(13, first=7)
+    for _, _, outer in states:
+        flights = [f for track in outer["fragments"] for f in track["in_flight"]]
+        assert [f["round"] for f in flights] == [1, 0, 0]
+        for flight in flights:
+            flight["round"] = 0
+    again = resumed(method, states).train(13, first=7)
+    assert largest_difference(through.anchor(), again.anchor()) > 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", ["tau 4, feedback", "eager, 2 bits"])
+def test_what_is_in_flight_goes_through_distributed_checkpoint(tmp_path, name: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    method = streaming(**METHODS[name])
+    through = Team(method, adamw, 2).train(7)
+    for worker, loop in enumerate(through.loops):
+        parts = {"outer": loop.state_dict(), "model": through.models[worker].state_dict()}
+        dcp.save(parts, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
+    fresh = Team(method, adamw, 2)
+    states = []
+    for worker, loop in enumerate(fresh.loops):
+        parts = {"outer": loop.state_dict(), "model": fresh.models[worker].state_dict()}
+        dcp.load(parts, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
+        states.append((parts["model"], through.optimizers[worker].state_dict(), parts["outer"]))
+    states = copy.deepcopy(states)
+    through.train(8, first=7)
+    again = resumed(method, states).train(8, first=7)
+    assert again.loops[1].digest() == through.loops[1].digest()
+
+
+# -- host memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS.keys())
+def test_state_in_the_hosts_memory_gives_the_same_bits(fields) -> None:
+    method = streaming(**fields)
+    here, there = (
+        Team(method, adamw, 2, outer_device=device).train(20) for device in (None, "cpu")
+    )
+    assert here.loops[0].digest() == there.loops[0].digest()
+    assert same_bits([*here.models[1].parameters()], [*there.models[1].parameters()])
+    assert here.loops[0].memory() == there.loops[0].memory()
+
+
+@pytest.mark.parametrize("tau", [0, 3])
+@pytest.mark.parametrize("feedback", [tw.NoFeedback(), FEEDBACK])
+def test_on_the_device_there_is_never_more_than_one_fragments_state(tau: int, feedback) -> None:
+    fields = {"sync_every": 8, "feedback": feedback, "overlap": tw.Delay(tau=tau, mixing=0.5)}
+    method = streaming(fragments=tw.Strided(layers=1), **fields)
+    loop = train_stack(method, 30, outer_device="cpu").loops[0]
+    held = loop.memory()
+    state_bytes = held["anchor"] + held["outer state"] + held["feedback"]
+    stats = loop.stats
+    assert stats.peak_outer_host_bytes == state_bytes
+    # Anchor and momentum, or anchor and feedback: never all three.
+    assert stats.peak_outer_device_bytes == 2 * held["anchor"] / 4
+    here = train_stack(method, 30).loops[0].stats
+    assert (here.peak_outer_device_bytes, here.peak_outer_host_bytes) == (state_bytes, 0)
+
+
+def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
+    team = Team(streaming(), adamw, 2, model=lambda: build_model().bfloat16(), outer_device="cpu")
+    team.train(14)
+    tensors = [t for track in team.loops[0]._tracks for t in track.outer.state_dict().values()]
+    assert {t.dtype for t in tensors} == {torch.float32}
+    assert len({loop.digest() for loop in team.loops}) == 1
+    assert next(team.models[0].parameters()).dtype == torch.bfloat16
+
+
+def test_another_accelerator_is_no_place_for_outer_state() -> None:
+    with pytest.raises(tw.ConfigurationError, match="keep outer state on 'meta'"):
+        Team(streaming(), adamw, 1, outer_device="meta")
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: streaming(overlap=tw.Delay(tau=6)), "tau=6 steps late with sync_every=6"),
+        (lambda: tw.Delay(tau=-1), "tau=-1"),
+        (lambda: tw.Delay(mixing=1.5), "mixing=1.5"),
+        (lambda: tw.presets.ddp(overlap=tw.Delay(mixing=0.5)), "average gradients with Delay"),
+        (lambda: tw.presets.ddp(overlap=tw.Eager()), "average gradients with Eager"),
+        (lambda: streaming(overlap=3), "overlap takes Overlap"),
+    ],
+)
+def test_overlaps_that_cannot_be_are_refused_at_once(make, reason: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=reason):
+        make()
+
+
+def run(work, *, times: int) -> None:
+    for _ in range(times):
+        work()
+
+
+def test_more_fragments_than_steps_are_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match="2"):
+        Team(streaming(sync_every=2), adamw, 1)
+
+
+def test_a_worker_that_lags_by_a_fragment_is_named_and_not_mixed_in() -> None:
+    """Worker 1 missed three steps: it sends its first fragment when the other sends its second."""
+    method = exact(fragments=tw.Strided(layers=2), sync_every=6, overlap=tw.Delay(tau=1))
+    team = train_stack(method, 7)
+    before = team.loops[0].digest()
+    team.loops[1]._step -= 3
+    with pytest.raises(tw.ExchangeError, match=r"worker 1 .* its fragment is 0, not 1"):
+        run(team.exchange, times=6)
+    assert team.loops[0].stats.rounds == 1
+    assert team.loops[0].digest() == before
+
+
+def test_beginning_again_before_finishing_is_refused() -> None:
+    team = Team(exact(overlap=tw.Delay(tau=5), fragments=tw.Whole()), adamw, 1).train(6)
+    with pytest.raises(tw.ConfigurationError, match="begun and not finished"):
+        run(team.loops[0].begin, times=6)
+
+
+def test_workers_with_other_fragments_are_refused() -> None:
+    transports = tw.transport.in_process(2)
+    tw.OuterLoop(build_model(), [], streaming(), transport=transports[0])
+    method = streaming(fragments=tw.Balanced(count=2))
+    with pytest.raises(tw.MismatchError, match=r"method\.fragments"):
+        tw.OuterLoop(build_model(), [], method, transport=transports[1])
+
+
+def test_diloco_references_still_hold_with_one_fragment() -> None:
+    method = exact(fragments=tw.Whole(), overlap=tw.Delay())
+    expected = reference_diloco(
+        build_model,
+        adamw,
+        lambda model, step, worker: loss(model, step, worker, workers=2),
+        workers=2,
+        steps=12,
+        sync_every=6,
+        outer=(0.7, 0.9),
+    )
+    assert largest_difference(Team(method, adamw, 2).train(12).anchor(), expected) < 2e-6
