@@ -28,12 +28,14 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(case: str, ranks: int, *, timeout_s: float = 120) -> list[subprocess.Popen]:
-    """Run `case` of ranks.py in `ranks` processes; returns them ended, with their output read."""
+def run_ranks(
+    case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
+) -> list[subprocess.Popen]:
+    """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
     port = free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py"), case],
+            [sys.executable, str(HERE / script), case],
             env=rank_environment(rank, ranks, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

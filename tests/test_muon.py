@@ -510,16 +510,3 @@ class TestErrors:
         with pytest.raises(ConfigurationError):
             optimizer.add_param_group(muon_group([second], scale="none"))
         assert len(optimizer.param_groups) == 1
-
-
-class FakeShard(nn.Parameter):
-    """What makes a DTensor one, as far as the optimizer can see."""
-
-    def to_local(self) -> torch.Tensor:
-        return self.detach()
-
-
-def test_a_sharded_matrix_is_refused_and_not_orthogonalised_by_its_shard() -> None:
-    with pytest.raises(ConfigurationError, match="this rank holds a shard"):
-        Muon([{"params": [FakeShard(torch.ones(4, 4))], "rule": "muon", "layout": "out_in"}])
-    Muon([{"params": [FakeShard(torch.ones(4, 4))], "rule": "adamw"}])

@@ -9,6 +9,7 @@ from torch import Tensor
 from thinwire.errors import ConfigurationError
 from thinwire.optim.roles import LAYOUTS
 from thinwire.optim.scales import SCALES
+from thinwire.optim.sharded import check_sharding
 
 __all__ = ["check_group", "check_hyperparameters"]
 
@@ -68,15 +69,10 @@ def check_group(group: Mapping[str, Any], rules: Collection[str]) -> None:
     check_hyperparameters(group)
     for parameter in group["params"]:
         _check_parameter(parameter, group["rule"])
+        check_sharding(parameter)
 
 
 def _check_parameter(parameter: Tensor, rule: str) -> None:
-    if rule == "muon" and hasattr(parameter, "to_local"):
-        raise ConfigurationError(
-            f"orthogonalise a sharded parameter of shape {tuple(parameter.shape)}",
-            because="the iteration needs the whole matrix, and this rank holds a shard of it",
-            do="use AdamW for sharded workers, or leave the worker unsharded",
-        )
     if parameter.is_complex() or (rule == "muon" and parameter.ndim < 2):
         raise ConfigurationError(
             f'step a {parameter.dtype} parameter of shape {tuple(parameter.shape)} by "{rule}"',

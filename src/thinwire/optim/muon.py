@@ -7,10 +7,11 @@ into ordinary parameter groups, which say by which rule each tensor is stepped.
 # torch's optimizers are made of its _foreach functions, which have no public name.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, final, overload
+from typing import Any, Protocol, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,15 @@ from thinwire.optim.roles import (
     parameter_roles,
 )
 from thinwire.optim.scales import SCALES
+from thinwire.optim.sharded import (
+    Cut,
+    check_same_gradients,
+    cuts_of,
+    deal,
+    local_gradient,
+    whole_shape,
+)
+from thinwire.replica import local_shard
 
 __all__ = ["Muon", "muon_groups"]
 
@@ -96,6 +106,11 @@ class Muon(torch.optim.Optimizer):
     that dtype in any case); the iteration runs in bf16. Matrices of one shape are orthogonalised in
     batches of at most 2^24 elements, or of one matrix where that is larger.
 
+    Parameters may be DTensors (FSDP2, HSDP, tensor parallelism, or several of these): the result is
+    that of the unsharded optimizer. Moments and decay stay on the shards. A matrix is put together
+    on one rank of its mesh, orthogonalised there, and its shards are sent back; the matrices of one
+    shape are divided among the ranks. All ranks of a mesh must take the same steps.
+
     Args:
         params: groups with a "rule", "muon" or "adamw", as `muon_groups` makes them. A group may
             override every argument below, and have a "layout", one of `thinwire.optim.LAYOUTS`.
@@ -109,8 +124,9 @@ class Muon(torch.optim.Optimizer):
 
     Raises:
         ConfigurationError: a group has no rule or an unknown one; a number is out of range; the
-            scale or layout is unknown; a parameter is complex, or has no two dimensions for "muon".
-            From `step`: a gradient is sparse.
+            scale or layout is unknown; a parameter is complex, or has no two dimensions for "muon";
+            a DTensor is Partial, or cut otherwise than its placements say. From `step`: a gradient
+            is sparse, or some ranks of a parameter's mesh have one and others do not.
 
     >>> layer = nn.Linear(4, 4, bias=False)
     >>> optimizer = Muon(muon_groups(layer, lr=1.0, weight_decay=0.0))
@@ -175,6 +191,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        check_same_gradients(p for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
             params = _with_gradient(group)
             if params:
@@ -185,11 +202,14 @@ class Muon(torch.optim.Optimizer):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """Views of the same matrices in a parameter, its gradient and its momentum."""
+    """Views of the same matrices in a parameter, its gradient and its momentum, as held here."""
 
     weight: Tensor
     gradient: Tensor
     momentum: Tensor
+    cuts: tuple[Cut, ...]
+    shape: tuple[int, ...]
+    """Of the whole: that of `weight` unless there are cuts."""
 
 
 _Group = Mapping[str, Any]
@@ -199,10 +219,10 @@ _State = Mapping[Tensor, dict[str, Any]]
 def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
     states = [state[p] or _fresh_adamw(p, state[p]) for p in params]
     adamw(
-        params,
+        _shards(params),
         _gradients(params),
-        [s["exp_avg"] for s in states],
-        [s["exp_avg_sq"] for s in states],
+        _shards(s["exp_avg"] for s in states),
+        _shards(s["exp_avg_sq"] for s in states),
         [],
         [s["step"] for s in states],
         amsgrad=False,
@@ -224,24 +244,29 @@ def _fresh_adamw(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
-    layout = LAYOUTS[group["layout"]]
+    layout, weights = LAYOUTS[group["layout"]], _shards(params)
     gradients, momenta = _gradients(params), _momenta(params, state)
     torch._foreach_mul_(momenta, group["momentum"])
     torch._foreach_add_(momenta, gradients)
-    torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
-    for batch in _batches(_pieces(params, gradients, momenta, layout)):
+    torch._foreach_mul_(weights, 1 - float(group["lr"]) * group["weight_decay"])
+    cuts = [cuts_of(p, 2 if layout.stacked else p.ndim) for p in params]
+    for batch in _batches(_pieces(weights, gradients, momenta, cuts, layout)):
         _move(batch, layout, group)
 
 
 def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
     """W -= lr scale NS(direction) for pieces of one shape."""
     direction = _lookahead if group["nesterov"] else _plain
-    stack = torch.stack([layout.unfold(direction(p, group["momentum"])) for p in batch])
-    updates = orthogonalise(stack).unbind()
-    size = float(group["lr"]) * SCALES[group["scale"]](*stack.shape[-2:])
-    weights = [piece.weight for piece in batch]
-    folded = [layout.fold(update, weights[0].shape) for update in updates]
-    torch._foreach_add_(weights, folded, alpha=-size)
+    directions = [direction(piece, group["momentum"]) for piece in batch]
+    updates = deal(directions, batch[0].cuts, lambda wholes: _orthogonalised(wholes, layout))
+    fans = layout.unfold(torch.empty(batch[0].shape, device="meta")).shape[-2:]
+    size = float(group["lr"]) * SCALES[group["scale"]](*fans)
+    torch._foreach_add_([piece.weight for piece in batch], updates, alpha=-size)
+
+
+def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout) -> list[Tensor]:
+    stack = torch.stack([layout.unfold(tensor) for tensor in tensors])
+    return [layout.fold(matrix, tensors[0].shape) for matrix in orthogonalise(stack).unbind()]
 
 
 def _plain(piece: _Piece, momentum: float) -> Tensor:  # noqa: ARG001
@@ -253,31 +278,35 @@ def _lookahead(piece: _Piece, momentum: float) -> Tensor:
 
 
 def _pieces(
-    params: Sequence[Tensor],
+    weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
     momenta: Sequence[Tensor],
+    cuts: Sequence[tuple[Cut, ...]],
     layout: MatrixLayout,
 ) -> Iterator[_Piece]:
-    for same in zip(params, gradients, momenta, strict=True):
-        if same[0].numel():
-            for w, g, m in zip(*(_split(tensor, layout) for tensor in same), strict=True):
-                yield _Piece(weight=w, gradient=g, momentum=m)
+    for *same, mine in zip(weights, gradients, momenta, cuts, strict=True):
+        most = 1 if mine else BATCH_ELEMENTS
+        for w, g, m in zip(*(_split(tensor, layout, most) for tensor in same), strict=True):
+            shape = whole_shape(w.shape, mine)
+            if math.prod(shape):
+                yield _Piece(weight=w, gradient=g, momentum=m, cuts=mine, shape=shape)
 
 
-def _split(tensor: Tensor, layout: MatrixLayout) -> Sequence[Tensor]:
-    """Views along the first dimension of a stack of experts, which may exceed any batch."""
+def _split(tensor: Tensor, layout: MatrixLayout, most: int) -> Sequence[Tensor]:
+    """Views along the first dimension of a stack of experts, of `most` elements or one expert."""
     if not layout.stacked or tensor.ndim == 2:
         return (tensor,)
-    return tensor.split(max(1, BATCH_ELEMENTS // tensor[0].numel()))
+    return tensor.split(max(1, most // max(1, tensor[:1].numel())))
 
 
 def _batches(pieces: Iterator[_Piece]) -> Iterator[Sequence[_Piece]]:
+    # By the shape of the whole: two shapes may leave one rank the same shard and others not.
     alike: defaultdict[object, list[_Piece]] = defaultdict(list)
     for piece in pieces:
-        weight = piece.weight
-        alike[weight.shape, weight.dtype, weight.device].append(piece)
+        alike[piece.shape, piece.cuts, piece.weight.dtype, piece.weight.device].append(piece)
     for same in alike.values():
-        size = max(1, BATCH_ELEMENTS // same[0].weight.numel())
+        ranks = math.prod(cut.ranks for cut in same[0].cuts)
+        size = ranks * max(1, BATCH_ELEMENTS // math.prod(same[0].shape))
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
@@ -293,14 +322,18 @@ def _with_gradient(group: _Group) -> list[Tensor]:
 
 
 def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    return [cast("Tensor", p.grad) for p in params]
+    return [local_gradient(p) for p in params]
+
+
+def _shards(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [local_shard(tensor) for tensor in tensors]
 
 
 def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
     for p in params:
         if "momentum_buffer" not in state[p]:
             state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return [state[p]["momentum_buffer"] for p in params]
+    return _shards(state[p]["momentum_buffer"] for p in params)
 
 
 class _Rule(Protocol):

@@ -1,0 +1,246 @@
+"""Matrices that lie in shards on the ranks of a device mesh, and who works on them as a whole.
+
+A matrix can only be orthogonalised as a whole. Of many matrices cut alike along a mesh dimension of
+n ranks, rank r takes every n-th one, starting at the r-th:
+
+    all-to-all:  the shards of matrix i go to rank i mod n, which puts them together
+    rank r:      solves the matrices it was dealt, whole
+    all-to-all:  the shards of matrix i go back to where they came from
+
+Where a matrix is cut along several mesh dimensions, "solves" is the same deal along the next one:
+nothing is computed twice, and no group is needed that the mesh does not have. Ranks along which
+matrices are not cut at all (HSDP's replicas) do the same work on the same numbers.
+
+Who is dealt what follows from global shapes and the order of the parameters, which all ranks of a
+mesh share. Only groups of a parameter's own mesh are used, for a worker is often part of a world.
+
+DTensors are known by what they have, so that torch.distributed.tensor, which is slow to import, is
+never imported here.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError
+from thinwire.replica import local_shard
+
+__all__ = [
+    "Cut",
+    "check_same_gradients",
+    "check_sharding",
+    "cuts_of",
+    "deal",
+    "local_gradient",
+    "whole_shape",
+]
+
+Solve = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""From whole matrices of one shape to as many of the same shape."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How the ranks of one mesh dimension share one dimension of a tensor.
+
+    The dimension is split into `split_factor` parts and each part over the ranks, as torch.chunk
+    does; a rank holds its chunk of each part. All but `_StridedShard` have one part.
+    """
+
+    mesh: Any
+    mesh_dim: int
+    dim: int
+    """Of the tensor, counted from the end: it stays what it is when a stack is taken apart."""
+    size: int
+    """Of that dimension, before this cut."""
+    split_factor: int
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the dimension."""
+        return self.mesh.size(self.mesh_dim)
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return self.mesh.get_local_rank(self.mesh_dim)
+
+    def held(self) -> list[tuple[range, ...]]:
+        """For each rank, the ranges of the dimension that it holds, in the order it holds them."""
+        parts = _chunks(range(self.size), self.split_factor)
+        return list(zip(*(_chunks(part, self.ranks) for part in parts), strict=True))
+
+    def size_here(self) -> int:
+        """How much of the dimension this rank holds."""
+        return sum(len(places) for places in self.held()[self.rank])
+
+    def rows(self, device: torch.device) -> list[Tensor]:
+        """What `held` says, as indices."""
+        return [
+            torch.cat([torch.arange(part.start, part.stop, device=device) for part in parts])
+            for parts in self.held()
+        ]
+
+
+def _chunks(places: range, count: int) -> list[range]:
+    """As torch.chunk, whose last chunks are missing where these are empty."""
+    size = -(-len(places) // count)
+    return [places[start * size : (start + 1) * size] for start in range(count)]
+
+
+def cuts_of(parameter: Tensor, matrix_dims: int) -> tuple[Cut, ...]:
+    """The cuts through the last `matrix_dims` dimensions of a parameter, the last one made first.
+
+    Cuts that leave matrices whole do not count: a stack of experts of which each rank holds some.
+    None at all for a parameter that is no DTensor.
+    """
+    last_first = reversed(tuple(_all_cuts(parameter)))
+    return tuple(cut for cut in last_first if cut.dim >= -matrix_dims)
+
+
+def _all_cuts(parameter: Tensor) -> Iterator[Cut]:
+    if not hasattr(parameter, "to_local"):
+        return
+    mesh, placements = cast("Any", parameter).device_mesh, cast("Any", parameter).placements
+    sizes = list(parameter.shape)
+    for mesh_dim, placement in enumerate(placements):
+        dim = getattr(placement, "dim", None)
+        if dim is None or mesh.size(mesh_dim) == 1:
+            continue
+        cut = Cut(
+            mesh=mesh,
+            mesh_dim=mesh_dim,
+            dim=dim - parameter.ndim,
+            size=sizes[dim],
+            split_factor=getattr(placement, "split_factor", 1),
+        )
+        yield cut
+        sizes[dim] = cut.size_here()
+
+
+def whole_shape(shard: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
+    """The shape of a shard when `cuts` are undone."""
+    shape = list(shard)
+    for cut in cuts:
+        shape[cut.dim] = cut.size
+    return tuple(shape)
+
+
+def deal(shards: Sequence[Tensor], cuts: Sequence[Cut], solve: Solve) -> list[Tensor]:
+    """Put shards together, solve each whole matrix on one rank, and bring the shards back.
+
+    Every rank of the cuts' mesh must call this with as many shards, of the same matrices in the
+    same order; shards may be empty.
+
+    Args:
+        shards: of any number of matrices of one shape and dtype, all cut alike.
+        cuts: from `cuts_of`; without any, `shards` are whole.
+        solve: what to do with whole matrices; it is not called for none.
+
+    Returns:
+        For each shard, the same shard of the solved matrix.
+
+    >>> deal([torch.ones(2, 2)], [], lambda matrices: [-m for m in matrices])
+    [tensor([[-1., -1.],
+            [-1., -1.]])]
+    """
+    if not cuts or not shards:
+        return list(solve(shards)) if shards else []
+    cut, stack = cuts[0], torch.stack(list(shards))
+    rows = cut.rows(stack.device)
+    dealt = [stack[owner :: cut.ranks] for owner in range(cut.ranks)]
+    mine = len(dealt[cut.rank])
+    shapes = [_with_size(dealt[cut.rank].shape, cut.dim, len(places)) for places in rows]
+    wholes = stack.new_empty((mine, *whole_shape(stack.shape[1:], [cut])))
+    for places, part in zip(rows, _all_to_all(dealt, shapes, cut), strict=True):
+        wholes.index_copy_(cut.dim, places, part)
+    solved = deal(wholes.unbind(), cuts[1:], solve)
+    wholes = torch.stack(solved) if solved else wholes
+    parts = [wholes.index_select(cut.dim, places) for places in rows]
+    answers = _all_to_all(parts, [part.shape for part in dealt], cut)
+    for place, answer in zip(dealt, answers, strict=True):
+        place.copy_(answer)
+    return list(stack.unbind())
+
+
+def _with_size(shape: Sequence[int], dim: int, size: int) -> torch.Size:
+    changed = list(shape)
+    changed[dim] = size
+    return torch.Size(changed)
+
+
+def _all_to_all(sent: Sequence[Tensor], shapes: Sequence[torch.Size], cut: Cut) -> list[Tensor]:
+    """Send `sent[r]` to rank r of the cut, and get a tensor of `shapes[r]` from it."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in sent])
+    sizes = [shape.numel() for shape in shapes]
+    came = flat.new_empty(sum(sizes))
+    group = cut.mesh.get_group(cut.mesh_dim)
+    dist.all_to_all_single(came, flat, sizes, [tensor.numel() for tensor in sent], group=group)
+    return [part.view(shape) for part, shape in zip(came.split(sizes), shapes, strict=True)]
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """This rank's shard of the gradient, cut as the parameter is."""
+    gradient = cast("Any", parameter.grad)
+    if not hasattr(gradient, "to_local"):
+        return gradient
+    placements = cast("Any", parameter).placements
+    if tuple(gradient.placements) != tuple(placements):
+        # Tensor parallelism leaves sums over the ranks to be taken: a norm's, between sharded rows.
+        gradient = gradient.redistribute(placements=placements)
+    return local_shard(gradient)
+
+
+def check_same_gradients(parameters: Iterable[Tensor]) -> None:
+    """Raise on every rank unless all ranks of a mesh have gradients for the same parameters.
+
+    Otherwise ranks would put shards of different matrices together, or wait for ever. The ranks
+    tell each other one byte for each parameter, or rather two: that it has one, that it has none.
+    """
+    by_mesh: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        for cut in _all_cuts(parameter):
+            by_mesh[cut.mesh].append(parameter)
+            break
+    for mesh, members in by_mesh.items():
+        has = [parameter.grad is not None for parameter in members]
+        device = local_shard(members[0]).device
+        flags = torch.tensor([has, [not h for h in has]], dtype=torch.uint8, device=device)
+        for mesh_dim in range(mesh.ndim):
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=mesh.get_group(mesh_dim))
+        for parameter, (some, others) in zip(members, flags.T.tolist(), strict=True):
+            if some and others:
+                raise ConfigurationError(
+                    f"step a sharded parameter of shape {tuple(parameter.shape)}",
+                    because="some ranks of its mesh have a gradient for it and others have none",
+                    do="run the same layers on all ranks of a worker, or zero the missing gradient",
+                )
+
+
+def check_sharding(parameter: Tensor) -> None:
+    """Raise `ConfigurationError` unless this rank holds a known part of a DTensor's values."""
+    if not hasattr(parameter, "to_local"):
+        return
+    for placement in cast("Any", parameter).placements:
+        if not (placement.is_replicate() or hasattr(placement, "dim")):
+            raise ConfigurationError(
+                f"step a parameter of shape {tuple(parameter.shape)} placed as {placement}",
+                because="only shards and copies hold weights; a sum still to be taken has none",
+                do="redistribute it to Shard or Replicate first",
+            )
+    expected = list(parameter.shape)
+    for cut in _all_cuts(parameter):
+        expected[cut.dim] = cut.size_here()
+    held = tuple(local_shard(parameter).shape)
+    if held != tuple(expected):
+        raise ConfigurationError(
+            f"put a parameter of shape {tuple(parameter.shape)} together",
+            because=f"this rank holds {held} of it, and its placements say {tuple(expected)}",
+            do="choose a size that the mesh divides evenly",
+        )

@@ -1,0 +1,391 @@
+"""What the ranks of test_muon_sharded.py do: `python muon_ranks.py CASE` with torchrun's variables.
+
+Each compares a sharded run with an unsharded twin in the same process, to the bit.
+"""
+
+import copy
+import datetime
+import itertools
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from thinwire.errors import ConfigurationError
+from thinwire.optim import (
+    Muon,
+    muon,
+    muon_groups,
+    orthogonalise,
+    parameter_layouts,
+    parameter_roles,
+)
+
+SETTINGS = {"lr": 0.05, "weight_decay": 0.3}
+VARIANTS = [
+    {"nesterov": nesterov, "scale": scale}
+    for nesterov, scale in itertools.product([False, True], ["spectral", "rms"])
+]
+STEPS = 3
+
+
+class Llama(nn.Module):
+    """A gated feed-forward block with a norm, of sizes that two and four ranks share unevenly."""
+
+    def __init__(self, width: int = 6, inner: int = 7) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.norm = nn.RMSNorm(width)
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+        self.narrow = nn.Linear(width, 1)
+        self.unused = nn.Linear(width, inner)
+        self.head = nn.Linear(width, 11, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        h = self.norm(x)
+        x = x + self.down(torch.tanh(self.gate(h)) * self.up(h)) + self.narrow(x)
+        return self.head(x)
+
+
+class Conv1D(nn.Module):
+    """Stores [in, out] and says so, as GPT-2's does."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.randn(nx, nf) / nx**0.5)
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Experts(nn.Module):
+    """Every expert sees everything."""
+
+    def __init__(self, experts: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width, width + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("btw,ewv->btv", x, self.weight)[..., :-1]
+
+
+class GPT2(nn.Module):
+    """Convolutions of both kinds, experts, and a head tied to the table."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(11, width)
+        self.norm = nn.LayerNorm(width)
+        self.wide = Conv1D(9, width)
+        self.thin = Conv1D(width, 9)
+        self.mix = nn.Conv1d(width, width, 3, padding=1)
+        self.unmix = nn.ConvTranspose1d(width, width, 3, padding=1)
+        self.experts = nn.ModuleList(Experts(count, width) for count in (1, 3, 4))
+        self.head = nn.Linear(width, 11, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.wte(tokens))
+        x = x + self.thin(torch.tanh(self.wide(x)))
+        x = x + self.unmix(torch.tanh(self.mix(x.mT))).mT
+        for experts in self.experts:
+            x = x + experts(x)
+        return self.head(x)
+
+
+def built(kind: type[nn.Module], **sizes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(**sizes)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    tokens = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(seed))
+    logits = model(tokens)
+    nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(1, 1).flatten()).backward()
+
+
+def optimizer_of(model: nn.Module, **settings) -> Muon:
+    return Muon(muon_groups(model, **SETTINGS), **settings)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
+
+
+def check_against_twin(model: nn.Module, twin: nn.Module, seed: int = 0, **settings) -> None:
+    """Several steps on the sharded model's gradients; weights and momenta to the bit."""
+    assert_same_groups(model, twin)
+    optimizer, optimizer_of_twin = optimizer_of(model, **settings), optimizer_of(twin, **settings)
+    start = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    pairs = list(zip(model.named_parameters(), twin.parameters(), strict=True))
+    for step in range(STEPS):
+        model.zero_grad()
+        backward(model, seed + step)
+        for (_, p), q in pairs:
+            q.grad = None if p.grad is None else whole(p.grad)
+        optimizer.step()
+        optimizer_of_twin.step()
+    for (name, p), q in pairs:
+        assert torch.equal(whole(p), q.detach()), name
+        assert torch.equal(q.detach(), start[name]) is name.startswith("unused"), name
+        for key, kept in optimizer_of_twin.state[q].items():
+            sharded = isinstance(p, DTensor) and key != "step"
+            assert isinstance(optimizer.state[p][key], DTensor) is sharded, name
+            assert torch.equal(whole(optimizer.state[p][key]), kept), (name, key)
+
+
+def assert_same_groups(model: nn.Module, twin: nn.Module) -> None:
+    assert parameter_roles(model) == parameter_roles(twin)
+    assert parameter_layouts(model) == parameter_layouts(twin)
+    shapes = [
+        [(g["rule"], g.get("layout"), [tuple(p.shape) for p in g["params"]]) for g in groups]
+        for groups in (muon_groups(model, **SETTINGS), muon_groups(twin, **SETTINGS))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    plan = {
+        "norm": SequenceParallel(),
+        "gate": ColwiseParallel(input_layouts=Shard(1)),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(),
+    }
+    model.norm.register_forward_pre_hook(lambda _, args: split_over_sequence(args[0], mesh))
+    return parallelize_module(model, mesh, plan)
+
+
+def split_over_sequence(x: Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(
+        placements=[Shard(1)]
+    )
+
+
+def variants() -> list[dict]:
+    """All of them where processes are few."""
+    return VARIANTS if dist.get_world_size() == 2 else VARIANTS[-1:]
+
+
+def fsdp() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for settings in variants():
+        for kind in (Llama, GPT2):
+            check_against_twin(fully_shard(built(kind), mesh=mesh), built(kind), **settings)
+
+
+def tp() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for settings in variants():
+        model = tensor_parallel(built(Llama, inner=8), mesh)
+        assert isinstance(model.gate.weight, DTensor)
+        assert not isinstance(model.narrow.weight, DTensor)
+        check_against_twin(model, built(Llama, inner=8), **settings)
+        # Between ranks that split the sequence, a norm's gradient is a sum still to be taken.
+        assert model.norm.weight.grad.placements == (Partial(),)
+
+
+def placed(full: Tensor, mesh: DeviceMesh, placements) -> DTensor:
+    everywhere = [Replicate()] * mesh.ndim
+    return DTensor.from_local(full.clone(), mesh, everywhere, run_check=False).redistribute(
+        placements=placements
+    )
+
+
+SHAPES = {
+    "kernel": [(5, 3, 2), (2, 3, 2), (5, 3, 2)],
+    "experts": [(1, 3, 5), (3, 3, 5), (4, 5, 3), (4, 5, 3)],
+    # Some leave a rank the same shard and other ranks different ones.
+    "odd": [(5, 7), (4, 7), (1, 6), (7, 1), (1, 1), (0, 3), *[(5, 7)] * 4, (13, 11)],
+    # Wide, as the update of a tall matrix is transposed in memory; each shard fills whole vectors.
+    "even": [(16, 64)] * 5,
+}
+WHOLE, IN_OUT = ("odd", "out_in"), ("odd", "in_out")
+KERNELS = [("kernel", "kernel"), ("kernel", "transposed_kernel")]
+KINDS = [WHOLE, IN_OUT, *KERNELS, ("experts", "out_in"), ("experts", "in_out")]
+
+
+def step_both(mesh: DeviceMesh, placements, kind: tuple[str, str], dtype, **settings):
+    """Parameters, their twins, and both kinds' momenta after a few steps; where twins began."""
+    generator = torch.Generator().manual_seed(1)
+    shapes, layout = SHAPES[kind[0]], kind[1]
+    # Small weights, so that an update is not lost in their rounding.
+    start = [torch.randn(shape, generator=generator).mul(0.01).to(dtype) for shape in shapes]
+    ours = [nn.Parameter(placed(full, mesh, placements)) for full in start]
+    twins = [nn.Parameter(full.clone()) for full in start]
+    group = {"rule": "muon", "layout": layout, **SETTINGS}
+    both = [Muon([{"params": params, **group}], **settings) for params in (ours, twins)]
+    for _ in range(STEPS):
+        for p, twin in zip(ours, twins, strict=True):
+            twin.grad = torch.randn(twin.shape, generator=generator).to(dtype)
+            p.grad = placed(twin.grad, mesh, placements)
+        for optimizer in both:
+            optimizer.step()
+    for p, twin in zip(ours, twins, strict=True):
+        momenta = [
+            whole(optimizer.state[q]["momentum_buffer"])
+            for optimizer, q in zip(both, (p, twin), strict=True)
+        ]
+        assert torch.equal(*momenta), (placements, kind, dtype, twin.shape)
+    return [(whole(p), q.detach(), w) for p, q, w in zip(ours, twins, start, strict=True)]
+
+
+def check_placements(mesh: DeviceMesh, several) -> None:
+    exact = [(kind, torch.float32) for kind in KINDS]
+    exact += [(WHOLE, torch.float64), (("even", "out_in"), torch.bfloat16)]
+    for placements, (kind, dtype) in itertools.product(several, exact):
+        for p, twin, start in step_both(mesh, placements, kind, dtype, nesterov=True):
+            assert torch.equal(p, twin), (placements, kind, dtype, twin.shape)
+            assert not twin.numel() or not torch.equal(twin, start)
+    for placements in several:
+        # On the CPU, torch rounds a + alpha b in bf16 by where in memory an element lies.
+        for p, twin, start in step_both(mesh, placements, WHOLE, torch.bfloat16):
+            distance = (p.double() - twin.double()).norm()
+            assert distance <= 0.01 * (twin.double() - start.double()).norm(), twin.shape
+
+
+def placements_1d() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    check_placements(mesh, [[Shard(0)], [Shard(1)], [Replicate()]])
+
+
+def shares() -> None:
+    """Of matrices of one shape, each rank solves its share, in batches of at most one here."""
+    ranks, solved = dist.get_world_size(), []
+
+    def watched(stack: Tensor) -> Tensor:
+        solved.append(len(stack))
+        return orthogonalise(stack)
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    most, muon.BATCH_ELEMENTS, muon.orthogonalise = muon.BATCH_ELEMENTS, 35, watched
+    params = [nn.Parameter(placed(torch.randn(5, 7), mesh, [Shard(0)])) for _ in range(6)]
+    for p in params:
+        p.grad = p.detach().clone()
+    Muon([{"params": params, "rule": "muon"}]).step()
+    assert solved == [1] * len(range(dist.get_rank(), 6, ranks)), solved
+    muon.BATCH_ELEMENTS, muon.orthogonalise = most, orthogonalise
+
+
+def placements_2d() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    check_placements(
+        mesh,
+        [
+            [Replicate(), Shard(0)],
+            [Shard(0), Replicate()],
+            [Shard(0), Shard(1)],
+            [Shard(1), Shard(0)],
+            [Shard(0), Shard(0)],
+            [_StridedShard(0, split_factor=2), Shard(0)],
+        ],
+    )
+
+
+def hsdp() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for kind in (Llama, GPT2):
+        check_against_twin(fully_shard(built(kind), mesh=mesh), built(kind))
+
+
+def fsdp_tp() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+    model = fully_shard(tensor_parallel(built(Llama, inner=8), mesh["tensor"]), mesh=mesh["shard"])
+    placements = model.gate.weight.placements
+    assert isinstance(placements[0], _StridedShard), placements
+    check_against_twin(model, built(Llama, inner=8))
+
+
+def workers() -> None:
+    """Two workers of two ranks, with other gradients and another pace: nothing passes between."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
+    worker = mesh.get_local_rank("worker")
+    model, twin = fully_shard(built(Llama), mesh=mesh["shard"]), built(Llama)
+    # One worker takes its steps while the other waits here: a coupled optimizer would hang.
+    if worker == 1:
+        dist.barrier()
+    check_against_twin(model, twin, seed=100 * worker)
+    if worker == 0:
+        dist.barrier()
+    mine = torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
+    everyone = [torch.empty_like(mine) for _ in range(4)]
+    dist.all_gather(everyone, mine)
+    assert torch.equal(everyone[0], everyone[1])
+    assert torch.equal(everyone[2], everyone[3])
+    assert not torch.equal(everyone[0], everyone[2])
+
+
+def state_dict() -> None:
+    """What torch's distributed checkpoints read and write goes on to the bit."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, other = (fully_shard(built(GPT2), mesh=mesh) for _ in range(2))
+    optimizer, resumed = optimizer_of(model), optimizer_of(other, momentum=0.1)
+    for step in range(STEPS):
+        model.zero_grad()
+        backward(model, step)
+        optimizer.step()
+    saved = get_optimizer_state_dict(model, optimizer)
+    momentum = saved["state"]["wide.weight"]["momentum_buffer"]
+    assert momentum.placements == (Shard(0),)
+    assert momentum.shape == (6, 9)
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, resumed, copy.deepcopy(saved))  # or both would share momenta
+    for network, its in ((model, optimizer), (other, resumed)):
+        network.zero_grad()
+        backward(network, STEPS)
+        its.step()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p.to_local(), q.to_local())
+
+
+def refusals() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    summed = nn.Parameter(DTensor.from_local(torch.ones(4, 4), mesh, [Partial()]))
+    for rule in ("muon", "adamw"):
+        with pytest.raises(ConfigurationError, match="a sum still to be taken"):
+            Muon([{"params": [summed], "rule": rule}])
+    local = torch.ones(1 + 2 * dist.get_rank(), 4)
+    ragged = DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 4), stride=(4, 1))
+    with pytest.raises(ConfigurationError, match="its placements say"):
+        Muon([{"params": [nn.Parameter(ragged)], "rule": "muon"}])
+    model = fully_shard(built(Llama), mesh=mesh)
+    optimizer = optimizer_of(model)
+    optimizer.step()  # no gradient anywhere is fine, and does nothing
+    assert not optimizer.state
+    backward(model, 0)
+    if dist.get_rank() == 1:
+        model.up.weight.grad = None
+    with pytest.raises(ConfigurationError, match="others have none"):
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    for case in sys.argv[1].split(","):
+        globals()[case]()
+        print(case, flush=True)
+    dist.destroy_process_group()
