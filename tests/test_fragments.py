@@ -272,6 +272,13 @@ class TestFindLayers:
         block = Block()
         assert set(find_layers(nn.ModuleList([block, Block(), block])).values()) == {0, 1}
 
+    def test_what_layers_share_is_in_the_first(self):
+        model = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        model[2].weight = model[1].weight
+        found = find_layers(model)
+        assert (found["1.weight"], found["2.bias"]) == (1, 2)
+        assert "2.weight" not in found
+
     def test_frozen_layers_are_found(self):
         model = llama()
         model.model.layers[0].requires_grad_(False)
