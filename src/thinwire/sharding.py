@@ -24,7 +24,7 @@ def sharding_of(tensor: Tensor) -> str:
     mesh = _mesh(tensor)
     if mesh is None:
         return ""
-    placements = ", ".join(map(str, _placements(tensor)))
+    placements = ", ".join(map(repr, _placements(tensor)))
     return (
         f"{list(tensor.shape)} cut as {placements} over a mesh of {list(mesh.shape)}, "
         f"part {list(mesh.get_coordinate())}"

@@ -1,0 +1,326 @@
+"""What the ranks of test_sharded.py do: `python sharded_ranks.py CASE` with torchrun's variables.
+
+Four ranks are two workers of two ranks; a twin of two unsharded workers trains in every process.
+"""
+
+import datetime
+import os
+import sys
+import tempfile
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import thinwire as tw
+from thinwire.message import HEADER_NBYTES
+from thinwire.optim import newton_schulz
+from thinwire.sharding import by_holders
+from thinwire.transport import Distributed
+from toy import Team, largest_difference, same_bits
+
+OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+H, STEPS = 3, 10
+WIDTH, INNER = 66, 35  # two ranks cannot share 35 rows evenly
+
+
+class Block(nn.Module):
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, inner: int = INNER) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.embed = nn.Embedding(11, WIDTH)
+            self.layers = nn.ModuleList(Block(inner) for _ in range(3))
+            self.narrow = nn.Linear(WIDTH, 1)  # a single row: one of two ranks has none
+            self.head = nn.Linear(WIDTH, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) * self.narrow(x)
+
+
+def batch(step: int, worker: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + worker)
+    tokens = torch.randint(11, (8, 5), generator=generator)
+    return tokens[part], torch.randn(8, 5, 11, generator=generator)[part]
+
+
+def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return (model(tokens) - targets).square().mean()
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
+
+
+def fsdp(inside: DeviceMesh) -> nn.Module:
+    model = Net()
+    for layer in model.layers:
+        fully_shard(layer, mesh=inside)
+    return fully_shard(model, mesh=inside)
+
+
+def streaming(inner, **fields) -> tw.Method:
+    return tw.presets.streaming_diloco(
+        **{"inner": inner, "sync_every": H, "outer": OUTER, "layers": 2} | fields
+    )
+
+
+def adamw() -> tw.inner.InnerOptimizer:
+    return tw.inner.AdamW(lr=0.02)
+
+
+def muon() -> tw.inner.InnerOptimizer:
+    return tw.inner.Muon(lr=0.02, weight_decay=0.1)
+
+
+class Group:
+    """One rank of a sharded worker. Both ranks of a worker read its whole batch, or half each."""
+
+    def __init__(self, method: tw.Method, model: nn.Module, both: DeviceMesh, **options) -> None:
+        self.both, self.worker = both, both.get_local_rank("worker")
+        self.model, self.optimizer = model, method.inner.build(model)
+        transport = Distributed(both.get_group("worker"))
+        self.outer = tw.OuterLoop(model, self.optimizer, method, transport=transport, **options)
+
+    def train(self, steps: int, *, halves: bool, first: int = 0, after=lambda: None) -> "Group":
+        rank = self.both.get_local_rank("shard")
+        part = slice(4 * rank, 4 * rank + 4) if halves else slice(None)
+        for step in range(first, first + steps):
+            loss(self.model, *batch(step, self.worker, part)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.outer.step()
+            after()
+        return self
+
+    def full(self) -> list[Tensor]:
+        values = self.outer.anchor().values()
+        return [v.full_tensor() if isinstance(v, DTensor) else v for v in values]
+
+
+def twin(method: tw.Method, steps: int) -> Team:
+    team = Team(method, method.inner.build, 2, model=Net)
+    for step in range(steps):
+        for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
+            loss(model, *batch(step, worker)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        team.exchange()
+    return team
+
+
+def same_on(group: dist.ProcessGroup, text: str) -> bool:
+    texts = [""] * dist.get_world_size(group)
+    dist.all_gather_object(texts, text, group=group)
+    return len(set(texts)) == 1
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def outer_parameters() -> None:
+    """Equal gradients give equal bits; gradients summed in another order, the stated distance."""
+    both = mesh()
+    exact = {"codec": tw.codecs.Identity()}
+    for inner in (adamw(), muon()):
+        methods = [
+            tw.presets.diloco(inner=inner, sync_every=H, outer=OUTER),
+            streaming(inner, **exact),
+            streaming(inner, overlap=tw.Eager(), **exact),
+        ]
+        for method in methods:
+            expected = twin(method, STEPS).anchor()
+            alike = Group(method, fsdp(both["shard"]), both).train(STEPS, halves=False)
+            # (g + g) / 2 = g: both ranks read the same batch, and nothing rounds.
+            assert same_bits(alike.full(), expected), method
+            precise_newton_schulz(torch.float64)
+            expected = twin(method, STEPS).anchor()
+            halves = Group(method, fsdp(both["shard"]), both).train(STEPS, halves=True)
+            far = largest_difference(halves.full(), expected)
+            precise_newton_schulz(torch.bfloat16)
+            print(method.name, type(inner).__name__, far)
+
+
+def precise_newton_schulz(dtype: torch.dtype) -> None:
+    coefficients, _, eps = newton_schulz.orthogonalise.__defaults__
+    newton_schulz.orthogonalise.__defaults__ = (coefficients, dtype, eps)
+
+
+def codecs() -> None:
+    """On every shard, what was sent plus what is left is what was moved; all workers agree."""
+    both = mesh()
+    keep = tw.ErrorFeedback(decay=1.0)
+    for inner in (adamw(), muon()):
+        for codec in (tw.codecs.TopK(k=256), tw.codecs.Quantise(bits=2), tw.codecs.E3M0()):
+            method = streaming(inner, codec=codec, feedback=keep)
+            group = Group(method, fsdp(both["shard"]), both)
+            books = [Book(track) for track in group.outer._tracks]
+
+            def check(group=group, books=books) -> None:
+                assert same_on(both.get_group("worker"), group.outer.digest())
+                for book in books:
+                    book.check()
+
+            group.train(STEPS, halves=True, after=check)
+            assert sum(book.rounds for book in books) >= 5
+
+
+class Book:
+    """Sums of what one fragment's track moved and sent."""
+
+    def __init__(self, track) -> None:
+        self.track, self.rounds = track, 0
+        self.moved = self.sent = torch.zeros(track.layout.numel)
+        encode = track.exchange.encode
+
+        def spied(delta: Tensor, place):
+            self.moved = self.moved + delta
+            messages = encode(delta, place)
+            coder = track.exchange._coder.at(place.label.round)
+            self.sent = self.sent + coder.decode(messages["whole"][HEADER_NBYTES:])
+            self.rounds += 1
+            return messages
+
+        track.exchange.encode = spied
+
+    def check(self) -> None:
+        residual = self.track.exchange.state_dict()["residual"]
+        # Every round rounds three sums of numbers below 4 once: 6 ulp of 2^-22 in four rounds each.
+        torch.testing.assert_close(self.sent + residual, self.moved, rtol=0, atol=24 * 2**-22)
+
+
+def replicated() -> None:
+    """What all ranks of a worker hold stays equal on them, though shards beside it are lossy."""
+    both = mesh()
+    for exchange in (tw.Gather(), tw.ReduceScatter()):
+        fields = {"codec": tw.codecs.TopK(k=256), "feedback": tw.ErrorFeedback()}
+        method = streaming(adamw(), exchange=exchange, **fields)
+        model = Net(inner=36)
+        for layer in model.layers:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(layer, both["shard"], plan)
+        group = Group(method, model, both).train(STEPS, halves=False)
+        assert same_on(both.get_group("worker"), group.outer.digest())
+        held = {n: p.detach() for n, p in model.named_parameters() if not isinstance(p, DTensor)}
+        assert len(held) == 11
+        assert same_on(both.get_group("shard"), tw.digest(held))
+        assert not same_on(both.get_group("shard"), group.outer.digest())
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
+    mixed = {
+        "plain": torch.ones(4),
+        "cut": distribute_tensor(torch.ones(4), grid["shard"], [Shard(0)]),
+        "copied": distribute_tensor(torch.ones(4), grid["shard"], [Replicate()]),
+        "cut and copied": distribute_tensor(torch.ones(4), grid, [Replicate(), Shard(0)]),
+        "cut again": distribute_tensor(torch.ones(8), grid["shard"], [Shard(0)]),
+    }
+    groups = [["plain"], ["cut", "cut again"], ["copied"], ["cut and copied"]]
+    assert by_holders(mixed, mixed) == groups
+
+
+def host_memory() -> None:
+    both = mesh()
+    method = streaming(muon(), codec=tw.codecs.Quantise(bits=4), feedback=tw.ErrorFeedback())
+    here, there = (
+        Group(method, fsdp(both["shard"]), both, outer_device=device).train(STEPS, halves=True)
+        for device in (None, "cpu")
+    )
+    assert here.outer.digest() == there.outer.digest()
+    assert there.outer.stats.peak_outer_device_bytes < here.outer.stats.peak_outer_device_bytes / 2
+
+
+def checkpoints() -> None:
+    """With torch.distributed.checkpoint, every rank's outer state under a key of its own."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    both = mesh()
+    method = streaming(muon(), feedback=tw.ErrorFeedback(), overlap=tw.Delay(tau=2, mixing=0.5))
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    # Workers' weights differ within a round, so every worker has a checkpoint of its own.
+    group = Group(method, fsdp(both["shard"]), both).train(4, halves=True)
+    mine = f"{folder[0]}/worker{group.worker}"
+    key = f"outer.rank{both.get_local_rank('shard')}"
+    inside = both.get_group("shard")
+
+    def state(group: Group) -> dict:
+        model, optimizer = get_state_dict(group.model, group.optimizer)
+        return {"model": model, "optimizer": optimizer, key: group.outer.state_dict()}
+
+    dcp.save(state(group), checkpoint_id=mine, process_group=inside)
+    group.train(STEPS - 4, first=4, halves=True)
+    again = Group(method, fsdp(both["shard"]), both)
+    saved = state(again)
+    dcp.load(saved, checkpoint_id=mine, process_group=inside)
+    set_state_dict(
+        again.model,
+        again.optimizer,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+    )
+    again.outer.load_state_dict(saved[key])
+    again.train(STEPS - 4, first=4, halves=True)
+    assert again.outer.digest() == group.outer.digest()
+
+
+def refused() -> None:
+    both = mesh()
+    method = tw.presets.diloco(sync_every=H, outer=OUTER)
+    rank, inside = both.get_local_rank("worker"), both["shard"]
+    square = nn.Linear(4, 4, bias=False)
+    square.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), inside, [Shard(rank)]))
+    with pytest.raises(tw.MismatchError, match=r"sharding\.weight.*dim=0.*dim=1"):
+        tw.OuterLoop(square, [], method, transport=Distributed(both["worker"].get_group()))
+    summand = DTensor.from_local(torch.ones(4, 4), inside, [Partial()])
+    square.weight = nn.Parameter(summand)
+    with pytest.raises(tw.ConfigurationError, match=r"'weight'.*Partial"):
+        tw.OuterLoop(square, [], method, transport=Distributed(both["worker"].get_group()))
+    # Data parallelism over the workers too: their gradients are averaged already.
+    model = fully_shard(Net(), mesh=both)
+    with pytest.raises(tw.MismatchError, match="sharding"):
+        tw.OuterLoop(model, [], method, transport=Distributed(both["worker"].get_group()))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    try:
+        for case in sys.argv[1].split(","):
+            globals()[case]()
+            print(case, "done", flush=True)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        # Peers may be in a collective that this rank will never join.
+        os._exit(1)
+    dist.barrier()
+    dist.destroy_process_group()
