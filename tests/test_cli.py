@@ -12,11 +12,11 @@ FLAGS = {
     "train": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
         global-batch inner-lr keep-checkpoints log-steps method model out outer-lr outer-momentum
         precision recipe resume seed sequence-length steps sync-every tensorboard threads timeout-s
-        tokenizer wandb warmup-steps workers""",
+        tokenizer wandb warmup-steps worker-size workers""",
     "compare": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
         global-batch inner-lr keep-checkpoints log-steps methods model out outer-lr outer-momentum
         precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
-        warmup-steps workers""",
+        warmup-steps worker-size workers""",
     "bench": "out",
 }
 

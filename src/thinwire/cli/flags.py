@@ -10,6 +10,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.method import Method
 from thinwire.train import recipes
 from thinwire.train.config import TrainConfig
+from thinwire.train.launch import count_workers
 
 __all__ = ["RunFlags", "apply_flags", "default_out", "without_rounds"]
 
@@ -23,6 +24,8 @@ class RunFlags:
     """laptop, paper, or FILE.py:FUNCTION of your own."""
     workers: int | None = None
     """K; under torchrun the number of ranks decides."""
+    worker_size: int | None = None
+    """Ranks of torchrun that share a worker, whose model is sharded over them by FSDP2."""
     steps: int | None = None
     """Inner steps of every worker."""
     corpus: str | None = None
@@ -36,7 +39,7 @@ class RunFlags:
     global_batch: int | None = None
     """Sequences per step over all workers."""
     accumulate: int | None = None
-    """Micro-batches per worker and step."""
+    """Micro-batches per rank and step."""
     sync_every: int | None = None
     """H: inner steps between two exchanges."""
     inner_lr: float | None = None
@@ -56,7 +59,7 @@ class RunFlags:
     compile: Literal["no", "yes"] | None = None
     """torch.compile the model."""
     threads: int | None = None
-    """CPU threads per worker; 0 shares the cores evenly."""
+    """CPU threads per rank; 0 shares the cores evenly."""
     timeout_s: float | None = None
     """Seconds after which a silent worker is an error (torchrun)."""
     log_steps: int | None = None
@@ -74,7 +77,9 @@ _GROUPS: dict[str, dict[str, str]] = {
     "data": {f: f for f in ("corpus", "tokenizer", "sequence_length")},
     "model": {"model": "size"},
     "schedule": {"warmup_steps": "warmup_steps"},
-    "machine": {f: f for f in ("device", "precision", "compile", "threads", "timeout_s")},
+    "machine": {
+        f: f for f in ("device", "precision", "compile", "threads", "timeout_s", "worker_size")
+    },
     "periods": {
         f: f for f in ("log_steps", "evaluate_steps", "checkpoint_steps", "keep_checkpoints")
     },
@@ -102,6 +107,10 @@ def apply_flags(flags: RunFlags, method: str, seed: int) -> TrainConfig:
             changes |= given
         elif given:
             changes[part] = dataclasses.replace(getattr(config, part), **given)
+    machine = changes.get("machine", config.machine)
+    workers = changes.get("workers", config.workers)
+    # Here already: the batch has to fit the workers there will be, not those of the recipe.
+    changes["workers"] = count_workers(workers, machine.worker_size)
     return dataclasses.replace(config, **changes)
 
 

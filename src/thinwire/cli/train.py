@@ -58,7 +58,8 @@ class Train:
         if under_torchrun() and self.run.workers is not None:
             raise ConfigurationError(
                 "train under torchrun with --workers",
-                because="every rank is one worker, so the launcher says how many there are",
+                because="every rank is one worker, or a part of one with --worker-size, so the "
+                "launcher says how many there are",
                 do="leave --workers out",
             )
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one file per worker and step, complete or not there at all."""
+"""Checkpoints: one file per rank and step, complete or not there at all."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ __all__ = ["Checkpoints"]
 
 @final
 class Checkpoints:
-    """The checkpoints of one worker.
+    """The checkpoints of one worker, or of one rank of a worker that is sharded.
 
     A checkpoint is a `.pt` file and, written after it, a `.json` file with its size and SHA-256:
     only with the second does it count. A process killed at any moment leaves older ones intact.
 
     Args:
         folder: created when the first checkpoint is written.
-        worker: rank.
+        worker: its number, over all ranks of the run.
         keep: how many stay.
     """
 

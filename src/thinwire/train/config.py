@@ -44,9 +44,11 @@ class Machine:
         device: "auto" takes a GPU where there is one.
         precision: "bf16" runs forward and backward under autocast; weights stay fp32.
         compile: torch.compile the model.
-        threads: CPU threads per worker; 0 shares the cores evenly between the workers of this host.
+        threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             Sums depend on it: a run resumed with another number differs in the last bits.
         timeout_s: seconds after which a silent worker is an error (torchrun only).
+        worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
+            Sums depend on it, too; nothing else does but what dropout draws.
     """
 
     device: str = "auto"
@@ -54,9 +56,11 @@ class Machine:
     compile: Literal["no", "yes"] = "no"
     threads: int = 0
     timeout_s: float = 600.0
+    worker_size: int = 1
 
     def __post_init__(self) -> None:
         _at_least(0, threads=self.threads)
+        _at_least(1, worker_size=self.worker_size)
         if self.timeout_s <= 0:
             raise ConfigurationError(
                 f"wait {self.timeout_s} s for a worker",
@@ -78,7 +82,7 @@ class TrainConfig:
         steps: inner steps of every worker.
         global_batch: sequences per inner step over all workers, so that methods and K are compared
             at equal tokens.
-        accumulate: micro-batches into which a worker cuts its part of a batch.
+        accumulate: micro-batches into which a rank cuts its part of a batch.
         schedule: factor on the inner learning rate over the run.
         clip_norm: largest norm of the gradient that an inner optimizer is given; 0 clips nothing.
         seed: of initial weights, data order and dropout.
@@ -106,13 +110,19 @@ class TrainConfig:
         _at_least(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
         _at_least(1, accumulate=self.accumulate)
         _at_least(0, seed=self.seed, clip_norm=self.clip_norm)
-        if self.global_batch % (self.workers * self.accumulate):
+        parts = self.workers * self.machine.worker_size * self.accumulate
+        if self.global_batch % parts:
             raise ConfigurationError(
                 f"split a global batch of {self.global_batch} sequences",
-                because=f"{self.workers} workers with {self.accumulate} micro-batches each need a "
-                f"multiple of {self.workers * self.accumulate}",
-                do="change --global-batch, --workers or --accumulate",
+                because=f"{self._team} with {self.accumulate} micro-batches each need a multiple "
+                f"of {parts}",
+                do="change --global-batch, --workers, --worker-size or --accumulate",
             )
+
+    @property
+    def _team(self) -> str:
+        size = self.machine.worker_size
+        return f"{self.workers} workers" + (f" of {size} ranks" if size > 1 else "")
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,4 +1,7 @@
-"""The workers this process runs: all of them (simulated), or its own one (under torchrun)."""
+"""The workers this process runs: all of them (simulated), or its own one (under torchrun).
+
+Under torchrun a worker may have several ranks. Its object is then on each of them.
+"""
 
 import os
 from abc import ABC, abstractmethod
@@ -30,7 +33,7 @@ class Crew(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this process holds worker 0, which writes what exists once."""
+        """Whether this process holds rank 0, which writes what exists once."""
         return self.workers[0].rank == 0
 
     def inner_step(self) -> list[float]:
@@ -55,7 +58,11 @@ class Crew(ABC):
 
     @abstractmethod
     def everywhere(self, values: Sequence[float]) -> list[float]:
-        """One number per local worker in, one per worker of the run out, in rank order."""
+        """One number per local worker in, one per rank of the run out, in rank order.
+
+        Simulated workers are a rank each. All workers have equally many ranks, so that a mean over
+        all ranks is a mean over workers.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -108,7 +115,7 @@ class Simulated(Crew):
 
 @final
 class Ranked(Crew):
-    """One worker here, the others in the other ranks of the default process group."""
+    """One worker here, or a rank of it; the others are in the default process group."""
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""
@@ -125,6 +132,8 @@ class Ranked(Crew):
     def close(self) -> None:
         """Leave the process group."""
         dist.destroy_process_group()
+        for worker in self.workers:
+            worker.close()
 
     def abandon(self) -> None:
         """Nothing: destroying a group waits for peers, and this process is about to end."""

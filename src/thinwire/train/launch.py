@@ -4,6 +4,7 @@ import datetime
 import importlib
 import os
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,11 +14,12 @@ from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew, Ranked, Simulated
 from thinwire.train.data import LoadedData
+from thinwire.train.ranks import Alone, Ranks, Sharded
 from thinwire.train.run_folder import what_counts
 from thinwire.train.worker import Worker
-from thinwire.transport import Distributed, in_process
+from thinwire.transport import Distributed, Transport, in_process
 
-__all__ = ["assemble", "is_lead", "join", "resolve", "under_torchrun"]
+__all__ = ["assemble", "count_workers", "is_lead", "join", "resolve", "under_torchrun"]
 
 
 def under_torchrun() -> bool:
@@ -34,14 +36,44 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """`config` with everything filled in that depends on where it runs.
 
     Raises:
-        ConfigurationError: a device that is not there.
+        ConfigurationError: a device that is not there, or ranks that are no whole workers.
     """
-    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else config.workers
-    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     machine = config.machine
+    workers = count_workers(config.workers, machine.worker_size)
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", workers * machine.worker_size))
     threads = machine.threads or max(1, (os.cpu_count() or 1) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
-    return replace(config, workers=ranks, machine=machine)
+    return replace(config, workers=workers, machine=machine)
+
+
+def count_workers(simulated: int, worker_size: int) -> int:
+    """K: what the ranks of torchrun make, or else `simulated`.
+
+    Args:
+        simulated: workers of this process, without torchrun.
+        worker_size: ranks of a worker.
+
+    Raises:
+        ConfigurationError: the ranks are no whole workers, or simulated ones are to be sharded.
+
+    >>> count_workers(4, 1)
+    4
+    """
+    if worker_size > 1 and not under_torchrun():
+        raise ConfigurationError(
+            f"train workers of {worker_size} ranks in one process",
+            because="the ranks of a worker are processes that hold a shard of it each",
+            do=f"start thinwire train with torchrun and a multiple of {worker_size} ranks, or "
+            "leave --worker-size out",
+        )
+    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else simulated
+    if ranks % worker_size:
+        raise ConfigurationError(
+            f"make workers of {worker_size} ranks",
+            because=f"torchrun started {ranks} ranks, which is no multiple",
+            do="change --worker-size, or the number of processes",
+        )
+    return ranks // worker_size
 
 
 def join(config: TrainConfig) -> None:
@@ -79,13 +111,28 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
     device = torch.device(config.machine.device)
     _check_validation(config, data)
     if under_torchrun():
-        transport = Distributed()
+        everyone = Distributed()
         # Ranks that disagree on the number of steps, say, would wait for each other in vain.
-        check_cards(transport.introduce(make_card(_common(config, data))))
-        return Ranked([Worker(config, data, transport, device)])
-    workers = [Worker(config, data, t, device) for t in in_process(config.workers)]
+        check_cards(everyone.introduce(make_card(_common(config, data))))
+        return Ranked([Worker(config, data, *_seat(config, everyone), device)])
+    workers = [Worker(config, data, t, Alone(), device) for t in in_process(config.workers)]
     sample = data.validation[:1, :-1]
     return Simulated(workers, threads=config.machine.threads, sample=sample)
+
+
+def _seat(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
+    """The connection to the same shard of all workers, and the ranks of this rank's worker."""
+    machine = config.machine
+    if machine.worker_size == 1:
+        return everyone, Alone()
+    grid = torch.arange(everyone.world_size).view(config.workers, machine.worker_size)
+    timeout = datetime.timedelta(seconds=machine.timeout_s)
+    mine: list[Any] = [
+        dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout)[0]
+        for groups in (grid.T, grid)
+    ]
+    across, inside = mine
+    return Distributed(across), Sharded(inside, torch.device(machine.device))
 
 
 def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
@@ -95,11 +142,12 @@ def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
 
 
 def _check_validation(config: TrainConfig, data: LoadedData) -> None:
-    if len(data.validation) < config.workers:
+    ranks = config.workers * config.machine.worker_size
+    if len(data.validation) < ranks:
         raise CorpusError(
             f"evaluate with {config.workers} workers",
             because=f"the validation side has {len(data.validation)} sequences of "
-            f"{config.data.sequence_length} tokens, and every worker takes its share",
+            f"{config.data.sequence_length} tokens, and each of {ranks} ranks takes its share",
             do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
         )
 

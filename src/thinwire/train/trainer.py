@@ -17,7 +17,6 @@ from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew
 from thinwire.train.data import LoadedData
-from thinwire.train.models import save_pretrained
 from thinwire.train.observers import MetricsFile, Observer
 from thinwire.train.run_folder import RunFolder, what_counts
 
@@ -161,9 +160,9 @@ class _Trainer:
         return losses
 
     def _evaluate(self) -> float:
-        """Mean validation loss of the outer parameters; every worker takes every K-th window."""
-        windows, workers = self._data.validation, self._config.workers
-        sums = self._crew.each(lambda w: w.validation_loss_sum(windows[w.rank :: workers]))
+        """Mean validation loss of the outer parameters; every rank takes its part of it."""
+        windows = self._data.validation
+        sums = self._crew.each(lambda w: w.validation_loss_sum(windows))
         mean = sum(self._crew.everywhere(sums)) / windows[:, 1:].numel()
         if not math.isfinite(mean):
             raise NonFiniteError(
@@ -176,18 +175,18 @@ class _Trainer:
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
         losses = self._crew.everywhere(losses)
         worker = self._crew.workers[0]
-        stats = worker.outer.stats
+        stats, totals = worker.outer.stats, worker.totals()
         record = {
             "step": self.step,
             "tokens": self.step * self._config.tokens_per_step,
             "loss": sum(losses) / len(losses),
             "lr": worker.optimizer.param_groups[0]["lr"],
             "rounds": stats.rounds,
-            "sent_bytes": stats.sent_bytes,
-            "received_bytes": stats.received_bytes,
+            "sent_bytes": totals["sent_bytes"],
+            "received_bytes": totals["received_bytes"],
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
-            "left_out": sum(stats.left_out.values()),
+            "left_out": totals["left_out"],
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._clock.wall_s,
         }
@@ -196,7 +195,7 @@ class _Trainer:
 
     def _memory(self) -> dict[str, int]:
         """Bytes of the states that a worker holds, as fields of a record."""
-        held = self._crew.workers[0].outer.memory()
+        held = self._crew.workers[0].memory()
         return {f"{state.replace(' ', '_')}_bytes": count for state, count in held.items()}
 
     def _tokens_per_s(self) -> float:
@@ -208,16 +207,16 @@ class _Trainer:
         digest = self._common_digest()
         worker = self._crew.workers[0]
         summary = self._summary(val_loss, digest)
+        if worker.number == 0:
+            worker.save_pretrained(self._folder.path / "model")
         if self._crew.leads:
-            with worker.outer.evaluating():
-                save_pretrained(worker.model, self._folder.path / "model")
             self._data.tokenizer.save(self._folder.path / "model")
             self._folder.finish(summary)
         return summary
 
     def _common_digest(self) -> str:
         """The digest of the outer parameters, which must be the same on all workers."""
-        digests = [worker.outer.digest() for worker in self._crew.workers]
+        digests = [worker.outer_digest() for worker in self._crew.workers]
         # 48 bits of it fit a float exactly, which is what the crew carries.
         everyone = self._crew.everywhere([float(int(d[:12], 16)) for d in digests])
         if len(set(everyone)) > 1:
@@ -230,7 +229,7 @@ class _Trainer:
 
     def _summary(self, val_loss: float, digest: str) -> dict[str, Any]:
         worker = self._crew.workers[0]
-        stats = worker.outer.stats
+        totals = worker.totals()
         return {
             "method": self._config.method.name,
             "workers": self._config.workers,
@@ -238,13 +237,13 @@ class _Trainer:
             "steps": self.step,
             "tokens": self.step * self._config.tokens_per_step,
             "val_loss": val_loss,
-            "sent_bytes_per_worker": stats.sent_bytes,
-            "received_bytes_per_worker": stats.received_bytes,
-            "peak_sent_bytes_per_step": stats.peak_sent_bytes_per_step,
+            "sent_bytes_per_worker": totals["sent_bytes"],
+            "received_bytes_per_worker": totals["received_bytes"],
+            "peak_sent_bytes_per_step": totals["peak_sent_bytes_per_step"],
             "outer_digest": digest,
             "wall_s": self._clock.wall_s,
             "tokens_per_s": self._tokens_per_s(),
-            "wait_s": stats.wait_s,
+            "wait_s": worker.outer.stats.wait_s,
             "versions": _versions(),
         }
 

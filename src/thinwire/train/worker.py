@@ -1,18 +1,25 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
 import math
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from thinwire.agreement import digest
 from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.outer_loop import OuterLoop
+from thinwire.replica import local_shard
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
+from thinwire.train.local_state import load_model, load_optimizer, plain
+from thinwire.train.models import save_pretrained
 from thinwire.train.random_stream import RandomStream
+from thinwire.train.ranks import Ranks, gather
 from thinwire.transport import Transport
 
 __all__ = ["Worker", "token_losses"]
@@ -30,27 +37,51 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 @final
+class _Whole(Mapping[str, Tensor]):
+    """The trainable parameters of a model, each put together from its shards when it is read."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return gather(self._parameters[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+@final
 class Worker:
-    """Worker `transport.rank` of a run.
+    """Worker `transport.rank` of a run, or one of its ranks.
+
+    The ranks of a worker make the same calls in the same order. Each reads the worker's batch and
+    takes its rows, so that the worker sees what it would see if it were one rank.
 
     Args:
         config: the run.
         data: the loaded corpus.
         transport: the connection to the other workers.
+        ranks: those of this worker.
         device: where the model lives.
     """
 
     def __init__(
-        self, config: TrainConfig, data: LoadedData, transport: Transport, device: torch.device
+        self,
+        config: TrainConfig,
+        data: LoadedData,
+        transport: Transport,
+        ranks: Ranks,
+        device: torch.device,
     ) -> None:
-        self.config, self.rank, self.device = config, transport.rank, device
+        self.config, self.device, self._ranks = config, device, ranks
+        self.number = transport.rank
+        self.rank = transport.rank * ranks.size + ranks.index
         self._vocab_size = data.vocab_size
-        self.model = config.model.build(
-            vocab_size=data.vocab_size,
-            sequence_length=config.data.sequence_length,
-            seed=config.seed,
-        )
-        nn.Module.to(self.model, device)
+        self.model = self._build()
+        ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
         self.outer = OuterLoop(self.model, self.optimizer, config.method, transport=transport)
         # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
@@ -59,7 +90,7 @@ class Worker:
             self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
         )
         self.batches = data.batches(
-            worker=self.rank,
+            worker=self.number,
             workers=config.workers,
             global_batch=config.global_batch,
             seed=config.seed,
@@ -73,34 +104,100 @@ class Worker:
         Raises:
             NonFiniteError: the loss is not finite.
         """
-        windows = self._checked(next(self.batches)).to(self.device)
-        loss = 0.0
-        for part in windows.chunk(self.config.accumulate):
-            with self._autocast():
-                part_loss = token_losses(self._forward, part).mean() / self.config.accumulate
-            part_loss.backward()
-            loss += part_loss.item()
+        windows = self._ranks.share(self._checked(next(self.batches))).to(self.device)
+        with self._ranks.naming_failures():
+            loss = sum(self._backward(part) for part in windows.chunk(self.config.accumulate))
+        # On every rank alike: one that stopped alone would leave the others waiting.
+        loss = self._ranks.total([loss])[0] / self._ranks.size
         self._check_finite_loss(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
 
+    def _backward(self, windows: Tensor) -> float:
+        with self._autocast():
+            loss = token_losses(self._forward, windows).mean() / self.config.accumulate
+        loss.backward()
+        return loss.item()
+
     @torch.no_grad()
     def validation_loss_sum(self, windows: Tensor, *, batch: int = 16) -> float:
-        """Sum of the token losses of the outer parameters over `windows` int64 [n, time + 1]."""
-        total = 0.0
+        """Sum of the token losses of the outer parameters over this rank's part of the windows.
+
+        Args:
+            windows: int64 [n, time + 1]; each of the run's R ranks takes every R-th.
+            batch: windows of a forward pass.
+        """
+        mine, left = self._evaluated(windows)
+        total, time = 0.0, windows.shape[1] - 1
         self.model.eval()
-        with self.outer.evaluating(), self._autocast():
-            for part in windows.split(batch):
-                total += token_losses(self.model, part.to(self.device)).double().sum().item()
+        with self.outer.evaluating(), self._autocast(), self._ranks.naming_failures():
+            for part in mine.split(batch):
+                losses = token_losses(self.model, part.to(self.device))[: left * time]
+                total += losses.double().sum().item()
+                left = max(0, left - len(part))
         self.model.train()
         return total
 
+    def _evaluated(self, windows: Tensor) -> tuple[Tensor, int]:
+        """This rank's windows, as many as its worker's first rank has, and how many count."""
+        every = self.config.workers * self._ranks.size
+        mine = windows[self.rank :: every]
+        # Ranks of a worker gather its weights together, so they need equally many forward passes.
+        most = len(windows[self.number * self._ranks.size :: every])
+        return torch.cat([mine, windows[: most - len(mine)]]), len(mine)
+
+    # -- the worker as a whole: all of its ranks take part -----------------------------------------
+
+    def totals(self) -> dict[str, int]:
+        """Counts of the whole worker: the sums of what its ranks sent and received."""
+        stats = self.outer.stats
+        return self._over_ranks(
+            {
+                "sent_bytes": stats.sent_bytes,
+                "received_bytes": stats.received_bytes,
+                "peak_sent_bytes_per_step": stats.peak_sent_bytes_per_step,
+                "left_out": sum(stats.left_out.values()),
+            }
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of every state that the whole worker holds, as `OuterLoop.memory` names them."""
+        return self._over_ranks(self.outer.memory())
+
+    def outer_digest(self) -> str:
+        """SHA-256 of the outer parameters, the same however many ranks hold them."""
+        with self.outer.evaluating():
+            return digest(_Whole(self.model))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the outer parameters so that transformers loads them; the first rank writes."""
+        with self.outer.evaluating():
+            model = self.model if self._ranks.size == 1 else self._whole_model()
+            if self._ranks.index == 0:
+                save_pretrained(model, folder)
+
+    def _whole_model(self) -> Any:
+        # A new one: what FSDP made of a model's class and tensors is nothing to write to a file.
+        model = self._build() if self._ranks.index == 0 else None
+        target = {} if model is None else model.state_dict()
+        for name, tensor in self.model.state_dict().items():
+            whole = gather(tensor)
+            if name in target:
+                target[name].copy_(whole)
+        return model
+
+    def _over_ranks(self, counts: Mapping[str, int]) -> dict[str, int]:
+        totals = self._ranks.total([float(count) for count in counts.values()])
+        return {name: int(total) for name, total in zip(counts, totals, strict=True)}
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything this worker needs to continue bit for bit."""
+        """Everything this rank of the worker needs to continue bit for bit, as plain tensors."""
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": plain(self.model.state_dict()),
+            "optimizer": plain(self.optimizer.state_dict()),
             "scheduler": self.scheduler.state_dict(),
             "outer": self.outer.state_dict(),
             "batches": self.batches.state_dict(),
@@ -110,14 +207,27 @@ class Worker:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.outer.load_state_dict(state["outer"])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_model(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         self.stream.load_state_dict(state["random"])
 
+    def close(self) -> None:
+        """The run is over, and its process groups are gone."""
+        self._ranks.close()
+
+    def _build(self) -> Any:
+        return self.config.model.build(
+            vocab_size=self._vocab_size,
+            sequence_length=self.config.data.sequence_length,
+            seed=self.config.seed,
+        )
+
     def _clip(self) -> None:
-        if self.config.clip_norm:
+        if not self.config.clip_norm:
+            return
+        with self._ranks.naming_failures():  # the norm is that of all ranks' shards
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -152,7 +262,7 @@ class Worker:
 
     def _not_finite(self, cannot: str, because: str) -> NonFiniteError:
         return NonFiniteError(
-            f"{cannot}: worker {self.rank}, inner step {self.scheduler.last_epoch + 1}",
+            f"{cannot}: worker {self.number}, inner step {self.scheduler.last_epoch + 1}",
             because=because,
             do="start anew with a lower --inner-lr or --clip-norm; checkpoints written before are "
             "intact",
@@ -160,7 +270,7 @@ class Worker:
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
-    return tensor is None or bool(torch.isfinite(tensor).all())
+    return tensor is None or bool(torch.isfinite(local_shard(tensor)).all())
 
 
 def _compiled(model: nn.Module) -> nn.Module:
