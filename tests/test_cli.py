@@ -10,11 +10,13 @@ from thinwire.cli import main
 
 FLAGS = {
     "train": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
-        global-batch inner-lr keep-checkpoints log-steps method model out outer-lr outer-momentum
+        global-batch inner-lr keep-checkpoints log-steps method model out outer-device outer-lr
+        outer-momentum
         precision recipe resume seed sequence-length steps sync-every tensorboard threads timeout-s
         tokenizer wandb warmup-steps worker-size workers""",
     "compare": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
-        global-batch inner-lr keep-checkpoints log-steps methods model out outer-lr outer-momentum
+        global-batch inner-lr keep-checkpoints log-steps methods model out outer-device outer-lr
+        outer-momentum
         precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
         warmup-steps worker-size workers""",
     "bench": "out",

@@ -11,7 +11,7 @@ from typing import final
 
 from torch import nn
 
-__all__ = ["WRAPPERS", "Part", "find_layers", "parts_of"]
+__all__ = ["WRAPPERS", "Part", "find_layers", "parts_of", "stack_of"]
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """What torch.compile and activation checkpointing call the module they wrap, at any depth."""
@@ -41,9 +41,7 @@ class Part:
 def find_layers(model: nn.Module) -> dict[str, int]:
     """The layer of each parameter that lies in the model's stack of layers.
 
-    A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with two children or
-    more that are of one class. Children without parameters do not count, and embedding tables are
-    no layers. The stack with the most parameters wins; of equal ones, the outermost.
+    See `stack_of`.
 
     Args:
         model: any module, also wrapped, compiled or sharded.
@@ -55,13 +53,25 @@ def find_layers(model: nn.Module) -> dict[str, int]:
     >>> find_layers(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2)))
     {'0.weight': 0, '2.weight': 1, '2.bias': 1}
     """
-    # modules() goes from the outside in, and max() keeps the first of equals.
-    stack = max(map(_stack_in, model.modules()), key=_numel)
     layer_of: dict[nn.Parameter, int] = {}
-    for index, layer in enumerate(stack):
+    for index, layer in enumerate(stack_of(model)):
         for parameter in layer.parameters():
             layer_of.setdefault(parameter, index)
     return {name: layer_of[p] for name, p in model.named_parameters() if p in layer_of}
+
+
+def stack_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of `model`, in their order; none if it has no stack of layers.
+
+    A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with two children or
+    more that are of one class. Children without parameters do not count, and embedding tables are
+    no layers. The stack with the most parameters wins; of equal ones, the outermost.
+
+    >>> len(stack_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))))
+    2
+    """
+    # modules() goes from the outside in, and max() keeps the first of equals.
+    return max(map(_stack_in, model.modules()), key=_numel)
 
 
 def parts_of(model: nn.Module) -> dict[str, Part]:

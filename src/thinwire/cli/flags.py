@@ -54,6 +54,8 @@ class RunFlags:
     """Largest gradient norm; 0 clips nothing."""
     device: str | None = None
     """auto, cpu, cuda."""
+    outer_device: Literal["cpu"] | None = None
+    """cpu keeps anchors, outer optimizer and feedback in the host's memory."""
     precision: Literal["fp32", "bf16"] | None = None
     """bf16 is autocast; weights stay fp32."""
     compile: Literal["no", "yes"] | None = None
@@ -78,7 +80,16 @@ _GROUPS: dict[str, dict[str, str]] = {
     "model": {"model": "size"},
     "schedule": {"warmup_steps": "warmup_steps"},
     "machine": {
-        f: f for f in ("device", "precision", "compile", "threads", "timeout_s", "worker_size")
+        f: f
+        for f in (
+            "device",
+            "outer_device",
+            "precision",
+            "compile",
+            "threads",
+            "timeout_s",
+            "worker_size",
+        )
     },
     "periods": {
         f: f for f in ("log_steps", "evaluate_steps", "checkpoint_steps", "keep_checkpoints")

@@ -47,6 +47,8 @@ class Machine:
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             Sums depend on it: a run resumed with another number differs in the last bits.
         timeout_s: seconds after which a silent worker is an error (torchrun only).
+        outer_device: where outer state rests between rounds: None is the device, "cpu" the host's
+            memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
             Sums depend on it, too; nothing else does but what dropout draws.
     """
@@ -56,6 +58,7 @@ class Machine:
     compile: Literal["no", "yes"] = "no"
     threads: int = 0
     timeout_s: float = 600.0
+    outer_device: Literal["cpu"] | None = None
     worker_size: int = 1
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The ranks of a worker: one that holds all of it, or several that share it by FSDP2."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast, final
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.layers import stack_of
 from thinwire.transport import naming_failures
 
 __all__ = ["Alone", "Ranks", "Sharded", "gather"]
@@ -98,7 +99,7 @@ class Sharded(Ranks):
         from torch.distributed.fsdp import fully_shard
 
         del device  # the mesh knows it
-        for layer in _layers(model):
+        for layer in stack_of(model):
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
 
@@ -142,16 +143,3 @@ def gather(tensor: Tensor) -> Tensor:
     """
     whole = getattr(tensor, "full_tensor", None)
     return tensor.detach() if whole is None else cast(Tensor, whole()).detach()
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """What stands in the outermost lists of the module tree."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            # A list has no forward pass that could gather its weights.
-            yield from (c for c in child.children() if not isinstance(c, _CONTAINERS))
-        else:
-            yield from _layers(child)
-
-
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)

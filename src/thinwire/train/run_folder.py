@@ -13,6 +13,7 @@ __all__ = ["RunFolder", "what_counts", "write_json"]
 # Where a run happens and what it writes may change when it is resumed; what it computes may not.
 _MAY_CHANGE = (
     "machine.device",
+    "machine.outer_device",
     "machine.timeout_s",
     "periods.keep_checkpoints",
     "periods.checkpoint_steps",

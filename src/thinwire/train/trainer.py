@@ -187,6 +187,8 @@ class _Trainer:
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
             "left_out": totals["left_out"],
+            "peak_outer_device_bytes": totals["peak_outer_device_bytes"],
+            "peak_outer_host_bytes": totals["peak_outer_host_bytes"],
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._clock.wall_s,
         }

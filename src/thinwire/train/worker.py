@@ -83,7 +83,13 @@ class Worker:
         self.model = self._build()
         ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
-        self.outer = OuterLoop(self.model, self.optimizer, config.method, transport=transport)
+        self.outer = OuterLoop(
+            self.model,
+            self.optimizer,
+            config.method,
+            transport=transport,
+            outer_device=config.machine.outer_device,
+        )
         # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
         self.optimizer.register_step_pre_hook(lambda *_: self._clip())
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -150,7 +156,7 @@ class Worker:
     # -- the worker as a whole: all of its ranks take part -----------------------------------------
 
     def totals(self) -> dict[str, int]:
-        """Counts of the whole worker: the sums of what its ranks sent and received."""
+        """Counts of the whole worker: the sums of what its ranks sent, received and held."""
         stats = self.outer.stats
         return self._over_ranks(
             {
@@ -158,6 +164,8 @@ class Worker:
                 "received_bytes": stats.received_bytes,
                 "peak_sent_bytes_per_step": stats.peak_sent_bytes_per_step,
                 "left_out": sum(stats.left_out.values()),
+                "peak_outer_device_bytes": stats.peak_outer_device_bytes,
+                "peak_outer_host_bytes": stats.peak_outer_host_bytes,
             }
         )
 
