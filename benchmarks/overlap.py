@@ -52,7 +52,7 @@ def streaming(codec: Codec) -> Method:
         outer=tuned.outer,
         sync_every=tuned.sync_every,
         codec=codec,
-        overlap=thinwire.Delay(steps=TAU, mixing=ALPHA),
+        overlap=thinwire.Delay(tau=TAU, mixing=ALPHA),
     )
 
 

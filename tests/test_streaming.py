@@ -542,6 +542,49 @@ def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
     assert next(team.models[0].parameters()).dtype == torch.bfloat16
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_holds_one_fragments_state_and_gives_the_same_bits() -> None:
+    layers, width = 8, 1024
+    layer_bytes = 4 * width * width
+    method = streaming(
+        sync_every=16, fragments=tw.Strided(layers=1), overlap=tw.Delay(tau=3, mixing=0.5)
+    )
+
+    def build() -> nn.Module:
+        generator = torch.Generator().manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        for p in model.parameters():
+            p.data = torch.randn(p.shape, generator=generator) / width**0.5
+        return model.cuda()
+
+    def train(outer_device: str | None) -> tuple[str, int, int]:
+        """Digest, outer state between steps, and its peak, in bytes, of one worker of two."""
+        empty = torch.cuda.memory_allocated()
+        team = Team(method, sgd, 2, model=build, outer_device=outer_device)
+        bare = 2 * layers * layer_bytes
+        between = peak = 0
+        for _ in range(40):
+            for model in team.models:
+                for i, p in enumerate(model.parameters()):
+                    p.data.mul_(1 - 0.001 * i)
+            torch.cuda.reset_peak_memory_stats()
+            team.exchange()
+            torch.cuda.synchronize()
+            between = max(between, torch.cuda.memory_allocated() - empty - bare)
+            peak = max(peak, torch.cuda.max_memory_allocated() - empty - bare)
+        return team.loops[0].digest(), between // 2, peak
+
+    (here, here_bytes, _), (there, there_bytes, there_peak) = (train(d) for d in (None, "cpu"))
+    assert here == there
+    state_bytes = 2 * layers * layer_bytes  # anchor and momentum
+    assert here_bytes > 0.95 * state_bytes
+    # Between steps: at most what was prefetched, and payloads in flight at half a byte a number.
+    assert there_bytes < 1.05 * state_bytes / layers + layer_bytes
+    # While a fragment is used, its vectors are there several times over: Delta, mean, new anchor.
+    assert there_peak < 10 * layer_bytes
+
+
 def test_another_accelerator_is_no_place_for_outer_state() -> None:
     with pytest.raises(tw.ConfigurationError, match="keep outer state on 'meta'"):
         Team(streaming(), adamw, 1, outer_device="meta")

@@ -1,0 +1,115 @@
+"""What fragments, delay, mixing and four bits cost, over 400 steps and three seeds.
+
+python benchmarks/streaming_claims.py OUT       resumable; half a minute a run on two cores
+
+Model, data, batch, inner optimizer and outer learning rate are the laptop recipe's, K=4, H=10. What
+streams inherits the settings that were tuned for what does not.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import thinwire as tw
+from thinwire.train.recipes import laptop
+from thinwire.train.trainer import resume
+
+SEEDS = (0, 1, 2)
+STEPS = 400
+PRECISE = tw.codecs.Identity()
+TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
+
+
+def arms() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The recipe's method and the slots that are changed in it, by name."""
+    late = tw.Delay(tau=2, mixing=0.5)
+    by_layer = tw.Strided(layers=1)
+    return {
+        "diloco": ("diloco", {}),
+        "fragments": ("streaming_diloco", {"codec": PRECISE, "overlap": tw.Delay()}),
+        "fragments, tau 2": ("streaming_diloco", {"codec": PRECISE, "overlap": tw.Delay(tau=2)}),
+        "fragments, tau 2, alpha .5": ("streaming_diloco", {"codec": PRECISE, "overlap": late}),
+        "fragments, tau 2, alpha .5, E3M0": ("streaming_diloco", {"overlap": late}),
+        "one layer each, tau 2, alpha .5, E3M0": (
+            "streaming_diloco",
+            {"overlap": late, "fragments": by_layer},
+        ),
+        "eager": ("diloco", {"overlap": tw.Eager()}),
+        "naive delay, tau 9": ("diloco", {"overlap": tw.Delay(tau=9)}),
+        "muloco": ("muloco", {}),
+        "muloco, fragments, tau 2, alpha .5, E3M0": ("streaming_muloco", {"overlap": late}),
+    }
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for name, (preset, slots) in arms().items():
+        runs[name] = [one(out, name, preset, slots, seed) for seed in SEEDS]
+        mean = statistics.fmean(run["val_loss"] for run in runs[name])
+        print(f"{mean:.4f}  {name}", flush=True)
+    write(runs)
+
+
+def one(out: Path, name: str, preset: str, slots: dict[str, Any], seed: int) -> dict[str, Any]:
+    config = laptop(preset)
+    config = dataclasses.replace(
+        config,
+        seed=seed,
+        steps=STEPS,
+        method=dataclasses.replace(config.method, name=name, **slots),
+        periods=dataclasses.replace(config.periods, evaluate_steps=0, checkpoint_steps=200),
+    )
+    folder = re.sub(r"[^\w.]+", "-", name)
+    return resume(config, out / f"{folder}-seed{seed}")
+
+
+def write(runs: dict[str, list[dict[str, Any]]]) -> None:
+    losses = {name: [run["val_loss"] for run in same] for name, same in runs.items()}
+    sixteen_bit_bytes = runs["diloco"][0]["sent_bytes_per_worker"] / 2
+    rows = {
+        name: {
+            "val_loss_mean": statistics.fmean(losses[name]),
+            "val_loss_stderr": statistics.stdev(losses[name]) / len(SEEDS) ** 0.5,
+            "over_diloco_paired": over(losses[name], losses["diloco"]),
+            "over_muloco_paired": over(losses[name], losses["muloco"]),
+            "sent_bytes_per_worker": same[0]["sent_bytes_per_worker"],
+            "of_16_bit_diloco_bytes": same[0]["sent_bytes_per_worker"] / sixteen_bit_bytes,
+            "peak_sent_bytes_per_step": same[0]["peak_sent_bytes_per_step"],
+        }
+        for name, same in runs.items()
+    }
+    result = {
+        "what": f"validation loss in nats per byte, laptop model, K=4, H=10, {STEPS} steps; "
+        "fragments of 3 layers and one of the rest unless said",
+        "command": "python benchmarks/streaming_claims.py OUT",
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "transformers": importlib.metadata.version("transformers"),
+        "seeds": SEEDS,
+        "rows": rows,
+        "runs": {
+            name: [{k: v for k, v in run.items() if k not in TIMES} for run in same]
+            for name, same in runs.items()
+        },
+    }
+    path = Path(__file__).parent / "results" / "streaming-claims.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def over(losses: list[float], base: list[float]) -> list[float]:
+    """loss / base - 1, seed by seed."""
+    return [loss / b - 1 for loss, b in zip(losses, base, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
