@@ -28,12 +28,10 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(
-    case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
-) -> list[subprocess.Popen]:
-    """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
+def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subprocess.Popen]:
+    """Start `case` of `script` in `ranks` processes."""
     port = free_port()
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, str(HERE / script), case],
             env=rank_environment(rank, ranks, port),
@@ -43,6 +41,13 @@ def run_ranks(
         )
         for rank in range(ranks)
     ]
+
+
+def run_ranks(
+    case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
+) -> list[subprocess.Popen]:
+    """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
+    processes = start_ranks(case, ranks, script=script)
     try:
         for process in processes:
             out, err = process.communicate(timeout=timeout_s)

@@ -3,22 +3,27 @@
 import contextlib
 import dataclasses
 import datetime
+import importlib
 import os
 import socket
 import struct
 import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from thinwire.testing.transports import check_worker
-from thinwire.transport import Distributed
+from thinwire.testing.transports import check_background, check_worker
+from thinwire.transport import Distributed, Label, distributed
 from toy import Team, adamw, build_model, largest_difference, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+LABEL = Label(what="a test payload", round=3)
+BYTES = torch.zeros(1, dtype=torch.uint8)
 STEPS = 5
 ROUNDS = 20
 TCP_INFO_BYTES_SENT = 200  # offset of tcpi_bytes_sent, u64, in Linux's struct tcp_info
@@ -80,6 +85,144 @@ def carry() -> None:
     check_worker(transport)
     # Only here does everybody wait for everybody's card.
     assert set(transport.introduce(b"")) == set(range(transport.world_size))
+
+
+def background() -> None:
+    """By messages, then by collectives; afterwards nothing keeps gloo's threads alive."""
+    transports = [Distributed()]
+    check_background(transports[0])
+    distributed._takes_messages = lambda group: False
+    transports.append(Distributed())
+    check_worker(transports[1])
+    check_background(transports[1])
+    for threads in (3, 2):
+        torch.set_num_threads(threads)
+        for transport in transports:
+            assert threads_of_reduction(transport) == threads
+    dist.destroy_process_group()
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not [name for name in names if "gloo" in name], names
+
+
+def on_gpus() -> None:
+    torch.cuda.set_device(dist.get_rank())
+    transport = Distributed()
+    check_worker(transport)
+    check_background(transport)
+
+
+def threads_of_reduction(transport: Distributed) -> int:
+    seen = []
+
+    def reduce(received):
+        seen.append((torch.get_num_threads(), threading.current_thread()))
+        return received[0]
+
+    payloads = [BYTES] * transport.world_size
+    transport.start_reduce(payloads, reduce, LABEL).wait()
+    assert seen[0][1] is not threading.main_thread()
+    return seen[0][0]
+
+
+def mesh() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "worker"))
+    transport = Distributed(whole["worker"])
+    print(dist.get_rank(), transport.rank, transport.world_size)
+    check_worker(transport)
+    report(lambda: Distributed(whole))
+
+
+def fail_in_reduce() -> None:
+    """Worker 0 cannot use what it gets, so the others wait for its result in vain."""
+    transport = hasty()
+
+    def reduce(received):
+        if transport.rank == 0:
+            raise tw.MismatchError("use it", because="it is odd", do="send even ones")
+        return received[0]
+
+    report(transport.start_reduce([BYTES] * transport.world_size, reduce, LABEL).wait)
+
+
+def lag() -> None:
+    """The last worker begins two exchanges, the others four."""
+    transport = hasty()
+    last = transport.rank == transport.world_size - 1
+    pending = [transport.start(BYTES, LABEL) for _ in range(2 if last else 4)]
+    for exchange in pending[:2]:
+        exchange.wait()
+    if last:
+        time.sleep(9)
+        os._exit(0)
+
+    def wait() -> None:
+        try:
+            pending[3].wait()
+        finally:
+            # Rank 0 holds the store, in which the others look who is behind.
+            time.sleep(3 if transport.rank == 0 else 0)
+
+    report(wait)
+
+
+def sizes_of_gathers() -> None:
+    transport = hasty()
+    size = 70 if transport.rank == 1 else 100
+    report(lambda: transport.start(BYTES.expand(size).contiguous(), LABEL).wait())
+
+
+def sizes_of_shards() -> None:
+    transport = hasty()
+    size = 70 if transport.rank == 1 else 100
+    shards = [BYTES.expand(size).contiguous()] * transport.world_size
+    report(lambda: transport.start_reduce(shards, lambda received: received[0], LABEL).wait())
+
+
+def sizes_of_results() -> None:
+    transport = hasty()
+    result = BYTES.expand(70 if transport.rank == 1 else 100).contiguous()
+    shards = [BYTES] * transport.world_size
+    report(lambda: transport.start_reduce(shards, lambda received: result, LABEL).wait())
+
+
+def kinds() -> None:
+    """Worker 1 gathers where the others reduce."""
+    transport = hasty()
+    if transport.rank == 1:
+        report(lambda: transport.start(BYTES, LABEL).wait())
+    else:
+        shards = [BYTES] * transport.world_size
+        report(lambda: transport.start_reduce(shards, lambda received: received[0], LABEL).wait())
+
+
+def leave() -> None:
+    """All but the last leave with exchanges under way."""
+    transport = Distributed()
+    transport.start(BYTES, LABEL).wait()
+    if transport.rank == transport.world_size - 1:
+        dist.barrier()
+        time.sleep(60)
+    shards = [BYTES] * transport.world_size
+    _pending = [
+        transport.start(BYTES, LABEL),
+        transport.start_reduce(shards, lambda received: received[0], LABEL),
+        transport.start(BYTES, LABEL),
+    ]
+    dist.barrier()
+    time.sleep(1)  # who leaves first must find nobody who is still starting
+    print("leaving", flush=True)
+    raise SystemExit(7)
+
+
+def hasty() -> Distributed:
+    """A transport that waits for two seconds, once all ranks are up."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    transport = Distributed(group)
+    transport.introduce(b"")
+    dist.barrier()
+    return transport
 
 
 def count_wire() -> None:
@@ -192,6 +335,11 @@ def fsdp_groups() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    if sys.argv[1] == "background":
+        # Whoever imports this later, with a group there, keeps the group alive for ever.
+        importlib.import_module("torch._dynamo")
+    backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     globals()[sys.argv[1]]()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -268,6 +268,9 @@ class _Tampered(Pending):
     def wait(self) -> list[Tensor]:
         return self.tamper(self.inner.wait())
 
+    def arrived_s(self) -> float | None:
+        return self.inner.arrived_s()
+
 
 class Tampering(Transport):
     """Somebody is at what arrives (`shards` at what a reducer gets), or at what is sent."""

@@ -1,15 +1,19 @@
+import gc
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import thinwire as tw
-from processes import run_ranks
+from processes import run_ranks, start_ranks
 from ranks import ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
 from thinwire.testing import TransportContract
 from thinwire.testing.transports import check_worker
-from thinwire.transport import Label, Metered, in_process
+from thinwire.transport import Label, Metered, Pending, Transport, in_process
+from thinwire.transport.courier import Courier, Delivery, Errand
 
 
 class TestInProcess(TransportContract):
@@ -69,6 +73,27 @@ def test_gloo_carries_payloads_and_cards(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
+def test_exchanges_carry_on_while_nobody_waits(ranks: int) -> None:
+    for process in run_ranks("background", ranks):
+        assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_nccl_carries_on_while_nobody_waits() -> None:
+    for process in run_ranks("on_gpus", 2):
+        assert process.returncode == 0, process.stderr
+
+
+def test_one_dimension_of_a_mesh_joins_the_workers() -> None:
+    for rank, process in enumerate(run_ranks("mesh", 4)):
+        first, error = process.stdout.splitlines()
+        assert first.split() == [str(rank), str(rank % 2), "2"], process.stderr
+        assert "ConfigurationError" in error
+        assert "do: pass mesh['worker']" in error
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_processes_reach_the_bits_of_one_process_with_every_method(ranks: int) -> None:
     expected = train_in_process(ranks)
     names = [f"{method.name} {method.codec.id} {method.exchange}" for method in methods()]
@@ -81,6 +106,8 @@ def test_processes_reach_the_bits_of_one_process_with_every_method(ranks: int) -
 # What gloo sends around a message (torch 2.13, measured): a preamble of 48 bytes with the message,
 # and 48 bytes for each of "ready to send" and "ready to receive".
 GLOO_NBYTES_PER_MESSAGE = 3 * 48
+# A note to the others on how far this worker is: a key and two numbers.
+NBYTES_PER_NOTE = 80
 
 
 def kernel_counts_sent_bytes() -> bool:
@@ -99,7 +126,7 @@ def test_the_kernel_sends_the_bytes_that_are_counted() -> None:
         kernel, counted, rounds, per_round = map(int, process.stdout.split())
         assert rounds == ROUNDS
         assert counted == rounds * per_round
-        assert counted <= kernel <= counted + rounds * GLOO_NBYTES_PER_MESSAGE
+        assert counted <= kernel <= counted + rounds * (GLOO_NBYTES_PER_MESSAGE + NBYTES_PER_NOTE)
 
 
 def test_a_peer_that_dies_is_an_error_that_names_the_exchange() -> None:
@@ -115,6 +142,128 @@ def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
     kind, seconds = first.stdout.split()[0], float(first.stdout.split()[-1])
     assert kind == "ExchangeTimeout"
     assert 2.0 <= seconds < 8.0
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_worker_that_lags_is_named(ranks: int) -> None:
+    *waiting, _last = run_ranks("lag", ranks)
+    lag = f"worker {ranks - 1} has begun 4 exchanges, this worker 6"  # two are introductions
+    for process in waiting:
+        assert process.returncode == 1, process.stderr
+        assert f"exchange a test payload in round 3; because {lag}" in process.stdout
+    # Who notices first closes its connections, which the others may see before they notice.
+    assert any(process.stdout.startswith("ExchangeTimeout") for process in waiting)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "case", ["sizes_of_gathers", "sizes_of_shards", "sizes_of_results", "kinds"]
+)
+def test_workers_that_exchange_different_things_are_told(case: str, ranks: int) -> None:
+    """gloo alone aborts one of the processes and tells the others that all is well."""
+    processes = run_ranks(case, ranks)
+    for process in processes:
+        assert process.returncode == 1, process.stderr
+        assert "exchange a test payload in round 3" in process.stdout
+        assert float(process.stdout.split()[-1]) < 10.0
+    assert any(process.stdout.startswith("ExchangeTimeout") for process in processes)
+    if case in ("sizes_of_gathers", "sizes_of_shards"):
+        assert "worker 1 has sent" in processes[0].stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_fails_between_the_halves_is_told_to_who_waits(ranks: int) -> None:
+    first, *others = run_ranks("fail_in_reduce", ranks)
+    assert first.stdout.startswith("MismatchError cannot use it; because it is odd")
+    for process in others:
+        assert process.stdout.startswith("Exchange"), process.stderr
+        assert "exchange a test payload in round 3" in process.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
+    *leaving, last = start_ranks("leave", ranks)
+    try:
+        for process in leaving:
+            assert process.stdout.readline() == "leaving\n"
+        left_s = time.perf_counter()
+        errors = [process.communicate(timeout=60)[1] for process in leaving]
+        assert time.perf_counter() - left_s < 30.0  # gloo would wait for 60
+        assert [process.returncode for process in leaving] == [7] * len(leaving), errors
+    finally:
+        for process in (*leaving, last):
+            process.kill()
+            process.communicate()
+
+
+def test_a_closed_transport_carries_nothing() -> None:
+    courier = Courier()
+    errand = Idle(Label(what="x", round=1), Delivery())
+    assert courier.send(errand).wait() == []
+    courier.close()
+    late = courier.send(Idle(Label(what="x", round=2), Delivery()))
+    with pytest.raises(tw.ExchangeError, match=r"x in round 2.*closed"):
+        late.wait()
+    assert not [t for t in threading.enumerate() if t is courier._thread]
+
+
+class Idle(Errand):
+    def see_through(self):
+        return []
+
+    def hang_up(self) -> None:
+        pass
+
+
+def test_an_unused_transport_ends_its_thread() -> None:
+    """Its thread does not keep a transport alive."""
+    transport = tw.transport.Distributed()
+    courier = transport._courier
+    courier.send(Idle(Label(what="x", round=1), Delivery())).wait()
+    del transport
+    gc.collect()
+    assert not courier._thread.is_alive()
+
+
+class Slow(Pending):
+    """Arrives after `travel_s`, whether anybody waits or not."""
+
+    def __init__(self, travel_s: float) -> None:
+        self.at_s = time.perf_counter() + travel_s
+
+    def wait(self):
+        time.sleep(max(0.0, self.at_s - time.perf_counter()))
+        return []
+
+    def arrived_s(self) -> float | None:
+        return self.at_s if time.perf_counter() >= self.at_s else None
+
+
+class SlowTransport(Transport):
+    rank, world_size = 0, 2
+
+    def __init__(self, travel_s: float) -> None:
+        self.travel_s = travel_s
+
+    def introduce(self, card: bytes) -> dict[int, bytes]:
+        return {0: card}
+
+    def start(self, payload, label):
+        return Slow(self.travel_s)
+
+    def start_reduce(self, payloads, reduce, label):
+        return Slow(self.travel_s)
+
+
+@pytest.mark.parametrize(("travel_s", "train_s"), [(0.1, 0.3), (0.3, 0.1), (-0.5, 0.1)])
+def test_only_what_is_hidden_counts_as_overlapped(travel_s: float, train_s: float) -> None:
+    meter = Metered(SlowTransport(travel_s))
+    pending = meter.start(torch.zeros(1, dtype=torch.uint8), Label(what="x", round=1))
+    time.sleep(train_s)
+    pending.wait()
+    hidden_s, waited_s = meter.traffic.overlapped_s, meter.traffic.wait_s
+    assert hidden_s == pytest.approx(max(0, min(travel_s, train_s)), abs=0.09)
+    assert waited_s == pytest.approx(max(0, travel_s - train_s), abs=0.09)
 
 
 def test_workers_that_differ_are_all_told() -> None:

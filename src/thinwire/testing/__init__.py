@@ -8,13 +8,19 @@ from thinwire.testing.reference import (
     reference_sparseloco,
     reference_streaming,
 )
-from thinwire.testing.transports import TransportContract, check_worker, payload_of
+from thinwire.testing.transports import (
+    TransportContract,
+    check_background,
+    check_worker,
+    payload_of,
+)
 
 __all__ = [
     "ODD_SIZES",
     "CodecContract",
     "OuterContract",
     "TransportContract",
+    "check_background",
     "check_worker",
     "payload_of",
     "reference_ddp",

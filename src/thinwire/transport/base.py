@@ -40,6 +40,13 @@ class Pending(ABC):
             ExchangeError: a peer died. ExchangeTimeout: a peer stayed silent for too long.
         """
 
+    @abstractmethod
+    def arrived_s(self) -> float | None:
+        """When everything was there, both halves of a reduction; None before that.
+
+        Seconds of `time.perf_counter()`. Once `wait` has returned it is known.
+        """
+
 
 class Transport(ABC):
     """A connection of one worker to all others.

@@ -1,9 +1,11 @@
 """Workers in separate processes, joined by a torch.distributed process group."""
 
 import os
-from collections.abc import Generator, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
@@ -11,80 +13,105 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
 from thinwire.transport.base import Label, Pending, Reduce, Transport
+from thinwire.transport.carrier import Carrier, Flight
+from thinwire.transport.collectives import Collectives, twin_of
+from thinwire.transport.courier import Courier, Delivery, Errand
+from thinwire.transport.messages import Messages
+from thinwire.transport.progress import Progress
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Distributed", "naming_failures"]
 
-_OLDER_GATHER = "all_gather_into_tensor"
+_SERIES: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDictionary()
+"""How many transports have begun exchanges on a group."""
 
 
-@final
-class _Works(Pending):
-    """Asynchronous operations of a process group; they advance while training goes on."""
-
-    def __init__(
-        self, works: Sequence[Any], payloads: list[Tensor], label: Label, keep: Tensor | None = None
-    ) -> None:
-        self._works, self._payloads, self._label = works, payloads, label
-        self._keep = keep  # what is being sent must outlive the sending
-
-    def wait(self) -> list[Tensor]:
-        with naming_failures(self._label):
-            for work in self._works:
-                work.wait()
-        return self._payloads
-
-
-@final
-class _Reducing(Pending):
-    """Shards under way; who waits for them reduces this worker's and gathers the results."""
-
-    def __init__(
-        self, transport: "Distributed", shards: Pending, reduce: Reduce, label: Label
-    ) -> None:
-        self._transport, self._shards, self._reduce = transport, shards, reduce
-        self._label = label
-
-    def wait(self) -> list[Tensor]:
-        result = self._reduce(self._shards.wait())
-        return self._transport.start(result, self._label).wait()
+def _nothing_known() -> str:
+    return ""
 
 
 @contextmanager
-def naming_failures(label: Label | str) -> Generator[None]:
-    """Turn whatever a backend throws inside into an error that says what was being exchanged."""
+def naming_failures(
+    label: Label | str, differences: Callable[[], str] = _nothing_known
+) -> Generator[None]:
+    """Turn whatever a backend throws inside into an error that says what was being exchanged.
+
+    Args:
+        label: what.
+        differences: called after a failure; says how the other workers differ from this one.
+    """
     try:
         yield
     except (RuntimeError, ValueError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         silent = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = ExchangeTimeout if silent else ExchangeError
+        known = differences()
         raise kind(
             f"exchange {label}",
-            because=("a peer stayed silent: " if silent else "a peer is gone: ") + reason,
+            because=(f"{known}: " if known else "")
+            + ("a peer stayed silent: " if silent else "a peer is gone: ")
+            + reason,
             do="restart the workers from their last checkpoint; if the link is merely slow, give "
             "the process group a longer timeout",
         ) from error
 
 
 @final
+class _Exchange(Errand):
+    """One exchange: its first half, and for a reduction what is made of it and the second half."""
+
+    def __init__(
+        self, transport: "Distributed", carrier: Carrier, label: Label, first: Flight
+    ) -> None:
+        super().__init__(label, Delivery(carrier.hand_over()))
+        self._transport = transport  # is not closed while this is under way
+        self._carrier, self._first = carrier, first
+        self.reduce: Reduce | None = None
+
+    def see_through(self) -> list[Tensor]:
+        with self._transport.naming(self.label):
+            landed = self._first.land()
+        if self.reduce is None:
+            return landed
+        with self._carrier.reducing():
+            result = self.reduce(landed)
+            with self._transport.naming(self.label):
+                second = self._carrier.gather_results(result)
+        with self._transport.naming(self.label):
+            return second.land()
+
+    def hang_up(self) -> None:
+        self._carrier.hang_up()
+
+
+@final
 class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
 
-    A worker may itself be a group of ranks (DDP, FSDP2): pass the group that joins the same rank of
-    every worker. Without torchrun and without a process group it is a world of one.
+    A worker may itself be a group of ranks (DDP, FSDP2): pass the group, or the dimension of the
+    mesh, that joins the same rank of every worker. Without torchrun and without a process group it
+    is a world of one.
+
+    Exchanges advance by themselves, in the order in which they were started: a thread passes on
+    what must be passed on, reduces and starts second halves.
 
     Args:
-        group: the process group whose ranks are the workers; None means the default group.
+        group: the process group, or one-dimensional device mesh, whose ranks are the workers; None
+            means the default group.
 
     Raises:
-        ConfigurationError: torchrun started several processes but none joined a process group.
+        ConfigurationError: torchrun started several processes but none joined a process group, or a
+            mesh has several dimensions.
 
     >>> Distributed().world_size
     1
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(self, group: "dist.ProcessGroup | DeviceMesh | None" = None) -> None:
+        self._group = _group_of(group)
         self._joined = dist.is_available() and dist.is_initialized()
         started = int(os.environ.get("WORLD_SIZE", "1"))
         if started > 1 and not self._joined:
@@ -93,7 +120,12 @@ class Distributed(Transport):
                 because=f"torchrun started {started} processes but there is no process group",
                 do="call torch.distributed.init_process_group() before tw.transport.Distributed()",
             )
-        self._exchanges = 0
+        self._begun = self._series = 0
+        self._progress: Progress | None = None
+        self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._courier = Courier()
+        # Also at the end of the interpreter, which must not find the thread inside a backend.
+        self._closing = weakref.finalize(self, self._courier.close)
 
     @property
     def rank(self) -> int:
@@ -118,54 +150,102 @@ class Distributed(Transport):
         }
 
     def start(self, payload: Tensor, label: Label) -> Pending:
-        """Start an all-gather; a pair of gloo workers swaps payloads directly.
-
-        gloo's all-gather takes 2 to 4 times as long as one send each way between two workers
-        (measured over loopback and over an emulated 50 Mbit/s link); from four workers on its ring
-        is the faster one over a slow link.
-        """
-        self._exchanges += 1
+        """Start a ring of messages over gloo, an all-gather over others."""
         if self.world_size == 1:
-            return _Works([], [payload], label)
-        payload = payload.to(self._device())
-        everyone = payload.new_empty(self.world_size, payload.numel())
-        swap = self.world_size == 2 and dist.get_backend(self._group) == "gloo"
-        with naming_failures(label):
-            works = self._swap(everyone, payload) if swap else self._gather(everyone, payload)
-        return _Works(works, list(everyone.unbind()), label)
+            return _alone(lambda: [payload])
+        carrier = self._begin(payload.numel())
+        with self.naming(label):
+            first = carrier.gather(payload)
+        return self._courier.send(_Exchange(self, carrier, label, first))
 
     def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
-        """Start an all-to-all; whoever waits for it reduces and gathers."""
-        return _Reducing(self, self._scatter(payloads, label), reduce, label)
+        """Start messages to all over gloo, an all-to-all over others.
 
-    def _scatter(self, payloads: Sequence[Tensor], label: Label) -> Pending:
+        `reduce` is called in another thread, in which it may not start exchanges.
+        """
         if self.world_size == 1:
-            return _Works([], list(payloads), label)
-        sizes = [payload.numel() for payload in payloads]
-        mine = [sizes[self.rank]] * self.world_size
-        sent = torch.cat([payload.to(self._device()) for payload in payloads])
-        received = sent.new_empty(sum(mine))
-        with naming_failures(label):
-            work: Any = dist.all_to_all_single(
-                received, sent, mine, sizes, group=self._group, async_op=True
-            )
-        return _Works([work], list(received.split(mine)), label, keep=sent)
+            return _alone(lambda: [reduce(list(payloads))])
+        carrier = self._begin(sum(payload.numel() for payload in payloads), self._get_twin)
+        with self.naming(label):
+            first = carrier.scatter(payloads)
+        exchange = _Exchange(self, carrier, label, first)
+        exchange.reduce = reduce
+        return self._courier.send(exchange)
 
-    def _gather(self, everyone: Tensor, payload: Tensor) -> list[Any]:
-        # all_gather_single is the name from torch 2.13 on, where the older one warns.
-        name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
-        gather: Any = getattr(dist, name)
-        return [gather(everyone.view(-1), payload, group=self._group, async_op=True)]
+    def close(self) -> None:
+        """End the thread that sees exchanges through; those under way fail.
 
-    def _swap(self, everyone: Tensor, payload: Tensor) -> list[Any]:
-        peer = 1 - self.rank
-        everyone[self.rank].copy_(payload)
-        group, tag = self._group, self._exchanges
-        return [
-            dist.isend(everyone[self.rank], group=group, tag=tag, group_dst=peer),
-            dist.irecv(everyone[peer], group=group, tag=tag, group_src=peer),
-        ]
+        It happens by itself when the transport is no longer used and when the process ends.
+        """
+        self._closing()
 
-    def _device(self) -> torch.device:
-        gpu = "nccl" in dist.get_backend(self._group)
-        return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    @contextmanager
+    def naming(self, label: Label) -> Generator[None]:
+        """`naming_failures`, with what this transport knows of the other workers."""
+        differences = _nothing_known if self._progress is None else self._progress.differences
+        with naming_failures(label, differences):
+            yield
+
+    def _begin(
+        self, nbytes: int, twin: Callable[[], dist.ProcessGroup | None] = lambda: None
+    ) -> Carrier:
+        """Count an exchange that sends `nbytes`, and make what carries it."""
+        group: Any = dist.group.WORLD if self._group is None else self._group
+        if self._progress is None:
+            # Not before the first exchange: some rank may build a transport and never use it.
+            self._series = _SERIES[group] = _SERIES.get(group, -1) + 1
+            self._progress = self._new_progress(group)
+        self._begun += 1
+        self._progress.begin(nbytes)
+        if _takes_messages(group):
+            return Messages(group, self._series, self._begun)
+        return Collectives(group, twin(), _device(group))
+
+    def _new_progress(self, group: Any) -> Progress:
+        store = group.get_group_store() if hasattr(group, "get_group_store") else None
+        return Progress(store, f"thinwire{self._series}", self.rank, self.world_size)
+
+    def _get_twin(self) -> dist.ProcessGroup:
+        twin = self._twin()
+        if twin is None:
+            group: Any = dist.group.WORLD if self._group is None else self._group
+            twin = twin_of(group, _device(group))
+            # destroy_process_group() must find nobody who keeps it alive.
+            self._twin = weakref.ref(twin)
+        return twin
+
+
+def _group_of(group: Any) -> Any:
+    """The process group of a mesh; whatever else it is, itself."""
+    # Who has a mesh has imported this module.
+    meshes: Any = sys.modules.get("torch.distributed.device_mesh")
+    if meshes is None or not isinstance(group, meshes.DeviceMesh):
+        return group
+    if group.ndim != 1:
+        names: Any = group.mesh_dim_names or ()
+        names = names if names and "worker" not in names else ("worker",)
+        raise ConfigurationError(
+            f"connect the workers over a mesh of {group.ndim} dimensions",
+            because="only one of them joins the same rank of every worker",
+            do="pass " + " or ".join(f"mesh[{name!r}]" for name in names),
+        )
+    return group.get_group()
+
+
+def _takes_messages(group: dist.ProcessGroup) -> bool:
+    return dist.get_backend(group) == "gloo"
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    gpu = "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+
+
+def _alone(make: Callable[[], list[Tensor]]) -> Pending:
+    """The exchange of a worker with itself."""
+    delivery = Delivery()
+    try:
+        delivery.succeed(make())
+    except Exception as error:  # which belongs to whoever waits
+        delivery.fail(error)
+    return delivery

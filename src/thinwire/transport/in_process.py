@@ -1,6 +1,7 @@
 """K workers in one process: the twin of the real network, exact and without one."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, final
 
@@ -21,8 +22,8 @@ class _Slot(Generic[T]):
 
     def __init__(self) -> None:
         self.brought: dict[int, T] = {}
+        self.complete_s: float | None = None
         self.made: list[Tensor] | None = None
-        self.taken = 0
 
 
 @final
@@ -36,25 +37,27 @@ class _Hub:
         self.cards: dict[int, bytes] = {}
         self.slots: dict[int, _Slot[Any]] = {}
 
-    def put(self, slot: int, rank: int, brought: object) -> None:
+    def put(self, slot: int, rank: int, brought: object) -> _Slot[Any]:
         with self.arrived:
-            self.slots.setdefault(slot, _Slot()).brought[rank] = brought
+            meeting = self.slots.setdefault(slot, _Slot())
+            meeting.brought[rank] = brought
+            if len(meeting.brought) == self.workers:
+                meeting.complete_s = time.perf_counter()
+                # Those who came hold on to it; nobody else will ask.
+                del self.slots[slot]
             self.arrived.notify_all()
+            return meeting
 
     def take(
-        self, slot: int, label: Label, make: Callable[[list[Any]], list[Tensor]]
+        self, meeting: _Slot[Any], label: Label, make: Callable[[list[Any]], list[Tensor]]
     ) -> list[Tensor]:
-        """What is made of the things brought to `slot`, by the first who finds them all there."""
+        """What is made of the things brought to a slot, by the first who finds them all there."""
         with self.arrived:
-            meeting = self.slots[slot]
             brought = meeting.brought
             if not self.arrived.wait_for(lambda: len(brought) == self.workers, self.timeout_s):
                 raise self._missing(brought, label)
             if meeting.made is None:
                 meeting.made = make([brought[rank] for rank in range(self.workers)])
-            meeting.taken += 1
-            if meeting.taken == self.workers:
-                del self.slots[slot]
             return meeting.made
 
     def _missing(self, brought: dict[int, Any], label: Label) -> ExchangeTimeout:
@@ -71,12 +74,16 @@ class _Hub:
 @final
 class _Arrival(Pending):
     def __init__(
-        self, hub: _Hub, slot: int, label: Label, make: Callable[[list[Any]], list[Tensor]]
+        self,
+        hub: _Hub,
+        meeting: _Slot[Any],
+        label: Label,
+        make: Callable[[list[Any]], list[Tensor]],
     ) -> None:
-        self._hub, self._slot, self._label, self._make = hub, slot, label, make
+        self._hub, self._meeting, self._label, self._make = hub, meeting, label, make
 
     def wait(self) -> list[Tensor]:
-        payloads = self._hub.take(self._slot, self._label, self._make)
+        payloads = self._hub.take(self._meeting, self._label, self._make)
         sizes = [payload.numel() for payload in payloads]
         if len(set(sizes)) > 1:
             raise ExchangeError(
@@ -85,6 +92,9 @@ class _Arrival(Pending):
                 do="give all workers the same model and method",
             )
         return payloads
+
+    def arrived_s(self) -> float | None:
+        return self._meeting.complete_s
 
 
 def _as_brought(payloads: list[Tensor]) -> list[Tensor]:
@@ -125,8 +135,8 @@ class _InProcess(Transport):
         self, brought: object, label: Label, make: Callable[[list[Any]], list[Tensor]]
     ) -> Pending:
         slot, self._next_slot = self._next_slot, self._next_slot + 1
-        self._hub.put(slot, self._rank, brought)
-        return _Arrival(self._hub, slot, label, make)
+        meeting = self._hub.put(slot, self._rank, brought)
+        return _Arrival(self._hub, meeting, label, make)
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:

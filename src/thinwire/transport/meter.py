@@ -19,6 +19,10 @@ class Traffic:
 
     `sent_bytes` counts a payload once, as this worker hands it over; whether it then crosses the
     wire once (a pair, an object store) or K-1 times (a ring) is the transport's affair.
+
+        wait_s        seconds that the worker stood still in `Pending.wait`
+        overlapped_s  seconds that exchanges travelled while the worker did something else: from
+                      their start until they had arrived or were waited for, whichever came first
     """
 
     sent_bytes: int = 0
@@ -34,18 +38,31 @@ class Traffic:
 
 @final
 class _MeteredPending(Pending):
-    def __init__(self, inner: Pending, traffic: Traffic, rank: int) -> None:
+    """Counts in the thread that waits: a reduction may run in another one."""
+
+    def __init__(self, inner: Pending, traffic: Traffic, rank: int, halfway: Traffic) -> None:
         self._inner, self._traffic, self._rank = inner, traffic, rank
+        self._halfway = halfway  # what a reduction received and sent between its halves
         self._started_s = time.perf_counter()
 
     def wait(self) -> list[Tensor]:
         waiting_s = time.perf_counter()
         payloads = self._inner.wait()
-        self._traffic.overlapped_s += waiting_s - self._started_s
         self._traffic.wait_s += time.perf_counter() - waiting_s
+        self._traffic.overlapped_s += self._hidden_s(waiting_s)
         others = (p for rank, p in enumerate(payloads) if rank != self._rank)
         self._traffic.received_bytes += sum(_nbytes(p) for p in others)
+        self._traffic.received_bytes += self._halfway.received_bytes
+        self._traffic.sent_bytes += self._halfway.sent_bytes
         return payloads
+
+    def arrived_s(self) -> float | None:
+        return self._inner.arrived_s()
+
+    def _hidden_s(self, waiting_s: float) -> float:
+        arrived_s = self._inner.arrived_s()
+        until_s = waiting_s if arrived_s is None else min(arrived_s, waiting_s)
+        return max(0.0, until_s - self._started_s)
 
 
 @final
@@ -81,23 +98,26 @@ class Metered(Transport):
     def start(self, payload: Tensor, label: Label) -> Pending:
         """Count `payload` as sent and start it."""
         self._count_sent(payload)
-        return _MeteredPending(self._inner.start(payload, label), self.traffic, self.rank)
+        return self._metered(self._inner.start(payload, label), Traffic())
 
     def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
         """Count what goes to and comes from others, and the result as sent once."""
+        halfway = Traffic()
         for worker, payload in enumerate(payloads):
             if worker != self.rank:
                 self._count_sent(payload)
 
         def counted(received: Sequence[Tensor]) -> Tensor:
             others = (p for worker, p in enumerate(received) if worker != self.rank)
-            self.traffic.received_bytes += sum(_nbytes(p) for p in others)
+            halfway.received_bytes = sum(_nbytes(p) for p in others)
             result = reduce(received)
-            self._count_sent(result)
+            halfway.sent_bytes = _nbytes(result) if self.world_size > 1 else 0
             return result
 
-        pending = self._inner.start_reduce(payloads, counted, label)
-        return _MeteredPending(pending, self.traffic, self.rank)
+        return self._metered(self._inner.start_reduce(payloads, counted, label), halfway)
+
+    def _metered(self, pending: Pending, halfway: Traffic) -> Pending:
+        return _MeteredPending(pending, self.traffic, self.rank, halfway)
 
     def _count_sent(self, payload: Tensor) -> None:
         # A lone worker has nobody to send to.
