@@ -34,6 +34,7 @@ def methods() -> list[tw.Method]:
     presets, codecs = tw.presets, tw.codecs
     dense = {"sync_every": 2, "outer": OUTER}
     per_role = codecs.PerRole(default=codecs.Quantise(bits=2), vector=codecs.CastBF16())
+    halves = tw.Balanced(count=2)
     stochastic = codecs.Quantise(bits=4, rounding=codecs.Stochastic(seed=3))
     feedback = tw.ErrorFeedback()
     kinds = [
@@ -47,6 +48,9 @@ def methods() -> list[tw.Method]:
         presets.diloco(codec=codecs.RandomK(k=512), feedback=feedback, **dense),
         presets.diloco(codec=stochastic, **dense),
         presets.diloco(codec=per_role, feedback=feedback, **dense),
+        presets.streaming_diloco(fragments=halves, **dense),
+        presets.streaming_diloco(fragments=halves, overlap=tw.Eager(), **dense),
+        presets.streaming_muloco(fragments=halves, feedback=feedback, **dense),
     ]
     exchanges = (tw.Gather(), tw.ReduceScatter(owner_feedback=feedback))
     return [dataclasses.replace(kind, exchange=e) for kind in kinds for e in exchanges]

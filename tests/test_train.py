@@ -280,7 +280,8 @@ def kill_when(process: subprocess.Popen, ready) -> None:
 def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     tiny, tmp_path, seed: int
 ) -> None:
-    config = tiny("muloco" if seed else "diloco", steps=120, global_batch=8)
+    method = ("diloco", "muloco", "streaming_diloco:tau=3")[seed]
+    config = tiny(method, steps=120, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
     out, draw = tmp_path / "killed", random.Random(seed)
     metrics = out / "metrics.jsonl"
@@ -303,8 +304,9 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     ]
 
 
-def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path) -> None:
-    config = tiny("diloco", steps=120, global_batch=8)
+@pytest.mark.parametrize("method", ["diloco", "streaming_muloco:tau=3"])
+def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:
+    config = tiny(method, steps=120, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
     out = tmp_path / "killed"
     processes = start_ranked(config, out, "resume")
