@@ -533,6 +533,16 @@ def test_on_the_device_there_is_never_more_than_one_fragments_state(tau: int, fe
     assert (here.peak_outer_device_bytes, here.peak_outer_host_bytes) == (state_bytes, 0)
 
 
+def test_evaluating_with_state_in_the_hosts_memory() -> None:
+    team = Team(exact(overlap=tw.Delay(tau=2, mixing=0.5)), adamw, 2, outer_device="cpu").train(9)
+    model, loop = team.models[0], team.loops[0]
+    live = [p.detach().clone() for p in model.parameters()]
+    with loop.evaluating():
+        assert same_bits([p.detach() for p in model.parameters()], team.anchor())
+    assert same_bits([p.detach() for p in model.parameters()], live)
+    assert largest_difference(live, team.anchor()) > 0
+
+
 def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
     team = Team(streaming(), adamw, 2, model=lambda: build_model().bfloat16(), outer_device="cpu")
     team.train(14)

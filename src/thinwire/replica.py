@@ -159,9 +159,12 @@ class Replica:
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
-        """Hold `values` in place of the live weights for a while, then put those back."""
+        """Hold `values` in place of the live weights for a while, then put those back.
+
+        Meanwhile the live weights are kept where the values rest.
+        """
         names = list(values)
-        kept = [local_shard(self.parameters[name]).clone() for name in names]
+        kept = [local_shard(self.parameters[n]).to(v.device, copy=True) for n, v in values.items()]
         self._copy_in(names, values.values())
         try:
             yield
