@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-DEMO := ddp,diloco,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
+DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
 .PHONY: help demo test check bench clean
 .DELETE_ON_ERROR:
@@ -11,7 +11,7 @@ DEMO := ddp,diloco,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:de
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
-demo: .venv/.ready  ## train one small model six ways on this machine and compare loss with bytes
+demo: .venv/.ready  ## train one small model seven ways on this machine and compare loss with bytes
 	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 --out runs/demo
 
 test: .venv/.ready  ## run the tests

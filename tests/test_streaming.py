@@ -331,6 +331,20 @@ def test_the_peak_falls_by_the_number_of_fragments_and_the_total_stays(exchange,
     assert streamed.rounds == sends
 
 
+def test_the_peak_is_what_the_transport_carried_after_one_step() -> None:
+    """Unequal fragments, two of which are sent after the same step."""
+    fragments = tw.ByModule(modules=(("0",), ("1",), ("3",)), offsets=tw.At(steps=(0, 2, 2)))
+    team = Team(exact(fragments=fragments, overlap=tw.Delay(tau=1)), adamw, 3)
+    carried, before = [], 0
+    for step in range(20):
+        team.train(1, first=step)
+        now = team.loops[0].stats.sent_bytes
+        carried.append(now - before)
+        before = now
+    assert team.loops[0].stats.peak_sent_bytes_per_step == max(carried)
+    assert sorted({*carried}) == [0, 4 * 66 + 64, 4 * (49 + 24) + 2 * 64]
+
+
 def test_an_exchange_is_sent_after_its_step_and_applied_tau_steps_later() -> None:
     method = exact(sync_every=10, fragments=tw.Strided(layers=2), overlap=tw.Delay(tau=7))
     team = Team(method, adamw, 2, model=Stack)
