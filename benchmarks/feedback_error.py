@@ -11,14 +11,13 @@ and of the parameters of each role, averaged over the workers.
 import dataclasses
 import importlib.metadata
 import json
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from setting import setting
 from torch import Tensor
 
 from thinwire import codecs
@@ -221,11 +220,7 @@ def write(found: dict[str, Any]) -> None:
         f"methods: of their kept values, k=64); laptop recipe with model {SIZE}, K=4, H=10, "
         f"{STEPS} steps, all workers in rounds {ROUNDS[0]} and {ROUNDS[1]}",
         "command": "python benchmarks/feedback_error.py",
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
+        **setting(),
         "thinwire": importlib.metadata.version("thinwire"),
         "errors": found,
     }

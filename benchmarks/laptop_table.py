@@ -4,14 +4,13 @@ python benchmarks/laptop_table.py OUT       resumable; about 40 s a run on two c
 """
 
 import dataclasses
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from setting import setting
 
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
@@ -55,11 +54,7 @@ def write(runs: dict[str, list[dict[str, Any]]]) -> None:
     result = {
         "what": "validation loss in nats per byte, laptop recipe, K=4, H=10, 400 steps",
         "command": "python benchmarks/laptop_table.py OUT",
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
+        **setting(),
         "seeds": SEEDS,
         "minus_diloco_paired": {
             name: [run["val_loss"] - b for run, b in zip(same, base, strict=True)]

@@ -7,15 +7,14 @@ streams inherits the settings that were tuned for what does not.
 """
 
 import dataclasses
-import importlib.metadata
 import json
-import os
-import platform
 import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from setting import setting
 
 import thinwire as tw
 from thinwire.train.recipes import laptop
@@ -90,11 +89,7 @@ def write(runs: dict[str, list[dict[str, Any]]]) -> None:
         "what": f"validation loss in nats per byte, laptop model, K=4, H=10, {STEPS} steps; "
         "fragments of 3 layers and one of the rest unless said",
         "command": "python benchmarks/streaming_claims.py OUT",
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
+        **setting(),
         "seeds": SEEDS,
         "rows": rows,
         "runs": {

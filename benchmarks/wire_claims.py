@@ -9,15 +9,14 @@ nothing have one seed.
 """
 
 import dataclasses
-import importlib.metadata
 import json
-import os
-import platform
 import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from setting import setting
 
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
@@ -102,11 +101,7 @@ def write(runs: dict[str, list[dict[str, Any]]]) -> None:
         "what": f"validation loss in nats per byte, laptop model, K=4, H=10 unless said, {STEPS} "
         f"steps, warm-up {WARMUP_STEPS}",
         "command": "python benchmarks/wire_claims.py OUT",
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "transformers": importlib.metadata.version("transformers"),
+        **setting(),
         "seeds": SEEDS,
         "rows": rows,
         "runs": {

@@ -4,48 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
+from language_models import gpt2, gpt_oss, llama, mixtral, qwen3
 from thinwire.errors import ConfigurationError
 from thinwire.optim import Role, parameter_layouts, parameter_roles
-
-TINY = {
-    "vocab_size": 32,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
-    "pad_token_id": 0,
-}
-
-
-def llama(*, tied: bool) -> nn.Module:
-    config = transformers.LlamaConfig(**TINY, tie_word_embeddings=tied)
-    return transformers.LlamaForCausalLM(config)
-
-
-def qwen3() -> nn.Module:
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**TINY, tie_word_embeddings=True))
-
-
-def mixtral() -> nn.Module:
-    config = transformers.MixtralConfig(**TINY, num_local_experts=3, num_experts_per_tok=2)
-    return transformers.MixtralForCausalLM(config)
-
-
-def gpt_oss() -> nn.Module:
-    config = transformers.GptOssConfig(**TINY, num_local_experts=3, num_experts_per_tok=2)
-    return transformers.GptOssForCausalLM(config)
-
-
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=32, n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)
 
 
 def counts(model: nn.Module) -> dict[str, int]:
@@ -87,22 +50,22 @@ class Plain(nn.Module):
 
 class TestTransformers:
     def test_llama(self):
-        model = llama(tied=False)
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 14, "VECTOR": 5, "HEAD": 1}
+        model = llama(tie_word_embeddings=False)
+        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11, "HEAD": 1}
         assert of_role(model, Role.EMBEDDING) == {"model.embed_tokens.weight"}
         assert of_role(model, Role.HEAD) == {"lm_head.weight"}
 
     def test_tied_llama_has_no_head_of_its_own(self):
-        model = llama(tied=True)
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 14, "VECTOR": 5}
+        model = llama(tie_word_embeddings=True)
+        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11}
 
     def test_qwen3(self):
         # q_norm and k_norm come on top of Llama's norms.
-        assert counts(qwen3()) == {"EMBEDDING": 1, "MATRIX": 14, "VECTOR": 9}
+        assert counts(qwen3()) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 21}
 
     def test_gpt2(self):
         model = gpt2()
-        assert counts(model) == {"EMBEDDING": 2, "MATRIX": 8, "VECTOR": 18}
+        assert counts(model) == {"EMBEDDING": 2, "MATRIX": 20, "VECTOR": 42}
         assert {parameter_layouts(model)[n].id for n in of_role(model, Role.MATRIX)} == {"in_out"}
 
     def test_gpt2_matrices_unfold_to_out_in(self):
@@ -114,9 +77,9 @@ class TestTransformers:
     def test_mixtral(self):
         model = mixtral()
         # Per layer: q, k, v, o, the router, and two stacks of experts.
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 14, "VECTOR": 5, "HEAD": 1}
+        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11, "HEAD": 1}
         stacks = [n for n in of_role(model, Role.MATRIX) if model.get_parameter(n).ndim == 3]
-        assert len(stacks) == 4
+        assert len(stacks) == 10
         for name in stacks:
             assert parameter_layouts(model)[name].id == "out_in"
 
@@ -138,7 +101,9 @@ class TestTransformers:
         assert roles["model.layers.0.mlp.router.weight"] is Role.MATRIX
 
     def test_a_wrapper_does_not_hide_the_head(self):
-        wrapped = nn.ModuleDict({"model": llama(tied=False), "probe": nn.Linear(8, 3)})
+        wrapped = nn.ModuleDict(
+            {"model": llama(tie_word_embeddings=False), "probe": nn.Linear(8, 3)}
+        )
         assert of_role(wrapped, Role.HEAD) == {"model.lm_head.weight"}
 
     @pytest.mark.parametrize("build", [qwen3, mixtral, gpt2])
