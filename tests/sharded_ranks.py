@@ -241,6 +241,22 @@ def replicated() -> None:
     assert by_holders(mixed, mixed) == groups
 
 
+def hybrid() -> None:
+    """HSDP: both ranks of a worker hold all of it and average their gradients (g + g) / 2 = g."""
+    cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("worker", "copy", "shard"))
+    for fields in ({"codec": tw.codecs.Identity()}, {"feedback": tw.ErrorFeedback()}):
+        method = streaming(muon(), **fields)
+        model = Net()
+        for layer in model.layers:
+            fully_shard(layer, mesh=cube["copy", "shard"])
+        fully_shard(model, mesh=cube["copy", "shard"])
+        group = Group(method, model, cube).train(STEPS, halves=False)
+        assert same_bits(group.full(), twin(method, STEPS).anchor())
+        assert same_on(dist.group.WORLD, group.outer.digest())
+        # One sharding, so no fragment is cut in two.
+        assert len(group.outer._tracks) == 3
+
+
 def host_memory() -> None:
     both = mesh()
     method = streaming(muon(), codec=tw.codecs.Quantise(bits=4), feedback=tw.ErrorFeedback())

@@ -28,6 +28,6 @@ def test_two_workers_of_two_ranks_reach_what_two_unsharded_ones_do() -> None:
         assert 0 < float(distance) < bounds[inner]
 
 
-@pytest.mark.parametrize("cases", ["codecs,replicated", "host_memory,checkpoints,refused"])
+@pytest.mark.parametrize("cases", ["codecs,replicated,hybrid", "host_memory,checkpoints,refused"])
 def test_shards_keep(cases: str) -> None:
     assert len(run(cases)) == len(cases.split(","))
