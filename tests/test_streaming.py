@@ -681,3 +681,26 @@ def test_diloco_references_still_hold_with_one_fragment() -> None:
         outer=(0.7, 0.9),
     )
     assert largest_difference(Team(method, adamw, 2).train(12).anchor(), expected) < 2e-6
+
+
+# -- when something fails ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_finishing_again_once_the_late_worker_is_there_takes_the_outer_step(exchange) -> None:
+    """Worker 0 asks too early and then again: both fragments must move on both workers."""
+    both = tw.Balanced(count=2, offsets=tw.At(steps=(0, 0)))
+    team = Team(exact(fragments=both, sync_every=1, overlap=tw.Delay(), exchange=exchange), sgd, 2)
+    for worker, model in enumerate(team.models):
+        loss(model, 0, worker, workers=2).backward()
+        team.optimizers[worker].step()
+    team.loops[0].begin()
+    with pytest.raises(tw.ExchangeTimeout, match="worker 1 of 2"):
+        team.loops[0].finish()
+    with pytest.raises(tw.CheckpointError, match="due that was not applied"):
+        team.loops[0].state_dict()
+    team.loops[1].begin()
+    for loop in team.loops:
+        loop.finish()
+    assert [loop.stats.rounds for loop in team.loops] == [2, 2]
+    assert team.loops[0].digest() == team.loops[1].digest()

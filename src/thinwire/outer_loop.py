@@ -168,12 +168,13 @@ class OuterLoop:
     def _apply_all(self, flights: list[tuple[Track, Flight]]) -> None:
         # All workers must wait in one order: a sort is stable, and tracks have the plan's order.
         for track, flight in sorted(flights, key=lambda tf: (tf[1].due_step, tf[1].sent_at_step)):
-            track.flights.remove(flight)
             self._apply(track, flight)
 
     def _apply(self, track: Track, flight: Flight) -> None:
         with torch.no_grad():
             mean, left_out = flight.exchange.finish()
+        # Only now: a round that failed must neither be passed over nor left out of a checkpoint.
+        track.flights.remove(flight)
         for worker in left_out:
             self._left_out[worker] = self._left_out.get(worker, 0) + 1
             _LOG.warning(
