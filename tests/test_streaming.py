@@ -704,3 +704,28 @@ def test_finishing_again_once_the_late_worker_is_there_takes_the_outer_step(exch
         loop.finish()
     assert [loop.stats.rounds for loop in team.loops] == [2, 2]
     assert team.loops[0].digest() == team.loops[1].digest()
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(tau=2, mixing=0.5), tw.Eager()])
+@pytest.mark.parametrize("broken_after", [5, 11])
+def test_what_is_refused_for_it_is_not_finite_leaves_no_trace(overlap, broken_after: int) -> None:
+    """A worker that is put right again trains on; nothing of the bad number is in its state."""
+    team = Team(exact(fragments=tw.Whole(), overlap=overlap), adamw, 2).train(broken_after)
+    healthy = [copy.deepcopy(model.state_dict()) for model in team.models]
+    before = copy.deepcopy(team.loops[0]._tracks[0].state_dict())
+    for model in team.models:
+        with torch.no_grad():
+            model[1].bias[3] = float("nan")
+    for loop in team.loops:
+        with pytest.raises(tw.NonFiniteError, match=r"'1\.bias'"):
+            loop.begin()
+    after = team.loops[0]._tracks[0].state_dict()
+    assert after["sends"] == before["sends"]
+    assert same_bits([*after["outer"].values()], [*before["outer"].values()])
+    for model, weights in zip(team.models, healthy, strict=True):
+        model.load_state_dict(weights)
+    for loop in team.loops:
+        loop.finish()
+    team.train(12, first=broken_after + 1)
+    assert len({loop.digest() for loop in team.loops}) == 1
+    assert all(bool(torch.isfinite(p).all()) for model in team.models for p in model.parameters())

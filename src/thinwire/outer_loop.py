@@ -159,6 +159,7 @@ class OuterLoop:
         self._replica.check_finite(
             track.fragment.names, delta, what="pseudo-gradient", when=f"inner step {self._step}"
         )
+        track.outer.sending(delta)
         # A lone worker has nobody to drift from.
         alone = self._transport.world_size == 1
         anchor = b"" if alone else anchor_digest(track.outer.flat_anchor())

@@ -175,12 +175,14 @@ class _Own(OuterState):
         replica, names = self._seat.replica, self._seat.names
         local = replica.read(names)
         with self._own.reading() as own:
-            delta = torch.sub(replica.as_written(names, own), local, out=local)
+            return torch.sub(replica.as_written(names, own), local, out=local)
+
+    @torch.no_grad()
+    def sending(self, delta: Tensor) -> None:
         self._sent.append(delta.clone())
         if len(self._sent) == 1:
             # Nobody's earlier round is on its way: take the own part of the step at once.
             self._move_own(delta / self._seat.workers)
-        return delta
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:

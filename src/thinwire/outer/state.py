@@ -36,7 +36,11 @@ class OuterState(ABC):
 
     @abstractmethod
     def collect(self) -> Tensor:
-        """What this worker wants averaged now: a new fp32 vector [numel]."""
+        """What this worker wants averaged now: a new fp32 [numel], which may yet be refused."""
+
+    def sending(self, delta: Tensor) -> None:
+        """Take note of what was collected: it is finite and goes out now. By default nothing."""
+        del delta
 
     @abstractmethod
     def apply(self, mean: Tensor) -> None:
