@@ -557,6 +557,27 @@ def test_evaluating_with_state_in_the_hosts_memory() -> None:
     assert largest_difference(live, team.anchor()) > 0
 
 
+def test_what_eager_updates_sent_is_counted_and_rests_where_outer_state_does() -> None:
+    """Two vectors with momentum, and one more for what is on its way; two while one comes back."""
+    method = streaming(fragments=tw.Strided(layers=1), sync_every=8, overlap=tw.Eager())
+    here, there = (train_stack(method, 30, outer_device=device) for device in (None, "cpu"))
+    n = here.loops[0].memory()["anchor"]
+    counts_nbytes = 4 * 8
+    for team in (here, there):
+        held = team.loops[0].memory()
+        assert held["outer state"] == 4 * n + counts_nbytes
+    on_device, on_host = here.loops[0].stats, there.loops[0].stats
+    assert (on_device.peak_outer_device_bytes, on_device.peak_outer_host_bytes) == (5.25 * n, 0)
+    # Of one fragment the vector and its momentum, and nothing between rounds.
+    assert on_host.peak_outer_device_bytes == 2 * n / 4
+    assert on_host.peak_outer_host_bytes == 5.25 * n
+    for loop in (*here.loops, *there.loops):
+        ledger = loop._ledger
+        assert ledger.device_bytes + ledger.host_bytes == 5 * n
+        loop.load_state_dict(copy.deepcopy(loop.state_dict()))
+        assert ledger.device_bytes + ledger.host_bytes == 5 * n
+
+
 def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
     team = Team(streaming(), adamw, 2, model=lambda: build_model().bfloat16(), outer_device="cpu")
     team.train(14)

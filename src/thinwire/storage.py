@@ -67,6 +67,10 @@ class Kept(ABC):
     def resting(self) -> Tensor:
         """The tensor where it rests, to be read only; valid until the next `store`."""
 
+    @abstractmethod
+    def discard(self) -> None:
+        """Keep it no longer; nothing else may be called afterwards."""
+
 
 class Storage(ABC):
     """A place for outer state.
@@ -109,6 +113,9 @@ class _KeptOnDevice(Kept):
 
     def resting(self) -> Tensor:
         return self._value
+
+    def discard(self) -> None:
+        self._ledger.add(device_bytes=-self._value.nbytes)
 
 
 @final
@@ -177,6 +184,10 @@ class _KeptOnHost(Kept):
 
     def resting(self) -> Tensor:
         return self._host
+
+    def discard(self) -> None:
+        self.release()
+        self._storage.ledger.add(host_bytes=-self._host.nbytes)
 
 
 @final

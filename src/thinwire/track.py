@@ -115,10 +115,8 @@ class Track:
 
     def memory(self) -> dict[str, int]:
         """Bytes of `anchor`, `outer state` and `feedback`."""
-        outer = {name: tensor.nbytes for name, tensor in self.outer.state_dict().items()}
-        anchor = outer.pop("anchor", 0)
         feedback = sum(tensor.nbytes for tensor in self.exchange.state_dict().values())
-        return {"anchor": anchor, "outer state": sum(outer.values()), "feedback": feedback}
+        return {**self.outer.memory(), "feedback": feedback}
 
 
 def _saved(flight: Flight) -> dict[str, Any]:

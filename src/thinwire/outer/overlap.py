@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer.state import OuterState, Seat
 from thinwire.outer.vector import OuterVector
+from thinwire.storage import Kept
 
 __all__ = ["Delay", "Eager", "Overlap"]
 
@@ -162,7 +163,7 @@ class _Own(OuterState):
         self._seat = seat
         self._shared, self._own = make(), make()
         # What this worker sent and has not had back, the oldest first.
-        self._sent: deque[Tensor] = deque()
+        self._sent: deque[Kept] = deque()
 
     def prefetch_collect(self) -> None:
         self._own.prefetch_reading()
@@ -179,7 +180,7 @@ class _Own(OuterState):
 
     @torch.no_grad()
     def sending(self, delta: Tensor) -> None:
-        self._sent.append(delta.clone())
+        self._sent.append(self._seat.storage.keep(delta.clone()))
         if len(self._sent) == 1:
             # Nobody's earlier round is on its way: take the own part of the step at once.
             self._move_own(delta / self._seat.workers)
@@ -188,9 +189,13 @@ class _Own(OuterState):
     def apply(self, mean: Tensor) -> None:
         with self._shared.stepping(mean.clone()):
             pass
-        own = mean.sub_(self._sent.popleft(), alpha=1 / self._seat.workers)
+        answered = self._sent.popleft()
+        own = mean.sub_(answered.fetch(), alpha=1 / self._seat.workers)
+        answered.discard()
         if self._sent:
-            own.add_(self._sent[-1], alpha=1 / self._seat.workers)
+            latest = self._sent[-1]
+            own.add_(latest.fetch(), alpha=1 / self._seat.workers)
+            latest.release()
         self._move_own(own)
 
     def _move_own(self, delta: Tensor) -> None:
@@ -206,7 +211,7 @@ class _Own(OuterState):
     def state_dict(self) -> dict[str, Tensor]:
         own = {f"own.{key}": value for key, value in self._own.state_dict().items()}
         blanks = (torch.zeros_like(self._shared.resting()) for _ in range(2))
-        sent = [*self._sent, *blanks][:2]
+        sent = [*(kept.resting() for kept in self._sent), *blanks][:2]
         counts = {"sent.count": torch.tensor(len(self._sent))}
         return (
             self._shared.state_dict()
@@ -226,9 +231,16 @@ class _Own(OuterState):
         own = {key.removeprefix("own."): v for key, v in parts.items() if key.startswith("own.")}
         self._shared.load_state_dict({k: v for k, v in parts.items() if not k.startswith("own.")})
         self._own.load_state_dict(own)
-        device = self._seat.replica.device
+        for kept in self._sent:
+            kept.discard()
         sent = [state[f"sent.{place}"] for place in range(int(state["sent.count"]))]
-        self._sent = deque(delta.to(device, copy=True) for delta in sent)
+        self._sent = deque(self._seat.storage.keep(delta.clone()) for delta in sent)
+
+    def memory(self) -> dict[str, int]:
+        held = super().memory()
+        blanks = 2 - len(self._sent)
+        held["outer state"] -= blanks * self._shared.resting().nbytes
+        return held
 
 
 @final

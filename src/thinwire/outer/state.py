@@ -65,6 +65,12 @@ class OuterState(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`, bit for bit."""
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of `anchor` and of all else, `outer state`, that are held now."""
+        held = {name: tensor.nbytes for name, tensor in self.state_dict().items()}
+        anchor = held.pop("anchor", 0)
+        return {"anchor": anchor, "outer state": sum(held.values())}
+
     def prefetch_collect(self) -> None:
         """Begin to bring to the device what `collect` needs: by default nothing."""
         return
