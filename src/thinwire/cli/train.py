@@ -24,7 +24,8 @@ class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun."""
 
     method: str = "diloco"
-    """ddp, diloco, muloco, sparseloco or sparse_muloco; muloco:bits=2 sets a field of it."""
+    """ddp, diloco, muloco, streaming_diloco, streaming_muloco, sparseloco or sparse_muloco;
+    muloco:bits=2 sets a field of it."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
     out: Path | None = None
