@@ -481,6 +481,59 @@ def test_resuming_in_mid_flight_continues_bit_for_bit(fields, at: int) -> None:
     )
 
 
+def train_one(team: Team, worker: int, step: int) -> tw.OuterLoop:
+    """Inner step `step` of one worker, as far as begin()."""
+    loss(team.models[worker], step, worker, workers=team.workers).backward()
+    team.optimizers[worker].step()
+    team.optimizers[worker].zero_grad()
+    team.loops[worker].begin()
+    return team.loops[worker]
+
+
+def held(state: dict) -> list[Tensor]:
+    return [
+        value
+        for fragment in state["fragments"]
+        for part in ("outer", "exchange")
+        for value in fragment[part].values()
+    ]
+
+
+REDUCED = tw.ReduceScatter(owner_feedback=FEEDBACK)
+
+
+def test_who_runs_ahead_changes_nothing_that_another_worker_saves() -> None:
+    """Who waits first reduces everybody's shards, also of a worker that is writing its state."""
+    team = Team(streaming(overlap=tw.Delay(tau=1), exchange=REDUCED), adamw, 2)
+    fresh = copy.deepcopy(team.loops[1].state_dict())
+    team.train(12)
+    being_written = team.loops[1].state_dict()
+    before = copy.deepcopy(being_written)
+    train_one(team, 0, 12).finish()
+    after = team.loops[1].state_dict()
+    assert same_bits(held(being_written), held(before))
+    assert same_bits(held(after), held(before))
+    assert after["traffic"] == before["traffic"]
+    team.loops[1].load_state_dict(fresh)
+    assert same_bits(held(team.loops[1].state_dict()), held(fresh))
+    assert not same_bits(held(before), held(fresh))
+
+
+def test_a_shard_reduced_early_twice_is_saved_as_before_the_one_still_in_flight() -> None:
+    method = streaming(sync_every=2, fragments=tw.Whole(), overlap=tw.Eager(), exchange=REDUCED)
+    lockstep, team = Team(method, adamw, 2).train(4), Team(method, adamw, 2).train(3)
+    train_one(team, 0, 3)
+    late = train_one(team, 1, 3)
+    team.loops[0].finish()
+    for step in (4, 5):
+        train_one(team, 0, step).finish()
+    late.finish()
+    expected = lockstep.loops[1].state_dict()
+    assert same_bits(held(late.state_dict()), held(expected))
+    assert late.state_dict()["traffic"]["sent_bytes"] == expected["traffic"]["sent_bytes"]
+    assert late.state_dict()["traffic"]["received_bytes"] == expected["traffic"]["received_bytes"]
+
+
 def test_control_resuming_without_what_was_in_flight_is_another_run() -> None:
     method = streaming(**METHODS["tau 4, feedback"])
     through = Team(method, adamw, 2).train(7)

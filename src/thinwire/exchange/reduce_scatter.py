@@ -36,8 +36,7 @@ class _Owner:
     def encode(self, mean: Tensor, coder: Coder) -> Tensor:
         """As `FeedbackState.encode`."""
         with self._lock:
-            state = self._feedback.state_dict()
-            self._before.append({key: value.clone() for key, value in state.items()})
+            self._before.append(self._copy())
             return self._feedback.encode(mean, coder)
 
     def finished(self) -> None:
@@ -47,12 +46,16 @@ class _Owner:
 
     def state_dict(self) -> dict[str, Tensor]:
         with self._lock:
-            return self._before[0] if self._before else self._feedback.state_dict()
+            # A copy: the next shard may be encoded while a checkpoint is being written.
+            return self._before[0] if self._before else self._copy()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         with self._lock:
             self._before.clear()
             self._feedback.load_state_dict(state)
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {key: value.clone() for key, value in self._feedback.state_dict().items()}
 
 
 @final
