@@ -481,6 +481,35 @@ def test_resuming_in_mid_flight_continues_bit_for_bit(fields, at: int) -> None:
     )
 
 
+def zero_tensors(state) -> None:
+    if isinstance(state, Tensor):
+        state.zero_()
+    elif isinstance(state, dict | list):
+        for part in state.values() if isinstance(state, dict) else state:
+            zero_tensors(part)
+
+
+@pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize("outer_device", [None, "cpu"])
+def test_a_loop_in_use_takes_over_a_state_and_shares_nothing_with_it(fields, outer_device) -> None:
+    """What the loop had in flight is dropped, and the loaded state may be overwritten at once."""
+    method = streaming(**fields)
+    through = Team(method, adamw, 2).train(9)
+    states = saved(through)
+    through.train(11, first=9)
+    used = Team(method, adamw, 2, outer_device=outer_device).train(8)
+    for (model, optimizer, outer), m, o, loop in zip(
+        states, used.models, used.optimizers, used.loops, strict=True
+    ):
+        m.load_state_dict(model)
+        o.load_state_dict(optimizer)
+        loop.load_state_dict(outer)
+        zero_tensors(outer)
+    used.train(11, first=9)
+    assert used.loops[0].digest() == through.loops[0].digest()
+    assert same_bits([*used.models[1].parameters()], [*through.models[1].parameters()])
+
+
 def train_one(team: Team, worker: int, step: int) -> tw.OuterLoop:
     """Inner step `step` of one worker, as far as begin()."""
     loss(team.models[worker], step, worker, workers=team.workers).backward()

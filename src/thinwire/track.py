@@ -99,7 +99,9 @@ class Track:
         """Send what was in flight when the state was saved."""
         label = Label(what=self.fragment.name, round=int(saved["round"]))
         place = Place(label=label, anchor=bytes(saved["anchor"].tolist()))
-        flight = self.exchange.send(saved["messages"], place)
+        # Who loaded the state may reuse its memory before the messages have left.
+        messages = {name: message.clone() for name, message in saved["messages"].items()}
+        flight = self.exchange.send(messages, place)
         self.flights.append(
             Flight(
                 exchange=flight,
