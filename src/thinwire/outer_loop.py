@@ -110,7 +110,9 @@ class OuterLoop:
             NonFiniteError: something to be sent is not finite; names parameter and step.
         """
         self._step += 1
-        self._send_all([t for t in self._tracks if self._is_due(t, self._step)])
+        due = [track for track in self._tracks if self._is_due(track, self._step)]
+        self._send_all(due)
+        self._note_peak(sum(track.exchange.sent_nbytes for track in due))
 
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was last sent, and call everything in."""
@@ -119,6 +121,8 @@ class OuterLoop:
         crowded = [t for t in tracks if len(t.flights) >= self.method.overlap.at_once]
         self._apply_all([(track, flight) for track in crowded for flight in track.flights])
         self._send_all(tracks)
+        # Nobody trains beside the last exchanges: they need not be carried at once.
+        self._note_peak(max((track.exchange.sent_nbytes for track in tracks), default=0))
         for track in self._tracks:
             for flight in track.flights:
                 flight.due_step = self._step
@@ -145,7 +149,8 @@ class OuterLoop:
             self._replica.check_unchanged()
         for track in tracks:
             self._send(track)
-        sent_bytes = sum(track.exchange.sent_nbytes for track in tracks)
+
+    def _note_peak(self, sent_bytes: int) -> None:
         self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
 
     def _send(self, track: Track) -> None:

@@ -16,7 +16,8 @@ class Stats:
         rounds: exchanges applied, each fragment's counted.
         sent_bytes: payload bytes handed to the transport, metadata included.
         received_bytes: payload bytes that came from other workers.
-        peak_sent_bytes_per_step: the most sent after any one inner step.
+        peak_sent_bytes_per_step: the most sent after any one inner step; what is left over at the
+            end counts fragment by fragment, for no training goes on beside it.
         wait_s: seconds spent waiting for exchanges.
         overlapped_s: seconds that exchanges travelled while this worker trained on.
         left_out: how often each worker was left out of a mean, for what it sent was not finite.

@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from thinwire import inner, outer, presets
 from thinwire.errors import ConfigurationError
@@ -47,7 +47,7 @@ def _laptop_method(method: str) -> Method:
         scale="rms",
         betas=(0.9, 0.95),
     )
-    tuned: Mapping[str, presets.MethodFields] = {
+    tuned: Mapping[str, Mapping[str, Any]] = {
         "ddp": {"inner": adamw},
         "diloco": {"inner": adamw, "sync_every": 10, "outer": outer.SGD(lr=1.0)},
         "muloco": {
@@ -55,11 +55,17 @@ def _laptop_method(method: str) -> Method:
             "sync_every": 10,
             "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
         },
-        "streaming_diloco": {"inner": adamw, "sync_every": 10, "outer": outer.SGD(lr=1.0)},
+        "streaming_diloco": {
+            "inner": adamw,
+            "sync_every": 10,
+            "outer": outer.SGD(lr=1.0),
+            "layers": 1,
+        },
         "streaming_muloco": {
             "inner": muon,
             "sync_every": 10,
             "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
+            "layers": 1,
         },
         "sparseloco": {"inner": dataclasses.replace(adamw, lr=1.6e-2), "sync_every": 10},
         "sparse_muloco": {"inner": muon, "sync_every": 10},
