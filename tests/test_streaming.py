@@ -731,6 +731,9 @@ def test_another_accelerator_is_no_place_for_outer_state() -> None:
     [
         (lambda: streaming(overlap=tw.Delay(tau=6)), "tau=6 steps late with sync_every=6"),
         (lambda: tw.Delay(tau=-1), "tau=-1"),
+        (lambda: tw.Delay(tau=1.5), r"tau=1\.5 steps late"),
+        (lambda: tw.Delay(tau=True), "tau=True steps late"),
+        (lambda: tw.presets.from_text("streaming_diloco:tau=1/2"), r"tau=0\.5 steps late"),
         (lambda: tw.Delay(mixing=1.5), "mixing=1.5"),
         (lambda: tw.presets.ddp(overlap=tw.Delay(mixing=0.5)), "average gradients with Delay"),
         (lambda: tw.presets.ddp(overlap=tw.Eager()), "average gradients with Eager"),

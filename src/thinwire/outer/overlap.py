@@ -112,7 +112,7 @@ class Delay(Overlap):
         mixing: alpha in [0, 1], the share of a worker's own weights that it keeps.
 
     Raises:
-        ConfigurationError: a tau below 0 or an alpha outside [0, 1].
+        ConfigurationError: a tau that is no whole number or below 0, an alpha outside [0, 1].
 
     Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
 
@@ -124,6 +124,14 @@ class Delay(Overlap):
     mixing: float = 0.0
 
     def __post_init__(self) -> None:
+        tau: object = self.tau
+        # A checkpoint holds whole steps: half a step would be another one after resuming.
+        if not isinstance(tau, int) or isinstance(tau, bool):
+            raise ConfigurationError(
+                f"apply an answer tau={tau!r} steps late",
+                because="inner steps are counted 0, 1, 2, ...",
+                do="pass a whole number of inner steps",
+            )
         if self.tau < 0 or not 0.0 <= self.mixing <= 1.0:
             raise ConfigurationError(
                 f"overlap with tau={self.tau} and mixing={self.mixing}",
