@@ -286,6 +286,13 @@ def test_two_ddp_loops_do_not_share_an_optimizer() -> None:
     assert moved(model, optimizer)
 
 
+def test_ddp_refuses_fragments_and_says_why() -> None:
+    model = build_model()
+    method = tw.presets.ddp(fragments=tw.Balanced(count=2, offsets=tw.At(steps=(0, 0))))
+    with pytest.raises(tw.ConfigurationError, match="fragment by fragment.*all parameters at once"):
+        tw.OuterLoop(model, sgd(model), method)
+
+
 def test_a_ddp_loop_that_is_dropped_or_refused_lets_go_of_its_optimizer() -> None:
     model = build_model()
     optimizer = sgd(model)

@@ -34,7 +34,7 @@ class _DirectState(OuterState):
     """
 
     def __init__(self, replica: Replica, names: Sequence[str]) -> None:
-        self._replica, self._names = replica, tuple(names)
+        self.replica, self._names = replica, tuple(names)
         self._captured: dict[torch.optim.Optimizer, _Settings] = {}
         self._gradients: dict[Tensor, Tensor] = {}
         self._stepping = False
@@ -82,22 +82,22 @@ class _DirectState(OuterState):
             )
 
     def collect(self) -> Tensor:
-        if len(self._captured) < len(self._replica.optimizers):
+        if len(self._captured) < len(self.replica.optimizers):
             raise ConfigurationError(
                 "exchange gradients",
                 because="not every optimizer was stepped since the last exchange "
                 "(a GradScaler skips the step when a gradient overflows)",
                 do="call optimizer.step() before outer.step(); prefer bf16 to fp16 with ddp",
             )
-        tensors = [self._replica.parameters[name] for name in self._names]
+        tensors = [self.replica.parameters[name] for name in self._names]
         gradients, self._gradients = self._gradients, {}
-        return self._replica.flatten(
+        return self.replica.flatten(
             local_shard(gradients[p] if p in gradients else torch.zeros_like(p)) for p in tensors
         )
 
     def apply(self, mean: Tensor) -> None:
-        for name, gradient in self._replica.unflatten(self._names, mean).items():
-            parameter = self._replica.parameters[name]
+        for name, gradient in self.replica.unflatten(self._names, mean).items():
+            parameter = self.replica.parameters[name]
             parameter.grad = torch.empty_like(parameter)
             local_shard(parameter.grad).copy_(gradient)
         self._stepping = True
@@ -108,13 +108,13 @@ class _DirectState(OuterState):
             self._stepping = False
             self._captured = {}
         for name in self._names:
-            self._replica.parameters[name].grad = None
+            self.replica.parameters[name].grad = None
 
     def anchor(self) -> Mapping[str, Tensor]:
-        return {name: local_shard(self._replica.parameters[name]) for name in self._names}
+        return {name: local_shard(self.replica.parameters[name]) for name in self._names}
 
     def flat_anchor(self) -> Tensor:
-        return self._replica.read(self._names)
+        return self.replica.read(self._names)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -125,7 +125,7 @@ class _DirectState(OuterState):
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        for optimizer in self._replica.optimizers:
+        for optimizer in self.replica.optimizers:
             _OWNERS.pop(optimizer, None)
 
 
@@ -171,8 +171,15 @@ class Direct(OuterOptimizer):
 
 
 def _claim(optimizer: torch.optim.Optimizer, state: _DirectState) -> None:
-    owner = _OWNERS.get(optimizer)
-    if owner is not None and owner() is not None:
+    reference = _OWNERS.get(optimizer)
+    owner = None if reference is None else reference()
+    if owner is not None and owner.replica is state.replica:
+        raise ConfigurationError(
+            "average gradients fragment by fragment",
+            because="the optimizer's step takes those of all parameters at once",
+            do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
+        )
+    if owner is not None:
         raise ConfigurationError(
             "average the gradients of this optimizer",
             because="another outer loop does so already",
