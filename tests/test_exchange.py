@@ -489,6 +489,21 @@ def test_who_was_left_out_survives_a_checkpoint() -> None:
     assert team.loops[0].stats.left_out == {1: 1}
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_who_was_left_out_goes_through_distributed_checkpoint(tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    method = diloco(codec=codecs.CastBF16())
+    team, fresh = WiredTeam(method, 3), WiredTeam(method, 3)
+    team.wires[2].sending = poison(float("nan"))
+    team.train(2)
+    dcp.save({"outer": team.loops[0].state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"outer": fresh.loops[0].state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    fresh.loops[0].load_state_dict(state["outer"])
+    assert fresh.loops[0].stats.left_out == {2: 1}
+
+
 def test_when_nobody_sends_a_number_nothing_is_applied() -> None:
     team = WiredTeam(diloco(codec=codecs.CastBF16()), 2)
     before = copy.deepcopy(team.anchor())

@@ -291,7 +291,8 @@ class OuterLoop:
             "rounds": self._rounds,
             "peak_sent_bytes": self._peak_sent_bytes,
             "traffic": asdict(self._transport.traffic),
-            "left_out": dict(self._left_out),
+            # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
+            "left_out": {w: self._left_out.get(w, 0) for w in range(self._transport.world_size)},
             "fragments": [track.state_dict() for track in self._tracks],
         }
 
@@ -316,7 +317,7 @@ class OuterLoop:
         )
         self._step, self._rounds = int(state["step"]), int(state["rounds"])
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
-        self._left_out = {int(worker): int(count) for worker, count in state["left_out"].items()}
+        self._left_out = {int(w): int(count) for w, count in state["left_out"].items() if count}
         flights = [
             (step, track, flight)
             for track, saved in zip(self._tracks, state["fragments"], strict=True)
