@@ -200,6 +200,31 @@ def test_leaving_the_context_gives_the_optimizer_back() -> None:
     assert not torch.equal(before["1.weight"], model.state_dict()["1.weight"])
 
 
+def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, diloco(sync_every=2))
+    with outer:
+        with pytest.raises(tw.ConfigurationError, match="every inner step would count twice"):
+            outer.__enter__()
+        loss(model, 0, 0).backward()
+        optimizer.step()
+        assert outer.stats.rounds == 0
+    assert outer.stats.rounds == 1
+
+
+def test_an_error_in_the_with_block_sends_nothing_more() -> None:
+    """The others may be gone, or wait for something else."""
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, diloco(sync_every=2))
+    with pytest.raises(KeyError, match="mine"), outer:
+        loss(model, 0, 0).backward()
+        optimizer.step()
+        raise KeyError("mine")
+    assert outer.stats.rounds == 0
+
+
 def test_a_list_of_optimizers_counts_as_one() -> None:
     def split(model: nn.Module) -> list[torch.optim.Optimizer]:
         parameters = list(model.parameters())

@@ -337,6 +337,12 @@ class OuterLoop:
                 because="this loop was given none",
                 do="pass the optimizer to OuterLoop, or call outer.step() yourself",
             )
+        if self._hook is not None:
+            raise ConfigurationError(
+                "enter an outer loop that was entered",
+                because="every inner step would count twice",
+                do="leave out one of the two with blocks",
+            )
         if self._closed:
             raise ConfigurationError(
                 "enter an outer loop again",
