@@ -818,6 +818,35 @@ def test_finishing_again_once_the_late_worker_is_there_takes_the_outer_step(exch
     assert team.loops[0].digest() == team.loops[1].digest()
 
 
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=2, mixing=0.5), tw.Eager()])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_while_weights_are_written_leaves_a_whole_outer_step(
+    overlap, workers: int, monkeypatch
+) -> None:
+    """Wherever the state rests, vector and momentum are both of before the step or of after."""
+    digests = []
+    for device in (None, "cpu"):
+        team = Team(exact(overlap=overlap), adamw, workers, outer_device=device).train(11)
+        for worker in range(workers):
+            train_one(team, worker, 11)
+        with monkeypatch.context() as patch:
+            patch.setattr(team.loops[0]._replica, "mix", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                team.loops[0].finish()
+        digests.append([team.loops[0].digest(), *map(total, team.loops[0]._tracks)])
+        if device == "cpu":
+            assert team.loops[0]._ledger.device_bytes == 0
+    assert digests[0] == digests[1]
+
+
+def interrupted(*_) -> None:
+    raise KeyboardInterrupt
+
+
+def total(track) -> list[float]:
+    return [float(tensor.double().sum()) for tensor in track.outer.state_dict().values()]
+
+
 @pytest.mark.parametrize("overlap", [tw.Delay(tau=2, mixing=0.5), tw.Eager()])
 @pytest.mark.parametrize("broken_after", [5, 11])
 def test_what_is_refused_for_it_is_not_finite_leaves_no_trace(overlap, broken_after: int) -> None:

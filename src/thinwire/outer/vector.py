@@ -61,8 +61,10 @@ class OuterVector:
     @contextmanager
     def reading(self) -> Generator[Tensor]:
         """The vector on the device, not to be changed."""
-        yield self._vector.fetch()
-        self._vector.release()
+        try:
+            yield self._vector.fetch()
+        finally:
+            self._vector.release()
 
     def resting(self) -> Tensor:
         """The vector where it rests, not to be changed."""
@@ -83,8 +85,11 @@ class OuterVector:
         vector = vector.add_(moved) if origin is None else moved.add_(origin)
         # Only the vector and the optimizer's own buffers are kept between rounds.
         self._position.data = mean.new_empty(0)
-        yield vector
-        self._vector.store(vector)
+        # Whatever happens to the live weights: the step was taken, and the buffers say so, too.
+        try:
+            yield vector
+        finally:
+            self._vector.store(vector)
 
     def _step_position(self, mean: Tensor) -> None:
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
