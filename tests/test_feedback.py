@@ -125,6 +125,7 @@ def test_state_is_fp32_on_the_host_whatever_the_model(exchange) -> None:
     assert {(r.dtype, r.device.type) for r in residuals} == {(torch.float32, "cpu")}
     assert sum(r.numel() for r in residuals) == 139
     assert team.loops[0].memory()["feedback"] == 4 * 139
+    assert team.loops[0].stats.peak_outer_host_bytes == 4 * 139
     assert any(float(r.abs().max()) > 0 for r in residuals)
 
 

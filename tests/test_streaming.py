@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.message import HEADER_NBYTES
+from thinwire.replica import Replica
 from thinwire.testing import reference_diloco, reference_streaming
 from toy import Team, adamw, build_model, largest_difference, loss, muon, same_bits, sgd
 
@@ -351,6 +352,14 @@ def test_the_peak_is_what_the_transport_carried_after_one_step() -> None:
     assert team.loops[0].stats.peak_sent_bytes_per_step == max(carried)
 
 
+def test_of_unequal_fragments_the_peak_is_that_of_the_largest() -> None:
+    method = exact(fragments=tw.ByModule(modules=(("0",), ("1", "3"))), overlap=tw.Delay())
+    loop = Team(method, sgd, 2).train(30).loops[0]
+    assert loop._tracks[0].exchange.nbytes != loop._tracks[1].exchange.nbytes
+    largest = max(track.exchange.nbytes for track in loop._tracks)
+    assert loop.stats.peak_sent_bytes_per_step == largest
+
+
 def test_an_exchange_is_sent_after_its_step_and_applied_tau_steps_later() -> None:
     method = exact(sync_every=10, fragments=tw.Strided(layers=2), overlap=tw.Delay(tau=7))
     team = Team(method, adamw, 2, model=Stack)
@@ -469,10 +478,12 @@ def resumed(method: tw.Method, states: list) -> Team:
 
 
 @pytest.mark.parametrize("fields", METHODS.values(), ids=METHODS.keys())
-@pytest.mark.parametrize("at", [5, 6, 7, 9, 13])
-def test_resuming_in_mid_flight_continues_bit_for_bit(fields, at: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "at"), [(2, 5), (2, 6), (2, 7), (2, 9), (2, 13), (1, 7), (1, 9)]
+)
+def test_resuming_in_mid_flight_continues_bit_for_bit(fields, workers: int, at: int) -> None:
     method = streaming(**fields)
-    through = Team(method, adamw, 2).train(at)
+    through = Team(method, adamw, workers).train(at)
     states = saved(through)
     through.train(20 - at, first=at)
     again = resumed(method, states).train(20 - at, first=at)
@@ -485,6 +496,24 @@ def test_resuming_in_mid_flight_continues_bit_for_bit(fields, at: int) -> None:
         same_bits([*a.parameters()], [*b.parameters()])
         for a, b in zip(through.models, again.models, strict=True)
     )
+
+
+def flush(team: Team) -> None:
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=4), tw.Eager()])
+def test_flushing_right_after_resuming_sends_what_was_trained_since_the_last_send(overlap) -> None:
+    method = streaming(overlap=overlap)
+    through = Team(method, adamw, 2).train(8)
+    again = resumed(method, saved(through))
+    for team in (through, again):
+        flush(team)
+    assert through.loops[0].digest() == again.loops[0].digest()
+    assert through.loops[0].stats.sent_bytes == again.loops[0].stats.sent_bytes
 
 
 def zero_tensors(state) -> None:
@@ -666,6 +695,37 @@ def test_what_eager_updates_sent_is_counted_and_rests_where_outer_state_does() -
         assert ledger.device_bytes + ledger.host_bytes == 5 * n
 
 
+@pytest.mark.parametrize("overlap", [tw.Delay(tau=2, mixing=0.5), tw.Eager()])
+def test_also_of_fragments_that_are_due_together_only_one_is_on_the_device(overlap) -> None:
+    """At every second step two are sent, and what was sent two steps before comes back."""
+    together = tw.Strided(layers=1, offsets=tw.At(steps=(0, 0, 2, 2)))
+    method = streaming(fragments=together, sync_every=4, overlap=overlap)
+    loop = train_stack(method, 30, outer_device="cpu").loops[0]
+    assert loop.stats.peak_outer_device_bytes == 2 * loop.memory()["anchor"] / 4
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=2), tw.Eager()])
+def test_weights_of_16_bits_that_rest_move_no_anchor(overlap) -> None:
+    """The anchor has bits that live weights have not: their loss is no movement."""
+    method = exact(outer=PLAIN, overlap=overlap)
+    team = Team(method, sgd, 2, model=lambda: build_model().bfloat16()).train(14)
+    for optimizer in team.optimizers:
+        optimizer.param_groups[0]["lr"] = 0.0
+    team.train(18, first=14)
+    at_rest = team.loops[0].digest()
+    assert any(bool((p != p.bfloat16().float()).any()) for p in team.anchor())
+    assert team.train(12, first=32).loops[0].digest() == at_rest
+
+
+def test_mixing_is_done_in_32_bits_whatever_the_live_weights() -> None:
+    model = Scalar().bfloat16()
+    with torch.no_grad():
+        model.w.fill_(1 + 2**-7)
+    # Half of 2^-9 and 2^-7 is nearer to 2^-7; with the first rounded to 0 it is a tie.
+    Replica(model, []).mix(["w"], torch.tensor([1 + 2**-9]), 0.5)
+    assert float(model.w.detach()) == 1 + 2**-7
+
+
 def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
     team = Team(streaming(), adamw, 2, model=lambda: build_model().bfloat16(), outer_device="cpu")
     team.train(14)
@@ -767,10 +827,12 @@ def test_a_worker_that_lags_by_a_fragment_is_named_and_not_mixed_in() -> None:
     assert team.loops[0].digest() == before
 
 
-def test_beginning_again_before_finishing_is_refused() -> None:
-    team = Team(exact(overlap=tw.Delay(tau=5), fragments=tw.Whole()), adamw, 1).train(6)
+@pytest.mark.parametrize(("overlap", "begins"), [(tw.Delay(tau=5), 6), (tw.Eager(), 12)])
+def test_beginning_again_before_finishing_is_refused(overlap, begins: int) -> None:
+    team = Team(exact(overlap=overlap, fragments=tw.Whole()), adamw, 1).train(6)
+    run(team.loops[0].begin, times=begins - 1)
     with pytest.raises(tw.ConfigurationError, match="begun and not finished"):
-        run(team.loops[0].begin, times=6)
+        team.loops[0].begin()
 
 
 def test_workers_with_other_fragments_are_refused() -> None:
