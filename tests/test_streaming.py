@@ -674,6 +674,20 @@ def test_evaluating_with_state_in_the_hosts_memory() -> None:
     assert largest_difference(live, team.anchor()) > 0
 
 
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=3), tw.Eager()])
+@pytest.mark.parametrize("steps", [15, 16, 17, 18])
+def test_nor_when_all_are_flushed_and_nothing_once_it_is_closed(overlap, steps: int) -> None:
+    method = streaming(
+        fragments=tw.Strided(layers=1), sync_every=8, feedback=FEEDBACK, overlap=overlap
+    )
+    team = train_stack(method, steps, outer_device="cpu")
+    before = team.loops[0].stats.peak_outer_device_bytes
+    flush(team)
+    assert team.loops[0].stats.peak_outer_device_bytes == before
+    team.loops[0].close()
+    assert team.loops[0]._ledger.device_bytes == 0
+
+
 def test_what_eager_updates_sent_is_counted_and_rests_where_outer_state_does() -> None:
     """Two vectors with momentum, and one more for what is on its way; two while one comes back."""
     method = streaming(fragments=tw.Strided(layers=1), sync_every=8, overlap=tw.Eager())

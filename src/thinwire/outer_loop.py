@@ -71,12 +71,12 @@ class OuterLoop:
         self._replica = Replica(model, optimizers)
         self._transport = Metered(Distributed() if transport is None else transport)
         self._ledger = Ledger()
-        storage = choose_storage(outer_device, self._replica.device, self._ledger)
+        self._storage = choose_storage(outer_device, self._replica.device, self._ledger)
         self._step = self._rounds = self._peak_sent_bytes = 0
         self._left_out: dict[int, int] = {}
         self._hook: torch.utils.hooks.RemovableHandle | None = None
         self._busy = self._closed = False
-        assembly = Assembly(method, self._replica, self._transport, storage)
+        assembly = Assembly(method, self._replica, self._transport, self._storage)
         self._tracks = assembly.tracks()
         self._description = assembly.describe(self._tracks)
         try:
@@ -116,6 +116,8 @@ class OuterLoop:
 
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was last sent, and call everything in."""
+        # Another fragment than the one that the next step would have needed may come first.
+        self._storage.put_away()
         tracks = [t for t in self._tracks if t.sent_at_step < self._step]
         # An anchor that is about to move is none to take a pseudo-gradient from.
         crowded = [t for t in tracks if len(t.flights) >= self.method.overlap.at_once]
@@ -369,6 +371,7 @@ class OuterLoop:
     def close(self) -> None:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
         self._closed = True
+        self._storage.put_away()
         for track in self._tracks:
             track.outer.close()
 

@@ -91,6 +91,10 @@ class Storage(ABC):
     def zeros(self, numel: int) -> Kept:
         """Keep `numel` zeros of fp32."""
 
+    def put_away(self) -> None:
+        """Let go of what was prefetched and not fetched: by default nothing."""
+        return
+
 
 @final
 class _KeptOnDevice(Kept):
@@ -151,8 +155,11 @@ class _KeptOnHost(Kept):
         self._arrived: torch.Event | None = None
 
     def prefetch(self) -> None:
-        if self._here is not None:
-            return
+        if self._here is None:
+            self._bring()
+            self._storage.prefetched.add(self)
+
+    def _bring(self) -> None:
         self._storage.ledger.add(device_bytes=self._host.nbytes)
         stream = self._storage.stream
         if stream is None:
@@ -163,7 +170,9 @@ class _KeptOnHost(Kept):
             self._arrived = stream.record_event()
 
     def fetch(self) -> Tensor:
-        self.prefetch()
+        if self._here is None:
+            self._bring()
+        self._storage.prefetched.discard(self)
         assert self._here is not None
         if self._arrived is not None:
             training = torch.cuda.current_stream(self._device)
@@ -181,6 +190,7 @@ class _KeptOnHost(Kept):
         if self._here is not None:
             self._storage.ledger.add(device_bytes=-self._host.nbytes)
         self._here = self._arrived = None
+        self._storage.prefetched.discard(self)
 
     def resting(self) -> Tensor:
         return self._host
@@ -206,6 +216,7 @@ class OnHost(Storage):
     def __init__(self, device: torch.device, ledger: Ledger) -> None:
         super().__init__(device, ledger)
         self._stream: torch.cuda.Stream | None = None
+        self.prefetched: set[Kept] = set()
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -221,6 +232,11 @@ class OnHost(Storage):
     def zeros(self, numel: int) -> Kept:
         """Made in the host's memory."""
         return self.keep(torch.zeros(numel))
+
+    def put_away(self) -> None:
+        """Release it all."""
+        for kept in tuple(self.prefetched):
+            kept.release()
 
 
 def choose_storage(

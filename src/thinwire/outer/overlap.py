@@ -124,14 +124,7 @@ class Delay(Overlap):
     mixing: float = 0.0
 
     def __post_init__(self) -> None:
-        tau: object = self.tau
-        # A checkpoint holds whole steps: half a step would be another one after resuming.
-        if not isinstance(tau, int) or isinstance(tau, bool):
-            raise ConfigurationError(
-                f"apply an answer tau={tau!r} steps late",
-                because="inner steps are counted 0, 1, 2, ...",
-                do="pass a whole number of inner steps",
-            )
+        _check_whole(self.tau)
         if self.tau < 0 or not 0.0 <= self.mixing <= 1.0:
             raise ConfigurationError(
                 f"overlap with tau={self.tau} and mixing={self.mixing}",
@@ -161,6 +154,16 @@ class Delay(Overlap):
     def join(self, make: MakeVector, seat: Seat) -> OuterState:
         """One vector, the anchor."""
         return _Delayed(self, make, seat)
+
+
+def _check_whole(tau: object) -> None:
+    # A checkpoint holds whole steps: half a step would be another one after resuming.
+    if not isinstance(tau, int) or isinstance(tau, bool):
+        raise ConfigurationError(
+            f"apply an answer tau={tau!r} steps late",
+            because="inner steps are counted 0, 1, 2, ...",
+            do="pass a whole number of inner steps",
+        )
 
 
 @final
