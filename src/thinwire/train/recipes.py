@@ -58,13 +58,13 @@ def _laptop_method(method: str) -> Method:
         "streaming_diloco": {
             "inner": adamw,
             "sync_every": 10,
-            "outer": outer.SGD(lr=1.0),
+            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
             "layers": 1,
         },
         "streaming_muloco": {
             "inner": muon,
             "sync_every": 10,
-            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
+            "outer": outer.SGD(lr=1.0, momentum=0.7, nesterov=True),
             "layers": 1,
         },
         "sparseloco": {"inner": dataclasses.replace(adamw, lr=1.6e-2), "sync_every": 10},
