@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import thinwire
-from thinwire import presets
 from thinwire.codecs import E3M0, CastBF16, Codec
 from thinwire.method import Method
 from thinwire.train.config import Machine, Periods, TrainConfig
@@ -33,7 +32,7 @@ from thinwire.train.recipes import laptop
 from thinwire.train.run_folder import RunFolder
 
 HERE = Path(__file__).resolve()
-RATES_MBIT, DELAY_MS, WORKERS, STEPS = (14.0, 10.0), 20.0, 2, 200
+RATES_MBIT, DELAY_MS, WORKERS, STEPS = (20.0, 14.0, 10.0), 20.0, 2, 400
 # Room for a payload: where TCP overruns the queue, an exchange now and then takes twice as long.
 QUEUE_S = 1.0
 # Streaming: after TAU steps the mean is mixed in, ALPHA of it being the worker's own weights.
@@ -45,15 +44,9 @@ def diloco() -> Method:
 
 
 def streaming(codec: Codec) -> Method:
-    """Streaming DiLoCo with what the laptop recipe found for DiLoCo."""
-    tuned = laptop("diloco").method
-    return presets.streaming_diloco(
-        inner=tuned.inner,
-        outer=tuned.outer,
-        sync_every=tuned.sync_every,
-        codec=codec,
-        overlap=thinwire.Delay(tau=TAU, mixing=ALPHA),
-    )
+    """The laptop recipe's, a layer at a time."""
+    late = thinwire.Delay(tau=TAU, mixing=ALPHA)
+    return dataclasses.replace(laptop("streaming_diloco").method, codec=codec, overlap=late)
 
 
 METHODS: Mapping[str, Callable[[], Method]] = {
