@@ -321,6 +321,11 @@ class TestOffsets:
         with pytest.raises(ConfigurationError, match=r"fragment 0 at an offset of 10 .* 0 to 9"):
             tw.At(steps=(10, 0)).of(2, sync_every=10)
 
+    @pytest.mark.parametrize("steps", [5, [0, 1], None])
+    def test_offsets_come_as_a_tuple(self, steps):
+        with pytest.raises(ConfigurationError, match="one for each fragment"):
+            tw.At(steps=steps)
+
     @pytest.mark.parametrize("step", [-1, 1.5, "2"])
     def test_offsets_are_whole_numbers(self, step):
         with pytest.raises(ConfigurationError, match="counted 0, 1, 2"):

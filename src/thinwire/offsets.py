@@ -74,6 +74,7 @@ class At(Offsets):
     steps: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        _check_tuple(self.steps)
         for step in self.steps:
             _check_whole(step)
 
@@ -93,6 +94,15 @@ class At(Offsets):
                     do=f"pass an offset from 0 to {sync_every - 1}",
                 )
         return tuple((step, step or sync_every) for step in self.steps)
+
+
+def _check_tuple(steps: object) -> None:
+    if not isinstance(steps, tuple):
+        raise ConfigurationError(
+            f"use the offsets {steps!r}",
+            because="there is one for each fragment",
+            do="pass a tuple of them, such as (0, 3, 7)",
+        )
 
 
 def _check_whole(step: object) -> None:

@@ -276,7 +276,8 @@ class OuterLoop:
     def state_dict(self) -> dict[str, Any]:
         """Everything to resume bit for bit besides model and optimizer: plain tensors and numbers.
 
-        What is in flight is saved as it was sent; resuming sends it again.
+        What is in flight is saved as it was sent; resuming sends it again. The tensors share memory
+        with the loop: copy or save them before the next step.
 
         Raises:
             CheckpointError: between `begin()` and `finish()`.

@@ -251,7 +251,9 @@ def choose_storage(
         return OnDevice(device, ledger)
     if torch.device(rest).type == "cpu":
         return OnHost(device, ledger)
-    if torch.device(rest) == device:
+    wanted = torch.device(rest)
+    # "cuda" is the worker's device, whichever of them that is.
+    if wanted.type == device.type and wanted.index in (None, device.index):
         return OnDevice(device, ledger)
     raise ConfigurationError(
         f"keep outer state on {str(rest)!r}",

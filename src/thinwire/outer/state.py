@@ -55,7 +55,7 @@ class OuterState(ABC):
 
     @abstractmethod
     def flat_anchor(self) -> Tensor:
-        """The outer parameters as one fp32 vector [numel], to be read only, before `collect`."""
+        """The outer parameters as one fp32 vector [numel], to be read only."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
