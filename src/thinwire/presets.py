@@ -5,7 +5,6 @@ Every field of `Method` can be given as a keyword and then replaces the paper's 
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from fractions import Fraction
 from inspect import signature
 from typing import Any, TypedDict, Unpack
 
@@ -331,6 +330,9 @@ _NUMBERS = ("sync_every",)
 
 
 def _argument(name: str, argument: str) -> tuple[str, int | float]:
+    # Slow to import (decimal comes with it), and needed on a command line only.
+    from fractions import Fraction
+
     field, _, number = argument.partition("=")
     try:
         value = Fraction(number)
