@@ -304,7 +304,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     ]
 
 
-@pytest.mark.parametrize("method", ["diloco", "streaming_muloco:tau=3"])
+@pytest.mark.parametrize("method", ["diloco", "streaming_diloco:tau=3"])
 def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:
     config = tiny(method, steps=120, global_batch=8)
     undisturbed = train(config, tmp_path / "undisturbed")
