@@ -41,6 +41,8 @@ class Assembly:
         check_placements(replica.parameters)
         self._method, self._replica = method, replica
         self._transport, self._storage = transport, storage
+        self._shapes = replica.shapes()
+        self._roles = {n: role.value for n, role in parameter_roles(replica.model).items()}
 
     def tracks(self) -> list[Track]:
         """One for each fragment of the method, in its order."""
@@ -71,7 +73,7 @@ class Assembly:
         index = 0
         for fragment in planned:
             for names in by_holders(fragment.names, self._replica.parameters):
-                ordered = wire_order({name: self._replica.shapes()[name] for name in names})
+                ordered = wire_order({name: self._shapes[name] for name in names})
                 yield replace(fragment, index=index, names=ordered)
                 index += 1
 
@@ -90,13 +92,12 @@ class Assembly:
         return Track(fragment, wiring.layout, outer, method.exchange.bind(wiring), slots=slots)
 
     def _wiring(self, fragment: Fragment) -> Wiring:
-        shapes = self._replica.shapes()
-        roles = {name: role.value for name, role in parameter_roles(self._replica.model).items()}
+        shapes = {name: self._shapes[name] for name in fragment.names}
         return Wiring(
             codec=self._method.codec,
             feedback=self._method.feedback,
             aggregate=self._method.aggregate,
-            layout=Layout.of({name: shapes[name] for name in fragment.names}, roles),
+            layout=Layout.of(shapes, self._roles),
             fragment=fragment.index,
             transport=self._transport,
             storage=self._storage,

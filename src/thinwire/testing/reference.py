@@ -89,10 +89,7 @@ def reference_diloco(
     theta = [p.detach().clone() for p in replicas[0].parameters()]
     momentum = [torch.zeros_like(p) for p in theta]
     for step in range(steps):
-        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-            loss(replica, step, worker).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        _inner_step(replicas, optimizers, loss, step)
         if (step + 1) % sync_every == 0:
             for i, mean in enumerate(_mean_displacement(theta, replicas)):
                 momentum[i] = mu * momentum[i] + mean
@@ -136,10 +133,7 @@ def reference_sparseloco(
     theta = _flat(replicas[0])
     residuals = [torch.zeros_like(theta) for _ in replicas]
     for step in range(steps):
-        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-            loss(replica, step, worker).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        _inner_step(replicas, optimizers, loss, step)
         if (step + 1) % sync_every == 0:
             sent: list[Tensor] = []
             for worker, replica in enumerate(replicas):
@@ -149,6 +143,18 @@ def reference_sparseloco(
             theta = theta - torch.stack(sent).mean(0)
             _restart(_like(theta, replicas[0]), replicas)
     return [theta]
+
+
+def _inner_step(
+    replicas: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss: Loss,
+    step: int,
+) -> None:
+    for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+        loss(replica, step, worker).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _flat(model: nn.Module) -> Tensor:
@@ -217,10 +223,7 @@ def reference_streaming(
     theta = [p.detach().clone() for p in live[0]]
     travelling: dict[int, Tensor] = {}
     for t in range(1, steps + 1):
-        for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-            loss(replica, t - 1, worker).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        _inner_step(replicas, optimizers, loss, t - 1)
         with torch.no_grad():
             for offset, members in fragments:
                 if t >= h and (t - offset) % h == 0:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import CheckpointError
 from thinwire.replica import local_shard
+from thinwire.sharding import sharded_like
 
 __all__ = ["load_model", "load_optimizer", "plain"]
 
@@ -51,20 +52,12 @@ def _like(tensor: Tensor, saved: Any) -> Any:
     """A shard as a DTensor that is sharded as `tensor` is; anything else as it is."""
     if not isinstance(saved, Mapping):
         return saved
-    from torch.distributed.tensor import DTensor
-
     shard: Tensor = saved["shard"]
-    if not isinstance(tensor, DTensor) or tensor.to_local().shape != shard.shape:
+    if not hasattr(tensor, "to_local") or local_shard(tensor).shape != shard.shape:
         raise CheckpointError(
             "load the state of a sharded worker",
             because=f"a shard of it has shape {list(shard.shape)} and here it is "
             f"{list(local_shard(tensor).shape)}",
             do="resume with the --worker-size and the model that wrote it",
         )
-    return DTensor.from_local(
-        shard.to(tensor.device),
-        tensor.device_mesh,
-        tensor.placements,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    return sharded_like(tensor, shard)
