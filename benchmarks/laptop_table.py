@@ -4,21 +4,18 @@ python benchmarks/laptop_table.py OUT       resumable; about 40 s a run on two c
 """
 
 import dataclasses
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from setting import setting
+from setting import write_runs
 
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume
 
 SEEDS = (0, 1, 2)
-# Not needed to tell one run from another, and different at every repetition.
-TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
 
 def arms() -> dict[str, TrainConfig]:
@@ -51,22 +48,16 @@ def main() -> None:
 
 def write(runs: dict[str, list[dict[str, Any]]]) -> None:
     base = [run["val_loss"] for run in runs["diloco"]]
-    result = {
-        "what": "validation loss in nats per byte, laptop recipe, K=4, H=10, 400 steps",
-        "command": "python benchmarks/laptop_table.py OUT",
-        **setting(),
-        "seeds": SEEDS,
-        "minus_diloco_paired": {
+    write_runs(
+        __file__,
+        "validation loss in nats per byte, laptop recipe, K=4, H=10, 400 steps",
+        runs,
+        seeds=SEEDS,
+        minus_diloco_paired={
             name: [run["val_loss"] - b for run, b in zip(same, base, strict=True)]
             for name, same in runs.items()
         },
-        "runs": {
-            name: [{k: v for k, v in run.items() if k not in TIMES} for run in same]
-            for name, same in runs.items()
-        },
-    }
-    path = Path(__file__).parent / "results" / "laptop-table.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""On what a result was measured: part of every result, so that it can be doubted."""
+"""On what a result was measured, and how runs become one: so that a result can be doubted."""
 
 import importlib.metadata
+import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+# Not needed to tell one run from another, and different at every repetition.
+_TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
 
 def setting() -> dict[str, Any]:
@@ -15,3 +21,22 @@ def setting() -> dict[str, Any]:
         "torch": importlib.metadata.version("torch"),
         "transformers": importlib.metadata.version("transformers"),
     }
+
+
+def write_runs(
+    script: str, what: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], **findings: Any
+) -> None:
+    """Write results/NAME.json of `script`, a file of this folder: what was found in which runs."""
+    path = Path(script)
+    result = {
+        "what": what,
+        "command": f"python benchmarks/{path.name} OUT",
+        **setting(),
+        **findings,
+        "runs": {
+            name: [{k: v for k, v in run.items() if k not in _TIMES} for run in same]
+            for name, same in runs.items()
+        },
+    }
+    out = path.parent / "results" / f"{path.stem.replace('_', '-')}.json"
+    out.write_text(json.dumps(result, indent=2) + "\n")

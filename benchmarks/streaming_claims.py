@@ -7,14 +7,13 @@ optimizer that was tuned for what does not; its outer one was the best of four (
 """
 
 import dataclasses
-import json
 import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from setting import setting
+from setting import write_runs
 
 import thinwire as tw
 from thinwire.train.recipes import laptop
@@ -23,7 +22,6 @@ from thinwire.train.trainer import resume
 SEEDS = (0, 1, 2)
 STEPS = 400
 PRECISE = tw.codecs.Identity()
-TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
 
 def arms() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -84,20 +82,14 @@ def write(runs: dict[str, list[dict[str, Any]]]) -> None:
         }
         for name, same in runs.items()
     }
-    result = {
-        "what": f"validation loss in nats per byte, laptop model, K=4, H=10, {STEPS} steps; "
+    write_runs(
+        __file__,
+        f"validation loss in nats per byte, laptop model, K=4, H=10, {STEPS} steps; "
         "a fragment for each of 4 layers and one for the rest unless said",
-        "command": "python benchmarks/streaming_claims.py OUT",
-        **setting(),
-        "seeds": SEEDS,
-        "rows": rows,
-        "runs": {
-            name: [{k: v for k, v in run.items() if k not in TIMES} for run in same]
-            for name, same in runs.items()
-        },
-    }
-    path = Path(__file__).parent / "results" / "streaming-claims.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+        runs,
+        seeds=SEEDS,
+        rows=rows,
+    )
 
 
 def over(losses: list[float], base: list[float]) -> list[float]:

@@ -9,14 +9,13 @@ nothing have one seed.
 """
 
 import dataclasses
-import json
 import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from setting import setting
+from setting import write_runs
 
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
@@ -25,8 +24,6 @@ from thinwire.train.trainer import resume
 
 SEEDS = (0, 1, 2)
 STEPS, WARMUP_STEPS = 1600, 40
-# Not needed to tell one run from another, and different at every repetition.
-TIMES = ("wall_s", "tokens_per_s", "wait_s", "versions")
 
 
 def arm(text: str, **inner: float) -> TrainConfig:
@@ -97,20 +94,14 @@ def write(runs: dict[str, list[dict[str, Any]]]) -> None:
         }
         for name, same in runs.items()
     }
-    result = {
-        "what": f"validation loss in nats per byte, laptop model, K=4, H=10 unless said, {STEPS} "
+    write_runs(
+        __file__,
+        f"validation loss in nats per byte, laptop model, K=4, H=10 unless said, {STEPS} "
         f"steps, warm-up {WARMUP_STEPS}",
-        "command": "python benchmarks/wire_claims.py OUT",
-        **setting(),
-        "seeds": SEEDS,
-        "rows": rows,
-        "runs": {
-            name: [{k: v for k, v in run.items() if k not in TIMES} for run in same]
-            for name, same in runs.items()
-        },
-    }
-    path = Path(__file__).parent / "results" / "wire-claims.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+        runs,
+        seeds=SEEDS,
+        rows=rows,
+    )
 
 
 def stderr(losses: list[float]) -> float | None:
