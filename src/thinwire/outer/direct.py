@@ -176,7 +176,8 @@ def _claim(optimizer: torch.optim.Optimizer, state: _DirectState) -> None:
     if owner is not None and owner.replica is state.replica:
         raise ConfigurationError(
             "average gradients fragment by fragment",
-            because="the optimizer's step takes those of all parameters at once",
+            because="the optimizer's step takes those of all parameters at once, and fragments are "
+            "asked for, or the ranks of a worker share only some of its parameters",
             do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
         )
     if owner is not None:
