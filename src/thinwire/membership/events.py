@@ -1,0 +1,115 @@
+"""What happened to a worker's membership: a log that is kept, shown and written down."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, final
+
+__all__ = ["Event", "EventLog", "Kind"]
+
+Kind: TypeAlias = Literal[
+    "joined",  # this worker came in
+    "arrived",  # another one did
+    "left",  # another one is gone
+    "late",  # this worker was not waited for
+    "healed",  # this worker took over the others' state
+    "helped",  # another one took over this worker's
+    "committed",  # a round counts
+    "discarded",  # a round counts on nobody
+    "left out",  # somebody's contribution was not used
+    "refused",  # somebody may not take part
+    "lighthouse",  # it was lost, or found again
+]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Args:
+        kind: what.
+        at_s: when, seconds since 1970.
+        round: outer steps taken by then.
+        who: the workers concerned, by identity.
+        why: for people.
+        lost_s: seconds that this worker stood still for it.
+    """
+
+    kind: Kind
+    at_s: float
+    round: int
+    who: tuple[str, ...] = ()
+    why: str = ""
+    lost_s: float = 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """As a JSON-able record."""
+        return {**asdict(self), "who": list(self.who)}
+
+    def __str__(self) -> str:
+        lost = f" ({self.lost_s:.1f} s lost)" if self.lost_s >= 0.05 else ""
+        who = " ".join(self.who)
+        return (
+            " ".join(part for part in (f"round {self.round}: {self.kind}", who, self.why) if part)
+            + lost
+        )
+
+
+@final
+class EventLog:
+    """Events in their order; safe from any thread.
+
+    `committed` events are only counted, the others are kept: a long run has many rounds.
+
+    >>> log = EventLog()
+    >>> log.note("left", round=3, who=("b",), why="no heartbeat for 5 s", lost_s=5.2)
+    >>> [str(event) for event in log.events]
+    ['round 3: left b no heartbeat for 5 s (5.2 s lost)']
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._counts: dict[str, int] = {}
+        self._lost_s = 0.0
+        self._listeners: list[Callable[[Event], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def events(self) -> list[Event]:
+        """All that were kept."""
+        with self._lock:
+            return list(self._events)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with every event from now on, in the thread where it happens."""
+        self._listeners.append(listener)
+
+    def note(
+        self,
+        kind: Kind,
+        *,
+        round: int,
+        who: tuple[str, ...] = (),
+        why: str = "",
+        lost_s: float = 0.0,
+    ) -> None:
+        """Add an event."""
+        event = Event(kind=kind, at_s=time.time(), round=round, who=who, why=why, lost_s=lost_s)
+        with self._lock:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._lost_s += lost_s
+            if kind != "committed":
+                self._events.append(event)
+        for listener in self._listeners:
+            listener(event)
+
+    def summary(self) -> Mapping[str, Any]:
+        """Counts by kind, seconds lost in all, and the events, JSON-able."""
+        with self._lock:
+            return {
+                "counts": dict(self._counts),
+                "lost_s": self._lost_s,
+                "events": [event.describe() for event in self._events],
+            }

@@ -1,0 +1,79 @@
+"""The shared secret of a run, and signatures made with it."""
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+from typing import final
+
+from thinwire.errors import ConfigurationError
+
+__all__ = ["TOKEN_VARIABLE", "Token", "find_token"]
+
+TOKEN_VARIABLE = "THINWIRE_TOKEN"
+_SHORTEST = 16
+
+
+@final
+class Token:
+    """A secret that all workers of a run and their lighthouse share; it never travels.
+
+    Args:
+        secret: 16 characters or more.
+
+    Raises:
+        ConfigurationError: it is shorter.
+
+    >>> token = Token("a secret of many characters")
+    >>> token.signed(token.sign("GET", b"/peers"), "GET", b"/peers")
+    True
+    >>> token.signed(token.sign("GET", b"/peers"), "GET", b"/state")
+    False
+    """
+
+    def __init__(self, secret: str) -> None:
+        if len(secret) < _SHORTEST:
+            raise ConfigurationError(
+                "use this token",
+                because=f"it has {len(secret)} characters and can be guessed",
+                do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
+            )
+        self._key = hashlib.sha256(b"thinwire token" + secret.encode()).digest()
+
+    def __repr__(self) -> str:
+        return "Token(...)"
+
+    def sign(self, *parts: str | bytes) -> str:
+        """HMAC-SHA-256 of `parts`, which it keeps apart, as hexadecimal text."""
+        total = hmac.new(self._key, digestmod=hashlib.sha256)
+        for part in parts:
+            raw = part.encode() if isinstance(part, str) else part
+            total.update(len(raw).to_bytes(8, "little") + raw)
+        return total.hexdigest()
+
+    def signed(self, signature: str, *parts: str | bytes) -> bool:
+        """Whether `signature` is that of `parts`, in a time that tells nothing."""
+        return hmac.compare_digest(signature.encode(), self.sign(*parts).encode())
+
+
+def find_token(file: Path | None = None) -> Token:
+    """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
+
+    Raises:
+        ConfigurationError: there is none, or the file cannot be read.
+    """
+    if file is not None:
+        try:
+            return Token(file.read_text().strip())
+        except OSError as error:
+            raise ConfigurationError(
+                f"read a token from {file}", because=str(error), do="pass the file that holds it"
+            ) from error
+    secret = os.environ.get(TOKEN_VARIABLE, "")
+    if not secret:
+        raise ConfigurationError(
+            "take part in an elastic run",
+            because="whoever joins must show that it belongs to it, and there is no token",
+            do=f"set {TOKEN_VARIABLE} to what thinwire lighthouse printed, or pass --token-file",
+        )
+    return Token(secret)
