@@ -1,0 +1,92 @@
+"""What membership sees of a worker: where it stands, and the state that all workers share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self, final
+
+from torch import Tensor
+
+__all__ = ["Position", "Record", "Snapshot", "Ward"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where a worker stands.
+
+    Args:
+        version: outer steps that its shared state has taken, each fragment's counted.
+        step: inner steps of the schedule.
+        digest: of the outer parameters, hexadecimal; equal versions have equal digests.
+
+    >>> Position.read(Position(version=1, step=10, digest="ab").describe()).step
+    10
+    """
+
+    version: int
+    step: int
+    digest: str
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Self:
+        """From what `describe` returned, perhaps elsewhere."""
+        return cls(version=int(data["version"]), step=int(data["step"]), digest=str(data["digest"]))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """The state that all workers share at one version: outer parameters, outer optimizer, schedule.
+
+    Args:
+        facts: numbers and texts, JSON-able; has `version`.
+        tensors: copies, on the CPU.
+    """
+
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a round left: enough to take its outer step again, elsewhere.
+
+    Args:
+        version: of the shared state after it.
+        facts: which fragment and round, and whose messages, JSON-able.
+        messages: uint8 [n] each, as they were exchanged.
+    """
+
+    version: int
+    facts: Mapping[str, Any]
+    messages: Sequence[Tensor]
+
+
+class Ward(ABC):
+    """A worker's state as far as others share it."""
+
+    @abstractmethod
+    def position(self) -> Position:
+        """Where this worker stands; safe from any thread."""
+
+    @abstractmethod
+    def capture(self) -> Snapshot:
+        """A copy of the shared state between two rounds; safe from any thread."""
+
+    @abstractmethod
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Take over a shared state; feedback stays this worker's own.
+
+        Raises:
+            MismatchError: it is of another model or method.
+        """
+
+    @abstractmethod
+    def replay(self, record: Record) -> None:
+        """Take the outer step of a round that this worker missed."""
