@@ -178,7 +178,7 @@ def codecs() -> None:
         for codec in (tw.codecs.TopK(k=256), tw.codecs.Quantise(bits=2), tw.codecs.E3M0()):
             method = streaming(inner, codec=codec, feedback=keep)
             group = Group(method, fsdp(both["shard"]), both)
-            books = [Book(track) for track in group.outer._tracks]
+            books = [Book(track) for track in group.outer._course.tracks]
 
             def check(group=group, books=books) -> None:
                 assert same_on(both.get_group("worker"), group.outer.digest())
@@ -254,7 +254,7 @@ def hybrid() -> None:
         assert same_bits(group.full(), twin(method, STEPS).anchor())
         assert same_on(dist.group.WORLD, group.outer.digest())
         # One sharding, so no fragment is cut in two.
-        assert len(group.outer._tracks) == 3
+        assert len(group.outer._course.tracks) == 3
 
 
 def host_memory() -> None:

@@ -19,7 +19,15 @@ from thinwire.exchange import Wiring
 from thinwire.layout import Layout
 from thinwire.message import HEADER_NBYTES, Header, Kind, seal
 from thinwire.storage import Ledger, OnDevice
-from thinwire.transport import Label, Pending, Reduce, Transport, in_process
+from thinwire.transport import (
+    Inspect,
+    Label,
+    Pending,
+    Reduce,
+    Transport,
+    accept_all,
+    in_process,
+)
 from toy import Team, adamw, build_model, same_bits
 
 FEEDBACK = tw.ErrorFeedback()
@@ -243,6 +251,8 @@ def wiring(codec: codecs.Codec, workers: int) -> Wiring:
         layout=Layout.of({"weight": (1024, 64)}),
         fragment=0,
         transport=in_process(workers)[0],
+        workers=workers,
+        rank=0,
         storage=OnDevice(torch.device("cpu"), Ledger()),
     )
 
@@ -292,10 +302,16 @@ class Tampering(Transport):
     def introduce(self, card: bytes) -> dict[int, bytes]:
         return self.inner.introduce(card)
 
-    def start(self, payload: Tensor, label: Label) -> Pending:
-        return self._tampered(self.inner.start(self.sending(payload), label))
+    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
+        return self._tampered(self.inner.start(self.sending(payload), label, inspect))
 
-    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+    def start_reduce(
+        self,
+        payloads: Sequence[Tensor],
+        reduce: Reduce,
+        label: Label,
+        inspect: Inspect = accept_all,
+    ) -> Pending:
         sent = [self.sending(payload) for payload in payloads]
         pending = self.inner.start_reduce(sent, lambda p: reduce(self.shards(list(p))), label)
         return self._tampered(pending)

@@ -261,10 +261,10 @@ class SlowTransport(Transport):
     def introduce(self, card: bytes) -> dict[int, bytes]:
         return {0: card}
 
-    def start(self, payload, label):
+    def start(self, payload, label, inspect=None):
         return Slow(self.clock, self.travel_s)
 
-    def start_reduce(self, payloads, reduce, label):
+    def start_reduce(self, payloads, reduce, label, inspect=None):
         return Slow(self.clock, self.travel_s)
 
 

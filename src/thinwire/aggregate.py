@@ -1,7 +1,8 @@
 """Aggregation: one pseudo-gradient from those of all workers."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from thinwire.codecs import Coder
 from thinwire.errors import NonFiniteError
+from thinwire.flaws import Fault, Flaw
 
 __all__ = [
     "Aggregate",
@@ -17,8 +19,10 @@ __all__ = [
     "MeanOverWorkers",
     "MedianNormClip",
     "Received",
-    "combine_finite",
+    "combine_sound",
 ]
+
+_FEWEST_FOR_A_MEDIAN = 3
 
 
 @final
@@ -150,26 +154,55 @@ class MedianNormClip(Aggregate):
         return norms
 
 
-def combine_finite(aggregate: Aggregate, received: Received) -> tuple[Tensor, tuple[int, ...]]:
-    """Combine what is finite; returns it and the workers that were left out.
+def combine_sound(
+    aggregate: Aggregate, received: Received, *, norm_limit: float = math.inf
+) -> tuple[Tensor, dict[int, Flaw]]:
+    """Combine what is finite and of a usual length; returns it and whom that leaves out, by place.
+
+    Args:
+        aggregate: the rule.
+        received: what the workers sent.
+        norm_limit: a contribution longer than this many times the median is left out, if there are
+            three or more; the median of an even number is the lower of the two in the middle.
 
     Raises:
         NonFiniteError: no worker's payload is finite.
     """
-    combined = aggregate.combine(received)
+    flaws = _outsized(received, norm_limit)
+    combined = aggregate.combine(_without(received, flaws))
     # One sum costs little, and a finite sum proves every term finite.
     if bool(torch.isfinite(combined.sum())) or bool(torch.isfinite(combined).all()):
-        return combined, ()
-    finite = [w for w in range(received.workers) if _is_finite(received.decode(w))]
-    left_out = tuple(w for w in range(received.workers) if w not in finite)
-    if not finite or not left_out:
+        return combined, flaws
+    sent = range(received.workers)
+    bad = [w for w in sent if w not in flaws and not _is_finite(received.decode(w))]
+    flaws |= {w: Flaw(fault=Fault.NOT_FINITE) for w in bad}
+    if not bad or len(flaws) == received.workers:
         raise NonFiniteError(
             "combine what the workers sent",
-            because="none of it is finite" if not finite else "finite terms have no finite sum",
+            because="finite terms have no finite sum" if not bad else "none of it is finite",
             do="resume from the last checkpoint with a lower inner learning rate",
         )
-    rest = Received(coder=received.coder, payloads=[received.payloads[w] for w in finite])
-    return aggregate.combine(rest), left_out
+    return aggregate.combine(_without(received, flaws)), flaws
+
+
+def _outsized(received: Received, limit: float) -> dict[int, Flaw]:
+    if limit == math.inf or received.workers < _FEWEST_FOR_A_MEDIAN:
+        return {}
+    vectors = (received.decode(w) for w in range(received.workers))
+    norms = [float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in vectors]
+    median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
+    return {
+        w: Flaw(fault=Fault.OUTSIZED, detail=f"{norm:.3g}, and the median is {median:.3g}")
+        for w, norm in enumerate(norms)
+        if math.isfinite(norm) and norm > limit * median
+    }
+
+
+def _without(received: Received, flaws: Mapping[int, Flaw]) -> Received:
+    if not flaws:
+        return received
+    kept = [p for w, p in enumerate(received.payloads) if w not in flaws]
+    return Received(coder=received.coder, payloads=kept)
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import final
 
 from thinwire.agreement import flatten_description
-from thinwire.exchange import Wiring
+from thinwire.exchange import ExchangeState, Wiring
 from thinwire.fragments import Fragment
 from thinwire.layers import parts_of
 from thinwire.layout import Layout, wire_order
 from thinwire.method import Method
 from thinwire.optim import parameter_roles
-from thinwire.outer import Seat
+from thinwire.outer import OuterState, Seat
 from thinwire.replica import Replica
 from thinwire.sharding import by_holders, check_placements, sharding_of
 from thinwire.storage import Storage
@@ -48,6 +48,27 @@ class Assembly:
         """One for each fragment of the method, in its order."""
         return [self._track(fragment) for fragment in self._plan()]
 
+    def states(self, fragment: Fragment) -> tuple[OuterState, ExchangeState]:
+        """Fresh states of `fragment` for the workers there are now."""
+        wiring = self.wiring(fragment, self._transport.world_size, self._transport.rank)
+        return self.outer_state(fragment), self._method.exchange.bind(wiring)
+
+    def outer_state(self, fragment: Fragment, workers: int | None = None) -> OuterState:
+        """A fresh outer state of `fragment`, by default for the workers there are now."""
+        workers = workers or self._transport.world_size
+        seat = Seat(
+            replica=self._replica,
+            names=fragment.names,
+            workers=workers,
+            storage=self._storage,
+            alone=workers == 1 and not self._transport.forgiving,
+        )
+        return self._method.outer.bind(seat, self._method.overlap)
+
+    def exchange_state(self, fragment: Fragment, workers: int, rank: int) -> ExchangeState:
+        """A fresh exchange of `fragment` for any number of workers, to read what they wrote."""
+        return self._method.exchange.bind(self.wiring(fragment, workers, rank))
+
     def describe(self, tracks: Sequence[Track]) -> dict[str, str]:
         """All that must be equal on all workers, and in a checkpoint, as one text per field."""
         parameters, segments = self._replica.parameters, [t.layout.segments for t in tracks]
@@ -55,7 +76,7 @@ class Assembly:
         return flatten_description(
             {
                 "method": self._method.describe(),
-                "workers": self._transport.world_size,
+                **({} if self._transport.forgiving else {"workers": self._transport.world_size}),
                 "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
                 # Equal shapes in another order would be averaged crosswise.
                 "wire order": [f"{s.name} ({s.role})" for track in segments for s in track],
@@ -79,26 +100,24 @@ class Assembly:
 
     def _track(self, fragment: Fragment) -> Track:
         method = self._method
-        wiring = self._wiring(fragment)
-        seat = Seat(
-            replica=self._replica,
-            names=fragment.names,
-            workers=self._transport.world_size,
-            storage=self._storage,
-        )
-        outer = method.outer.bind(seat, method.overlap)
+        outer, exchange = self.states(fragment)
         late = method.overlap.steps(sync_every=method.sync_every) > 0
         slots = method.overlap.at_once if late else 0
-        return Track(fragment, wiring.layout, outer, method.exchange.bind(wiring), slots=slots)
+        return Track(fragment, self._layout(fragment), outer, exchange, slots=slots)
 
-    def _wiring(self, fragment: Fragment) -> Wiring:
-        shapes = {name: self._shapes[name] for name in fragment.names}
+    def _layout(self, fragment: Fragment) -> Layout:
+        return Layout.of({name: self._shapes[name] for name in fragment.names}, self._roles)
+
+    def wiring(self, fragment: Fragment, workers: int, rank: int) -> Wiring:
+        """What an exchange of `fragment` among `workers` is made of."""
         return Wiring(
             codec=self._method.codec,
             feedback=self._method.feedback,
             aggregate=self._method.aggregate,
-            layout=Layout.of(shapes, self._roles),
+            layout=self._layout(fragment),
             fragment=fragment.index,
             transport=self._transport,
+            workers=workers,
+            rank=rank,
             storage=self._storage,
         )

@@ -11,6 +11,7 @@ __all__ = [
     "ExchangeTimeout",
     "MismatchError",
     "NonFiniteError",
+    "RoundDiscarded",
     "ThinwireError",
 ]
 
@@ -50,6 +51,10 @@ class ExchangeError(ThinwireError):
 
 class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in TimeoutError, the word says it
     """A peer stayed silent for longer than the transport waits."""
+
+
+class RoundDiscarded(ExchangeError):  # noqa: N818 - nothing is wrong that a worker could mend
+    """A round counts on no worker: somebody came, left or was lost in it. No work is lost."""
 
 
 class NonFiniteError(ThinwireError, ArithmeticError):

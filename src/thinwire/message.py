@@ -7,7 +7,7 @@ docs/wire-format.md is the specification.
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import final
 
 import torch
@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.errors import ExchangeError, MismatchError
+from thinwire.flaws import Fault, Flaw
 
-__all__ = ["HEADER_NBYTES", "Header", "Kind", "anchor_digest", "open_message", "seal"]
+__all__ = ["HEADER_NBYTES", "Header", "Kind", "anchor_digest", "examine", "open_message", "seal"]
 
 HEADER_NBYTES = 64
 _MAGIC, _VERSION = b"TWIR", 1
@@ -37,6 +38,8 @@ class Kind:
     """A worker's pseudo-gradient, one shard of it."""
     MEAN = 2
     """What a shard's owner made of all workers' shards."""
+    NOTHING = 3
+    """No pseudo-gradient: the sender has just come and did not take part; the body is zeros."""
 
 
 @final
@@ -152,6 +155,31 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
             do="resume all workers from one checkpoint; report it if nobody touched the weights",
         )
     return body
+
+
+def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Flaw | None:
+    """What keeps `message` from being used as `expected`; None if nothing does.
+
+    Where `open_message` raises, this returns. A newcomer's message is in order, and still not used.
+    """
+    try:
+        open_message(message, expected, body_nbytes=body_nbytes)
+    except MismatchError as error:
+        return Flaw(fault=Fault.DRIFTED, detail=error.because)
+    except ExchangeError as error:
+        nothing = replace(expected, kind=Kind.NOTHING)
+        if expected.kind != Kind.MEAN and _opens(message, nothing, body_nbytes):
+            return Flaw(fault=Fault.NOTHING)
+        return Flaw(fault=Fault.DAMAGED, detail=error.because)
+    return None
+
+
+def _opens(message: Tensor, expected: Header, body_nbytes: int) -> bool:
+    try:
+        open_message(message, expected, body_nbytes=body_nbytes)
+    except (ExchangeError, MismatchError):
+        return False
+    return True
 
 
 def _check_form(whose: str, head: bytes) -> None:

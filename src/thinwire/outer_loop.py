@@ -1,6 +1,5 @@
 """The one loop: what is due is sent, what has arrived is applied. It never asks for the method."""
 
-import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,21 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.agreement import check_cards, check_same, digest, make_card
-from thinwire.assembly import Assembly
+from thinwire.course import Course
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.message import anchor_digest
 from thinwire.method import Method
 from thinwire.replica import Replica, local_shard
 from thinwire.sharding import sharded_like
 from thinwire.stats import Stats
 from thinwire.storage import Ledger, choose_storage
-from thinwire.track import Flight, Track
 from thinwire.transport import Distributed, Metered, Transport
 from thinwire.version import __version__
 
 __all__ = ["OuterLoop"]
-
-_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -70,21 +65,22 @@ class OuterLoop:
         self.method = method
         self._replica = Replica(model, optimizers)
         self._transport = Metered(Distributed() if transport is None else transport)
-        self._ledger = Ledger()
-        self._storage = choose_storage(outer_device, self._replica.device, self._ledger)
-        self._step = self._rounds = self._peak_sent_bytes = 0
-        self._left_out: dict[int, int] = {}
+        storage = choose_storage(outer_device, self._replica.device, Ledger())
+        self._storage = storage
+        self._course = Course(method, self._replica, self._transport, storage)
         self._hook: torch.utils.hooks.RemovableHandle | None = None
         self._busy = self._closed = False
-        assembly = Assembly(method, self._replica, self._transport, self._storage)
-        self._tracks = assembly.tracks()
-        self._description = assembly.describe(self._tracks)
         try:
-            card = self._description | {"thinwire version": __version__}
-            check_cards(self._transport.introduce(make_card(card, self._anchors())))
+            card = self._course.description | {"thinwire version": __version__}
+            check_cards(self._transport.introduce(make_card(card, self._starting_weights())))
+            self._course.enter()
         except BaseException:
             self.close()
             raise
+
+    def _starting_weights(self) -> Mapping[str, Tensor] | None:
+        # Where workers come and go, others have long moved on, and a newcomer takes theirs.
+        return None if self._transport.forgiving else self._anchors()
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -109,25 +105,11 @@ class OuterLoop:
         Raises:
             NonFiniteError: something to be sent is not finite; names parameter and step.
         """
-        self._step += 1
-        due = [track for track in self._tracks if self._is_due(track, self._step)]
-        self._send_all(due)
-        self._note_peak(sum(track.exchange.sent_nbytes for track in due))
+        self._course.begin()
 
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was last sent, and call everything in."""
-        # Another fragment than the one that the next step would have needed may come first.
-        self._storage.put_away()
-        tracks = [t for t in self._tracks if t.sent_at_step < self._step]
-        # An anchor that is about to move is none to take a pseudo-gradient from.
-        crowded = [t for t in tracks if len(t.flights) >= self.method.overlap.at_once]
-        self._apply_all([(track, flight) for track in crowded for flight in track.flights])
-        self._send_all(tracks)
-        # Nobody trains beside the last exchanges: they need not be carried at once.
-        self._note_peak(max((track.exchange.sent_nbytes for track in tracks), default=0))
-        for track in self._tracks:
-            for flight in track.flights:
-                flight.due_step = self._step
+        self._course.begin_last()
 
     def finish(self) -> None:
         """Apply what is due: wait for all workers' payloads and take the outer step.
@@ -136,95 +118,54 @@ class OuterLoop:
             ExchangeError: a peer died or stayed silent, or sent what cannot be used.
             MismatchError: a peer's outer parameters are not this worker's.
         """
-        flights = [(t, f) for t in self._tracks for f in t.flights if f.due_step <= self._step]
-        self._apply_all(flights)
-        self._prefetch()
+        self._course.finish()
 
     def flush(self) -> None:
-        """`begin_last()` and `finish()`: call it after the last inner step."""
+        """`begin_last()` and `finish()`: call it after the last inner step.
+
+        Where a round may count on nobody, it is repeated until it counts.
+        """
         self.begin_last()
         self.finish()
-
-    @torch.no_grad()
-    def _send_all(self, tracks: list[Track]) -> None:
-        if tracks:
-            self._replica.check_unchanged()
-        for track in tracks:
-            self._send(track)
-
-    def _note_peak(self, sent_bytes: int) -> None:
-        self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
-
-    def _send(self, track: Track) -> None:
-        if len(track.flights) >= self.method.overlap.at_once:
-            raise ConfigurationError(
-                f"send {track.fragment.name} again at inner step {self._step}",
-                because="its last exchange was begun and not finished",
-                do="call finish() after every begin()",
-            )
-        delta = track.outer.collect()
-        self._replica.check_finite(
-            track.fragment.names, delta, what="pseudo-gradient", when=f"inner step {self._step}"
-        )
-        track.outer.sending(delta)
-        # A lone worker has nobody to drift from.
-        alone = self._transport.world_size == 1
-        anchor = b"" if alone else anchor_digest(track.outer.flat_anchor())
-        due_step = self._step + self.method.overlap.steps(sync_every=self.method.sync_every)
-        track.send(delta, anchor=anchor, step=self._step, due_step=due_step)
-
-    def _apply_all(self, flights: list[tuple[Track, Flight]]) -> None:
-        # All workers must wait in one order: a sort is stable, and tracks have the plan's order.
-        for track, flight in sorted(flights, key=lambda tf: (tf[1].due_step, tf[1].sent_at_step)):
-            self._apply(track, flight)
-
-    def _apply(self, track: Track, flight: Flight) -> None:
-        with torch.no_grad():
-            mean, left_out = flight.exchange.finish()
-        # Only now: a round that failed must neither be passed over nor left out of a checkpoint.
-        track.flights.remove(flight)
-        for worker in left_out:
-            self._left_out[worker] = self._left_out.get(worker, 0) + 1
-            _LOG.warning(
-                "worker %d was left out of %s in round %d: what it sent is not finite",
-                worker,
-                track.fragment.name,
-                flight.exchange.place.label.round,
-            )
-        track.outer.apply(mean)
-        self._rounds += 1
-
-    def _is_due(self, track: Track, step: int) -> bool:
-        return track.fragment.is_due(step=step, sync_every=self.method.sync_every)
-
-    def _prefetch(self) -> None:
-        """Begin to bring what the next step needs first: one fragment's, for room is scarce."""
-        step = self._step + 1
-        for track in self._tracks:
-            if self._is_due(track, step):
-                return track.prefetch_send()
-        for track in self._tracks:
-            if any(flight.due_step <= step for flight in track.flights):
-                return track.outer.prefetch_apply()
-        return None
+        while not self._course.is_settled():
+            self.begin_last()
+            self.finish()
 
     # -- results -----------------------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
         """Rounds, bytes and seconds so far."""
-        traffic = self._transport.traffic
+        traffic, course = self._transport.traffic, self._course
         return Stats(
-            rounds=self._rounds,
+            rounds=course.version,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
-            peak_sent_bytes_per_step=self._peak_sent_bytes,
+            peak_sent_bytes_per_step=course.peak_sent_bytes,
             wait_s=traffic.wait_s,
             overlapped_s=traffic.overlapped_s,
-            left_out=dict(self._left_out),
-            peak_outer_device_bytes=self._ledger.peak_device_bytes,
-            peak_outer_host_bytes=self._ledger.peak_host_bytes,
+            left_out=dict(course.left_out),
+            peak_outer_device_bytes=course.ledger.peak_device_bytes,
+            peak_outer_host_bytes=course.ledger.peak_host_bytes,
         )
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps by the schedule: of a worker that was healed, those of the others."""
+        return self._course.step
+
+    @property
+    def workers(self) -> int:
+        """K: the workers of the current round."""
+        return self._transport.world_size
+
+    @property
+    def share(self) -> int:
+        """Number of the data share of this round, which no other worker has or had.
+
+        With K fixed it is round K + rank. It changes when a round begins, every H inner steps.
+        """
+        return self._course.share
 
     def memory(self) -> dict[str, int]:
         """Bytes of every state this worker holds between rounds.
@@ -233,7 +174,7 @@ class OuterLoop:
             `live weights`, `inner state` (the optimizers'), `anchor`, `outer state` (momentum) and
             `feedback`.
         """
-        tracks = [track.memory() for track in self._tracks]
+        tracks = [track.memory() for track in self._course.tracks]
         return {
             "live weights": sum(local_shard(p).nbytes for p in self._replica.parameters.values()),
             "inner state": sum(tensor.nbytes for tensor in self._replica.inner_state()),
@@ -242,7 +183,7 @@ class OuterLoop:
 
     def exchange_nbytes(self) -> int:
         """Bytes this worker hands to the transport for one exchange of every fragment."""
-        return sum(track.exchange.nbytes for track in self._tracks)
+        return sum(track.exchange.nbytes for track in self._course.tracks)
 
     def anchor(self) -> dict[str, Tensor]:
         """The outer parameters as a state dict of the model (fp32; buffers are this worker's).
@@ -269,7 +210,8 @@ class OuterLoop:
             yield
 
     def _anchors(self) -> dict[str, Tensor]:
-        return {name: v for track in self._tracks for name, v in track.outer.anchor().items()}
+        tracks = self._course.tracks
+        return {name: value for t in tracks for name, value in t.outer.anchor().items()}
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -282,21 +224,25 @@ class OuterLoop:
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
-        if any(flight.due_step <= self._step for t in self._tracks for flight in t.flights):
+        course = self._course
+        if any(flight.due_step <= course.step for t in course.tracks for flight in t.flights):
             raise CheckpointError(
                 "save the outer loop between begin() and finish()",
                 because="an exchange is due that was not applied",
                 do="save after finish()",
             )
         return {
-            "run": self._description,
-            "step": self._step,
-            "rounds": self._rounds,
-            "peak_sent_bytes": self._peak_sent_bytes,
+            "run": course.description,
+            "step": course.step,
+            "rounds": course.version,
+            "dealt": course.dealt,
+            "workers": self._transport.world_size,
+            "rank": self._transport.rank,
+            "peak_sent_bytes": course.peak_sent_bytes,
             "traffic": asdict(self._transport.traffic),
             # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
-            "left_out": {w: self._left_out.get(w, 0) for w in range(self._transport.world_size)},
-            "fragments": [track.state_dict() for track in self._tracks],
+            "left_out": {w: course.left_out.get(w, 0) for w in range(self._transport.world_size)},
+            "fragments": [track.state_dict() for track in course.tracks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -305,31 +251,30 @@ class OuterLoop:
         Raises:
             MismatchError: it is from another one; names the field and both values.
         """
-        if "run" not in state:
-            raise CheckpointError(
-                "load this state",
-                because=f"it has {sorted(state)}, not the keys of an outer loop",
-                do="pass what state_dict() of an OuterLoop returned",
-            )
+        _check_keys(state)
         check_same(
             state["run"],
-            self._description,
+            self._course.description,
             cannot="load this checkpoint",
             whose="the checkpoint",
             do="resume with the model, method and workers that wrote it",
         )
-        self._step, self._rounds = int(state["step"]), int(state["rounds"])
-        self._peak_sent_bytes = int(state["peak_sent_bytes"])
-        self._left_out = {int(w): int(count) for w, count in state["left_out"].items() if count}
-        flights = [
-            (step, track, flight)
-            for track, saved in zip(self._tracks, state["fragments"], strict=True)
-            for step, flight in track.load_state_dict(saved)
-        ]
-        for _, track, flight in sorted(flights, key=lambda found: found[0]):
-            track.send_again(flight)
+        self._course.load_state_dict(state)
         # Afterwards: what is sent again was counted when it was sent first.
         self._transport.traffic.restore(state["traffic"])
+
+    def load_from_others(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()` of a worker of any other world, over the same model.
+
+        Anchors, outer optimizer and schedule are taken over, and what error feedback that worker
+        had is now this one's, if it has none. What was in flight counts on nobody. The live weights
+        are put at the anchor; load those of the worker afterwards to go on with what it had done.
+
+        Raises:
+            MismatchError: it is from another model or method; names the field and both values.
+        """
+        _check_keys(state)
+        self._course.load_from_others(state)
 
     # -- following an optimizer --------------------------------------------------------------------
 
@@ -373,8 +318,9 @@ class OuterLoop:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
         self._closed = True
         self._storage.put_away()
-        for track in self._tracks:
+        for track in self._course.tracks:
             track.outer.close()
+        self._transport.leave()
 
     def _follow(self) -> None:
         # The outer step may itself step the optimizer, which must not start another round.
@@ -385,3 +331,12 @@ class OuterLoop:
             self.step()
         finally:
             self._busy = False
+
+
+def _check_keys(state: Mapping[str, Any]) -> None:
+    if "run" not in state:
+        raise CheckpointError(
+            "load this state",
+            because=f"it has {sorted(state)}, not the keys of an outer loop",
+            do="pass what state_dict() of an OuterLoop returned",
+        )

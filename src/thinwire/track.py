@@ -1,24 +1,29 @@
 """One fragment on one worker: its outer state, its exchange, and what is under way."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from thinwire.exchange import ExchangeState, InFlight, Place
+from thinwire.errors import MismatchError
+from thinwire.exchange import ExchangeState, InFlight, Outcome, Place
+from thinwire.flaws import Fault
 from thinwire.fragments import Fragment
 from thinwire.layout import Layout
+from thinwire.message import anchor_digest
 from thinwire.outer import OuterState
 from thinwire.transport import Label
 
 __all__ = ["Flight", "Track"]
 
+_REMEMBERED_ROUNDS = 8
+
 
 @final
-@dataclass(kw_only=True, slots=True)  # state: a flight may be called in before it is due
+@dataclass(kw_only=True, slots=True, eq=False)  # state: a flight may be called in before it is due
 class Flight:
     """An exchange under way.
 
@@ -26,11 +31,27 @@ class Flight:
         exchange: to be finished.
         sent_at_step: inner step after which it was sent.
         due_step: inner step after which it is applied.
+        before: feedback before it was encoded; None where a round that was sent always counts.
     """
 
     exchange: InFlight
     sent_at_step: int
     due_step: int
+    before: Mapping[str, Tensor] | None = None
+
+    @property
+    def round(self) -> int:
+        """Its number among the fragment's."""
+        return self.exchange.place.label.round
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lost:
+    """A round that this worker gave up, and the feedback it would have had, had it counted."""
+
+    round: int
+    after: Mapping[str, Tensor]
 
 
 @final
@@ -58,20 +79,152 @@ class Track:
         self.outer, self.exchange = outer, exchange
         self.sent_at_step = self.sends = 0
         self.flights: deque[Flight] = deque()
+        self.counted: dict[int, Sequence[str]] = {}
         self._slots = slots
+        self._lost: _Lost | None = None
 
-    def send(self, delta: Tensor, *, anchor: bytes, step: int, due_step: int) -> None:
+    # -- a round -----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        delta: Tensor,
+        *,
+        step: int,
+        due_step: int,
+        anchor: bytes = b"",
+        before: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
+        place = self._next_place(anchor)
+        messages = self.exchange.encode(delta, place)
+        self._fly(messages, place, step=step, due_step=due_step, before=before)
+
+    def send_nothing(self, *, anchor: bytes, step: int, due_step: int) -> None:
+        """Take part in a round without a pseudo-gradient."""
+        place = self._next_place(anchor)
+        messages = self.exchange.encode_nothing(place)
+        self._fly(messages, place, step=step, due_step=due_step, before=self.feedback())
+
+    def _next_place(self, anchor: bytes) -> Place:
+        return Place(label=Label(what=self.fragment.name, round=self.sends + 1), anchor=anchor)
+
+    def _fly(
+        self,
+        messages: Mapping[str, Tensor],
+        place: Place,
+        *,
+        step: int,
+        due_step: int,
+        before: Mapping[str, Tensor] | None,
+    ) -> None:
         self.sends += 1
-        place = Place(label=Label(what=self.fragment.name, round=self.sends), anchor=anchor)
-        flight = self.exchange.start(delta, place)
-        self.flights.append(Flight(exchange=flight, sent_at_step=step, due_step=due_step))
+        flight = self.exchange.send(messages, place)
+        self.flights.append(
+            Flight(exchange=flight, sent_at_step=step, due_step=due_step, before=before)
+        )
         self.sent_at_step = step
 
     def prefetch_send(self) -> None:
         """Begin to bring to the device what sending needs."""
         self.outer.prefetch_collect()
         self.exchange.prefetch()
+
+    def apply(self, flight: Flight, outcome: Outcome, *, rank: int) -> None:
+        """Take the outer step of `flight`, in which this worker has `rank`.
+
+        Work that was damaged on the way is done again: it was left out, and nothing is wrong with
+        it.
+        """
+        self.flights.remove(flight)
+        mine = outcome.left_out.get(rank)
+        again = mine is not None and mine.keeps_work and not self.flights
+        unsent = self.outer.unsent() if again else None
+        self.outer.apply(outcome.mean)
+        if unsent is not None:
+            self.outer.place(unsent)
+        spoilt = mine is not None and mine.fault is not Fault.NOTHING
+        if spoilt and flight.before is not None and not self.flights:
+            self.exchange.load_state_dict(flight.before)
+
+    # -- rounds that do not count, or counted without this worker ----------------------------------
+
+    def feedback(self) -> dict[str, Tensor]:
+        """A copy of what is left to be sent."""
+        return {key: value.clone() for key, value in self.exchange.state_dict().items()}
+
+    def abandon(self) -> None:
+        """Give up what is in flight: the next round sends it with what was done since."""
+        if not self.flights:
+            return
+        first, *later = self.flights
+        after = later[0].before if later else self.feedback()
+        self._lost = _Lost(round=first.round, after=after or {})
+        if first.before is not None:
+            self.exchange.load_state_dict(first.before)
+        self.sends -= len(self.flights)
+        self.flights.clear()
+        self.outer.abandon()
+
+    def remember_counted(self, round: int, names: Sequence[str]) -> None:
+        """Whose pseudo-gradients are in the mean of `round`."""
+        self.counted[round] = names
+        for old in sorted(self.counted)[:-_REMEMBERED_ROUNDS]:
+            del self.counted[old]
+
+    def settle(self, name: str, unsent: Tensor | None) -> None:
+        """Go on from outer parameters that others moved.
+
+        Args:
+            name: this worker's.
+            unsent: what it did that is in no outer step it knew of.
+        """
+        lost, self._lost = self._lost, None
+        if lost is not None and name in self.counted.get(lost.round, ()):
+            # It counted after all. What was done after it was sent cannot be told apart any more.
+            self.exchange.load_state_dict(lost.after)
+            unsent = None
+        finite = unsent is not None and bool(torch.isfinite(unsent).all())
+        self.outer.place(unsent if finite else None)
+
+    def adopt(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take over outer parameters and what is known of rounds; `settle` must follow.
+
+        Raises:
+            MismatchError: they are of another shape, or of another outer optimizer.
+        """
+        mine = {key: value.shape for key, value in self.outer.shared().items()}
+        theirs = {key: value.shape for key, value in shared.items()}
+        if mine != theirs:
+            raise MismatchError(
+                f"take over the outer parameters of {self.fragment.name}",
+                because=f"they have {theirs} and here are {mine}",
+                do="give all workers the same model and method",
+            )
+        self.outer.adopt(shared)
+        self.sends = int(facts["sends"])
+        self.counted = {int(round): names for round, names in facts["counted"]}
+
+    def reseat_outer(self, outer: OuterState) -> None:
+        """Go on with `outer`, made for another number of workers."""
+        old, new, unsent = self.outer.shared(), outer.shared(), self.outer.unsent()
+        # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
+        outer.adopt({key: old.get(key, value) for key, value in new.items()})
+        self.outer.close()
+        self.outer = outer
+        self.outer.place(unsent)
+
+    def reseat_exchange(self, exchange: ExchangeState) -> None:
+        """Go on with `exchange`, made for other workers, and with what is left to be sent."""
+        residual = self.exchange.residual()
+        if residual is not None:
+            exchange.take_residual(residual)
+        self.exchange = exchange
+
+    def digest(self) -> bytes:
+        """Eight bytes that tell outer parameters apart."""
+        return anchor_digest(self.outer.flat_anchor())
+
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that is kept between rounds, and what is in flight."""
@@ -94,6 +247,20 @@ class Track:
         self.flights.clear()
         saved = [flight for flight in state["in_flight"] if int(flight["round"]) > 0]
         return [(int(flight["sent_at_step"]), flight) for flight in saved]
+
+    def load_from_others(self, state: Mapping[str, Any], reader: ExchangeState) -> None:
+        """Continue from `state` of a worker of another world; `reader` is the exchange it had.
+
+        What was in flight counts on nobody.
+        """
+        self.outer.adopt({key: state["outer"][key] for key in self.outer.shared()})
+        self.outer.place(None)
+        reader.load_state_dict(state["exchange"])
+        residual = reader.residual()
+        if residual is not None:
+            self.exchange.take_residual(residual)
+        flying = sum(int(flight["round"]) > 0 for flight in state["in_flight"])
+        self.sends, self.sent_at_step = int(state["sends"]) - flying, -1
 
     def send_again(self, saved: Mapping[str, Any]) -> None:
         """Send what was in flight when the state was saved."""

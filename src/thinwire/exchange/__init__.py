@@ -6,7 +6,7 @@ reduce-scatter  everyone sends each shard to its owner, who combines, encodes ag
 """
 
 from thinwire.exchange.automatic import Automatic
-from thinwire.exchange.base import Exchange, ExchangeState, InFlight, Place, Wiring
+from thinwire.exchange.base import Exchange, ExchangeState, InFlight, Outcome, Place, Wiring
 from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
 
@@ -16,6 +16,7 @@ __all__ = [
     "ExchangeState",
     "Gather",
     "InFlight",
+    "Outcome",
     "Place",
     "ReduceScatter",
     "Wiring",

@@ -46,7 +46,7 @@ class Automatic(Exchange):
 
     def choose(self, wiring: Wiring) -> Exchange:
         """`Gather` or the reduce-scatter."""
-        workers = wiring.transport.world_size
+        workers = wiring.workers
         received_bytes = (workers - 1) * wiring.codec.fit(wiring.layout).nbytes
         if workers <= self.few or received_bytes <= 4 * wiring.layout.numel:
             return Gather()

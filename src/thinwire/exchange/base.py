@@ -1,7 +1,7 @@
 """What an exchange is: how the workers' pseudo-gradients become one mean that all of them hold."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,12 +10,13 @@ from torch import Tensor
 from thinwire.aggregate import Aggregate
 from thinwire.codecs import Codec, Coder
 from thinwire.feedback import Feedback
+from thinwire.flaws import Flaw
 from thinwire.layout import Layout
 from thinwire.message import Header
 from thinwire.storage import Storage
 from thinwire.transport import Label, Transport
 
-__all__ = ["Exchange", "ExchangeState", "InFlight", "Place", "Wiring", "header_of"]
+__all__ = ["Exchange", "ExchangeState", "InFlight", "Outcome", "Place", "Wiring", "header_of"]
 
 
 @final
@@ -30,6 +31,8 @@ class Wiring:
         layout: of the fragment's vector.
         fragment: its index.
         transport: to the other workers.
+        workers: K, for as long as the exchange is bound.
+        rank: this worker's.
         storage: where feedback rests.
     """
 
@@ -39,6 +42,8 @@ class Wiring:
     layout: Layout
     fragment: int
     transport: Transport
+    workers: int
+    rank: int
     storage: Storage
 
 
@@ -56,6 +61,22 @@ class Place:
     anchor: bytes
 
 
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of an exchange.
+
+    Args:
+        mean: a new fp32 [numel].
+        left_out: why a worker is not in it, by rank.
+        messages: that the mean was made of, in rank order: enough to make it again.
+    """
+
+    mean: Tensor
+    left_out: Mapping[int, Flaw]
+    messages: Sequence[Tensor]
+
+
 class InFlight(ABC):
     """A pseudo-gradient under way.
 
@@ -68,8 +89,12 @@ class InFlight(ABC):
         self.place, self.messages = place, messages
 
     @abstractmethod
-    def finish(self) -> tuple[Tensor, tuple[int, ...]]:
-        """The mean (a new fp32 [numel]) and the workers left out of it; waits for them all."""
+    def finish(self) -> Outcome:
+        """The mean, and whom it lacks; waits for all workers.
+
+        Raises:
+            RoundDiscarded: it counts on nobody; by a transport whose workers come and go.
+        """
 
 
 class ExchangeState(ABC):
@@ -82,6 +107,33 @@ class ExchangeState(ABC):
     @abstractmethod
     def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
         """The messages for `delta`, by name; feedback keeps what they lack."""
+
+    @abstractmethod
+    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+        """Messages of a worker that has nothing to contribute, which are never used."""
+
+    @abstractmethod
+    def remake(
+        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
+    ) -> Tensor:
+        """The mean that others made of `messages` in a round that this worker missed.
+
+        Args:
+            messages: an `Outcome` has.
+            place: of that round; `anchor` is that of this worker, which had got as far.
+            left_out: ranks that are not in it.
+        """
+
+    @abstractmethod
+    def residual(self) -> Tensor | None:
+        """What earlier rounds left to be sent (fp32 [numel], a copy), whatever K; None if nothing.
+
+        A shard's owner also keeps what the mean lacks, of which its own pseudo-gradient is 1/K.
+        """
+
+    @abstractmethod
+    def take_residual(self, residual: Tensor) -> None:
+        """Continue from what `residual` returned, perhaps for another K."""
 
     @abstractmethod
     def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:

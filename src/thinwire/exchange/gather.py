@@ -1,21 +1,31 @@
 """Gather: everyone's payload goes to everyone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Received, combine_finite
+from thinwire.aggregate import Received, combine_sound
 from thinwire.codecs import Coder
-from thinwire.exchange.base import Exchange, ExchangeState, InFlight, Place, Wiring, header_of
-from thinwire.message import HEADER_NBYTES, Kind, open_message, seal
+from thinwire.exchange.base import (
+    Exchange,
+    ExchangeState,
+    InFlight,
+    Outcome,
+    Place,
+    Wiring,
+    header_of,
+)
+from thinwire.flaws import Fault, Flaw
+from thinwire.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
 from thinwire.transport import Pending
 
 __all__ = ["Gather"]
 
 _WHOLE = "whole"
+_UNKNOWN = Flaw(fault=Fault.DAMAGED)
 
 
 @final
@@ -25,7 +35,7 @@ class _Gathering(ExchangeState):
         self._coder = wiring.codec.fit(wiring.layout)
         self._feedback = wiring.feedback.bind(wiring.layout.numel, wiring.storage)
         # A lone worker talks to nobody, who need not be told what it says.
-        self._alone = wiring.transport.world_size == 1
+        self._alone = wiring.workers == 1
 
     @property
     def nbytes(self) -> int:
@@ -40,14 +50,33 @@ class _Gathering(ExchangeState):
         body = self._feedback.encode(delta, coder)
         if self._alone:
             return {_WHOLE: body}
-        rank = self._wiring.transport.rank
-        header = header_of(self._wiring, coder, place, sender=rank, kind=Kind.WHOLE)
-        return {_WHOLE: seal(body, header)}
+        return {_WHOLE: self._sealed(body, coder, place, Kind.WHOLE)}
+
+    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+        body = torch.zeros(self._coder.nbytes, dtype=torch.uint8)
+        return {_WHOLE: self._sealed(body, self._coder, place, Kind.NOTHING)}
+
+    def _sealed(self, body: Tensor, coder: Coder, place: Place, kind: int) -> Tensor:
+        sender = self._wiring.rank
+        return seal(body, header_of(self._wiring, coder, place, sender=sender, kind=kind))
 
     def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:
-        pending = self._wiring.transport.start(messages[_WHOLE], place.label)
-        coder = self._coder.at(place.label.round)
-        return _Gathered(self._wiring, coder, place, messages, pending)
+        reading = _Reading(self._wiring, self._coder.at(place.label.round), place)
+        pending = self._wiring.transport.start(messages[_WHOLE], place.label, reading.inspect)
+        return _Gathered(reading, messages, pending)
+
+    def remake(
+        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
+    ) -> Tensor:
+        reading = _Reading(self._wiring, self._coder.at(place.label.round), place)
+        return reading.combine(messages, dict.fromkeys(left_out, _UNKNOWN)).mean
+
+    def residual(self) -> Tensor | None:
+        held = self._feedback.state_dict()
+        return held["residual"].clone() if held else None
+
+    def take_residual(self, residual: Tensor) -> None:
+        self._feedback.load_state_dict({"residual": residual})
 
     def blank(self) -> dict[str, Tensor]:
         nbytes = self._coder.nbytes if self._alone else self.nbytes
@@ -64,34 +93,53 @@ class _Gathering(ExchangeState):
 
 
 @final
+class _Reading:
+    """How the messages of one round are read: what they must say, and what is made of them."""
+
+    def __init__(self, wiring: Wiring, coder: Coder, place: Place) -> None:
+        self._wiring, self._coder, self.place = wiring, coder, place
+
+    def inspect(self, messages: Sequence[Tensor]) -> dict[int, Flaw]:
+        """What is wrong with a message, by sender."""
+        if len(messages) == 1:
+            return {}  # a lone worker's own has no header
+        nbytes = self._coder.nbytes
+        found = (
+            (r, examine(m, self._expected(r), body_nbytes=nbytes)) for r, m in enumerate(messages)
+        )
+        return {rank: flaw for rank, flaw in found if flaw is not None}
+
+    def combine(self, messages: Sequence[Tensor], left_out: Mapping[int, Flaw]) -> Outcome:
+        """The mean of all messages but those of `left_out`, and of what else turns out unusable."""
+        senders = [rank for rank in range(len(messages)) if rank not in left_out]
+        device = self._wiring.storage.device
+        payloads = [self._body(messages, rank).to(device) for rank in senders]
+        mean, flaws = combine_sound(
+            self._wiring.aggregate,
+            Received(coder=self._coder, payloads=payloads),
+            norm_limit=self._wiring.transport.norm_limit,
+        )
+        worse = {senders[place]: flaw for place, flaw in flaws.items()}
+        return Outcome(mean=mean, left_out={**left_out, **worse}, messages=messages)
+
+    def _body(self, messages: Sequence[Tensor], rank: int) -> Tensor:
+        if len(messages) == 1:
+            return messages[0]
+        return open_message(messages[rank], self._expected(rank), body_nbytes=self._coder.nbytes)
+
+    def _expected(self, rank: int) -> Header:
+        return header_of(self._wiring, self._coder, self.place, sender=rank, kind=Kind.WHOLE)
+
+
+@final
 class _Gathered(InFlight):
-    def __init__(
-        self,
-        wiring: Wiring,
-        coder: Coder,
-        place: Place,
-        messages: Mapping[str, Tensor],
-        pending: Pending,
-    ) -> None:
-        super().__init__(place, messages)
-        self._wiring, self._coder, self._pending = wiring, coder, pending
+    def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], pending: Pending) -> None:
+        super().__init__(reading.place, messages)
+        self._reading, self._pending = reading, pending
 
-    def finish(self) -> tuple[Tensor, tuple[int, ...]]:
+    def finish(self) -> Outcome:
         messages = self._pending.wait()
-        bodies = messages if len(messages) == 1 else self._open(messages)
-        payloads = [body.to(self._wiring.storage.device) for body in bodies]
-        received = Received(coder=self._coder, payloads=payloads)
-        return combine_finite(self._wiring.aggregate, received)
-
-    def _open(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            open_message(
-                message,
-                header_of(self._wiring, self._coder, self.place, sender=rank, kind=Kind.WHOLE),
-                body_nbytes=self._coder.nbytes,
-            )
-            for rank, message in enumerate(messages)
-        ]
+        return self._reading.combine(messages, self._pending.left_out())
 
 
 @final

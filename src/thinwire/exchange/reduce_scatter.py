@@ -2,20 +2,29 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Received, combine_finite
+from thinwire.aggregate import Received, combine_sound
 from thinwire.codecs import Coder
 from thinwire.errors import NonFiniteError
-from thinwire.exchange.base import Exchange, ExchangeState, InFlight, Place, Wiring, header_of
+from thinwire.exchange.base import (
+    Exchange,
+    ExchangeState,
+    InFlight,
+    Outcome,
+    Place,
+    Wiring,
+    header_of,
+)
 from thinwire.exchange.gather import Gather
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
-from thinwire.message import HEADER_NBYTES, Header, Kind, open_message, seal
+from thinwire.flaws import Flaw
+from thinwire.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
 from thinwire.transport import Pending
 
 __all__ = ["ReduceScatter"]
@@ -63,7 +72,7 @@ class _ReduceScattering(ExchangeState):
     """Shard s of the vector belongs to worker s."""
 
     def __init__(self, wiring: Wiring, owner_feedback: Feedback) -> None:
-        workers, rank = wiring.transport.world_size, wiring.transport.rank
+        workers, rank = wiring.workers, wiring.rank
         self._wiring, self._rank = wiring, rank
         pieces = wiring.layout.cut(workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
@@ -86,20 +95,59 @@ class _ReduceScattering(ExchangeState):
         coders = self._at(place)
         parts = zip(self._shards, coders, self._feedback, strict=True)
         bodies = [feedback.encode(delta[where], coder) for where, coder, feedback in parts]
+        return self._sealed(bodies, place, Kind.SHARD)
+
+    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+        bodies = [torch.zeros(coder.nbytes, dtype=torch.uint8) for coder in self._coders]
+        return self._sealed(bodies, place, Kind.NOTHING)
+
+    def _sealed(self, bodies: Sequence[Tensor], place: Place, kind: int) -> dict[str, Tensor]:
+        headers = (
+            header_of(self._wiring, coder, place, sender=self._rank, kind=kind, shard=shard)
+            for shard, coder in enumerate(self._at(place))
+        )
         return {
-            f"shard{shard}": seal(body, self._header(coders, place, shard))
-            for shard, body in enumerate(bodies)
+            f"shard{shard}": seal(body, header)
+            for shard, (body, header) in enumerate(zip(bodies, headers, strict=True))
         }
 
     def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:
-        coders = self._at(place)
-        flight = _Scattered(self._wiring, coders, self._shards, place, messages, self._owner)
+        reading = self._reading(place)
+        flight = _Scattered(reading, messages, self._owner)
         flight.pending = self._wiring.transport.start_reduce(
-            [messages[f"shard{shard}"] for shard in range(len(coders))],
+            [messages[f"shard{shard}"] for shard in range(len(self._coders))],
             lambda received: flight.reduce(received, self._result_nbytes),
             place.label,
+            reading.inspect,
         )
         return flight
+
+    def _reading(self, place: Place) -> "_Reading":
+        return _Reading(self._wiring, self._at(place), self._shards, place)
+
+    def remake(
+        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
+    ) -> Tensor:
+        del left_out  # owners left them out of what they sent
+        return self._reading(place).join(messages)
+
+    def residual(self) -> Tensor | None:
+        states = [feedback.state_dict() for feedback in self._feedback]
+        owners = self._owner.state_dict()
+        if not owners and not all(states):
+            return None
+        whole = torch.zeros(self._wiring.layout.numel)
+        for where, state in zip(self._shards, states, strict=True):
+            if state:
+                whole[where] += state["residual"].cpu()
+        if owners:
+            whole[self._shards[self._rank]] += len(self._shards) * owners["residual"].cpu()
+        return whole
+
+    def take_residual(self, residual: Tensor) -> None:
+        for where, feedback in zip(self._shards, self._feedback, strict=True):
+            if feedback.state_dict():
+                feedback.load_state_dict({"residual": residual[where]})
 
     def blank(self) -> dict[str, Tensor]:
         return {
@@ -113,11 +161,6 @@ class _ReduceScattering(ExchangeState):
 
     def _at(self, place: Place) -> list[Coder]:
         return [coder.at(place.label.round) for coder in self._coders]
-
-    def _header(self, coders: Sequence[Coder], place: Place, shard: int) -> Header:
-        return header_of(
-            self._wiring, coders[shard], place, sender=self._rank, kind=Kind.SHARD, shard=shard
-        )
 
     def state_dict(self) -> dict[str, Tensor]:
         states = [feedback.state_dict() for feedback in self._feedback]
@@ -138,47 +181,63 @@ class _ReduceScattering(ExchangeState):
 
 
 @final
-class _Scattered(InFlight):
+class _Reading:
+    """How the messages of one round are read."""
+
     def __init__(
-        self,
-        wiring: Wiring,
-        coders: Sequence[Coder],
-        shards: Sequence[slice],
-        place: Place,
-        messages: Mapping[str, Tensor],
-        owner: _Owner,
+        self, wiring: Wiring, coders: Sequence[Coder], shards: Sequence[slice], place: Place
     ) -> None:
-        super().__init__(place, messages)
-        self._wiring, self._coders, self._shards = wiring, coders, shards
-        self._owner = owner
-        self._left_out: tuple[int, ...] = ()
-        self.pending: Pending | None = None
+        self.wiring, self.coders, self.place = wiring, coders, place
+        self._shards = shards
 
-    @torch.no_grad()
-    def reduce(self, messages: Sequence[Tensor], nbytes: int) -> Tensor:
-        """My shard of all workers in, my shard of the result out, filled up to `nbytes`."""
-        mine = self._wiring.transport.rank
+    def inspect(self, results: Sequence[Tensor]) -> dict[int, Flaw]:
+        """What is wrong with an owner's result."""
+        return self._flaws(
+            results, [self.header(o, sender=o, kind=Kind.MEAN) for o in range(len(results))]
+        )
+
+    def sound_shards(self, messages: Sequence[Tensor]) -> tuple[Received, dict[int, Flaw]]:
+        """What the workers sent to this owner; a bad message is left out if the transport forgives.
+
+        Raises:
+            ExchangeError, MismatchError: a message is bad, and the transport does not forgive.
+        """
+        mine = self.wiring.rank
+        headers = [self.header(mine, sender=s, kind=Kind.SHARD) for s in range(len(messages))]
+        flaws = self._flaws(messages, headers) if self.wiring.transport.forgiving else {}
         payloads = [
-            self._open(message, mine, sender=sender, kind=Kind.SHARD)
-            for sender, message in enumerate(messages)
+            self.open(message, header)
+            for sender, (message, header) in enumerate(zip(messages, headers, strict=True))
+            if sender not in flaws
         ]
-        received = Received(coder=self._coders[mine], payloads=payloads)
-        mean, self._left_out = combine_finite(self._wiring.aggregate, received)
-        body = self._owner.encode(mean, self._coders[mine])
-        header = self._header(mine, sender=mine, kind=Kind.MEAN)
-        message = seal(body, header)
-        return torch.cat([message, message.new_zeros(nbytes - len(message))])
+        return Received(coder=self.coders[mine], payloads=payloads), flaws
 
-    def finish(self) -> tuple[Tensor, tuple[int, ...]]:
-        assert self.pending is not None
-        messages = self.pending.wait()
-        self._owner.finished()
-        mean = torch.empty(self._wiring.layout.numel, device=self._wiring.storage.device)
-        for owner, message in enumerate(messages):
-            payload = self._open(message, owner, sender=owner, kind=Kind.MEAN)
-            mean[self._shards[owner]] = self._coders[owner].decode(payload)
+    def join(self, results: Sequence[Tensor]) -> Tensor:
+        """The mean that the owners made, shard by shard."""
+        mean = torch.empty(self.wiring.layout.numel, device=self.wiring.storage.device)
+        for owner, message in enumerate(results):
+            payload = self.open(message, self.header(owner, sender=owner, kind=Kind.MEAN))
+            mean[self._shards[owner]] = self.coders[owner].decode(payload)
         self._check_finite(mean)
-        return mean, self._left_out
+        return mean
+
+    def header(self, shard: int, *, sender: int, kind: int) -> Header:
+        """What a message of `sender` must say."""
+        return header_of(
+            self.wiring, self.coders[shard], self.place, sender=sender, kind=kind, shard=shard
+        )
+
+    def open(self, message: Tensor, header: Header) -> Tensor:
+        """The body of `message`, on the device."""
+        nbytes = self.coders[header.shard].nbytes
+        return open_message(message, header, body_nbytes=nbytes).to(self.wiring.storage.device)
+
+    def _flaws(self, messages: Sequence[Tensor], headers: Sequence[Header]) -> dict[int, Flaw]:
+        found = (
+            (h.sender, examine(m, h, body_nbytes=self.coders[h.shard].nbytes))
+            for m, h in zip(messages, headers, strict=True)
+        )
+        return {sender: flaw for sender, flaw in found if flaw is not None}
 
     def _check_finite(self, mean: Tensor) -> None:
         """Nobody else made an owner's shard, so here nothing can be left out."""
@@ -192,15 +251,36 @@ class _Scattered(InFlight):
             do="resume from the last checkpoint with a lower inner learning rate",
         )
 
-    def _open(self, message: Tensor, shard: int, *, sender: int, kind: int) -> Tensor:
-        header = self._header(shard, sender=sender, kind=kind)
-        body = open_message(message, header, body_nbytes=self._coders[shard].nbytes)
-        return body.to(self._wiring.storage.device)
 
-    def _header(self, shard: int, *, sender: int, kind: int) -> Header:
-        return header_of(
-            self._wiring, self._coders[shard], self.place, sender=sender, kind=kind, shard=shard
-        )
+@final
+class _Scattered(InFlight):
+    def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], owner: _Owner) -> None:
+        super().__init__(reading.place, messages)
+        self._reading, self._owner = reading, owner
+        self._left_out: dict[int, Flaw] = {}
+        self.pending: Pending | None = None
+
+    @torch.no_grad()
+    def reduce(self, messages: Sequence[Tensor], nbytes: int) -> Tensor:
+        """My shard of all workers in, my shard of the result out, filled up to `nbytes`."""
+        reading = self._reading
+        received, flaws = reading.sound_shards(messages)
+        senders = [sender for sender in range(len(messages)) if sender not in flaws]
+        wiring = reading.wiring
+        limit = wiring.transport.norm_limit
+        mean, worse = combine_sound(wiring.aggregate, received, norm_limit=limit)
+        self._left_out = {**flaws, **{senders[place]: flaw for place, flaw in worse.items()}}
+        mine = wiring.rank
+        body = self._owner.encode(mean, reading.coders[mine])
+        message = seal(body, reading.header(mine, sender=mine, kind=Kind.MEAN))
+        return torch.cat([message, message.new_zeros(nbytes - len(message))])
+
+    def finish(self) -> Outcome:
+        assert self.pending is not None
+        messages = self.pending.wait()
+        self._owner.finished()
+        mean = self._reading.join(messages)
+        return Outcome(mean=mean, left_out=self._left_out, messages=messages)
 
 
 @final
@@ -224,6 +304,6 @@ class ReduceScatter(Exchange):
 
     def bind(self, wiring: Wiring) -> ExchangeState:
         """Coders and feedback for every shard."""
-        if wiring.transport.world_size == 1:
+        if wiring.workers == 1:
             return Gather().bind(wiring)
         return _ReduceScattering(wiring, self.owner_feedback)

@@ -19,6 +19,7 @@ class Position:
         version: outer steps that its shared state has taken, each fragment's counted.
         step: inner steps of the schedule.
         digest: of the outer parameters, hexadecimal; equal versions have equal digests.
+        dealt: data shares dealt so far.
 
     >>> Position.read(Position(version=1, step=10, digest="ab").describe()).step
     10
@@ -27,6 +28,7 @@ class Position:
     version: int
     step: int
     digest: str
+    dealt: int = 0
 
     def describe(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -35,7 +37,8 @@ class Position:
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Self:
         """From what `describe` returned, perhaps elsewhere."""
-        return cls(version=int(data["version"]), step=int(data["step"]), digest=str(data["digest"]))
+        numbers = {name: int(data[name]) for name in ("version", "step", "dealt")}
+        return cls(digest=str(data["digest"]), **numbers)
 
 
 @final
@@ -76,16 +79,26 @@ class Ward(ABC):
         """Where this worker stands; safe from any thread."""
 
     @abstractmethod
+    def shared_nbytes(self) -> int:
+        """Bytes of a snapshot's tensors."""
+
+    @abstractmethod
     def capture(self) -> Snapshot:
         """A copy of the shared state between two rounds; safe from any thread."""
 
     @abstractmethod
     def adopt(self, snapshot: Snapshot) -> None:
-        """Take over a shared state; feedback stays this worker's own.
+        """Take over a shared state; feedback stays this worker's own, and so does its local work.
+
+        Work that already counts with the others is not kept.
 
         Raises:
             MismatchError: it is of another model or method.
         """
+
+    @abstractmethod
+    def drop_work(self) -> None:
+        """Forget what this worker has done since its outer parameters last moved."""
 
     @abstractmethod
     def replay(self, record: Record) -> None:

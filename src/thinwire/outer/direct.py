@@ -122,6 +122,13 @@ class _DirectState(OuterState):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         pass
 
+    def shared(self) -> dict[str, Tensor]:
+        raise _not_shared()
+
+    def place(self, unsent: Tensor | None) -> None:
+        del unsent
+        raise _not_shared()
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -168,6 +175,15 @@ class Direct(OuterOptimizer):
                 do="pass the optimizer to OuterLoop",
             )
         return _DirectState(seat.replica, seat.names)
+
+
+def _not_shared() -> ConfigurationError:
+    return ConfigurationError(
+        "average gradients among workers that come and go",
+        because="what all workers share under ddp is their own optimizers' state, which no round "
+        "carries to a newcomer",
+        do="take a method with an outer optimizer, such as diloco",
+    )
 
 
 def _claim(optimizer: torch.optim.Optimizer, state: _DirectState) -> None:

@@ -57,7 +57,7 @@ class _Delayed(OuterState):
 
     def __init__(self, overlap: "Delay", make: MakeVector, seat: Seat) -> None:
         self._seat, self._mixing = seat, overlap.mixing
-        self._alone = seat.workers == 1 and overlap.tau == 0
+        self._alone = seat.alone and overlap.tau == 0
         self._origin: Tensor | None = None
         self._vector = make()
 
@@ -82,6 +82,12 @@ class _Delayed(OuterState):
         with self._vector.stepping(mean, origin) as anchor:
             self._seat.replica.mix(self._seat.names, anchor, self._mixing)
 
+    @torch.no_grad()
+    def place(self, unsent: Tensor | None) -> None:
+        self._origin = None
+        with self._vector.reading() as anchor:
+            _place(self._seat, anchor, unsent)
+
     def anchor(self) -> Mapping[str, Tensor]:
         return self._seat.replica.unflatten(self._seat.names, self._vector.resting())
 
@@ -94,6 +100,14 @@ class _Delayed(OuterState):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._origin = None
         self._vector.load_state_dict(state)
+
+
+def _place(seat: Seat, anchor: Tensor, unsent: Tensor | None) -> None:
+    """Live weights at `anchor` minus `unsent`, of which the next collection then is the same."""
+    at = anchor
+    if unsent is not None:
+        at = seat.replica.as_written(seat.names, anchor) - unsent.to(anchor.device)
+    seat.replica.write(seat.names, at)
 
 
 @final
@@ -212,6 +226,38 @@ class _Own(OuterState):
     def _move_own(self, delta: Tensor) -> None:
         with self._own.stepping(delta) as own:
             self._seat.replica.mix(self._seat.names, own, 0.0)
+
+    def shared(self) -> dict[str, Tensor]:
+        return self._shared.state_dict()
+
+    def adopt(self, shared: Mapping[str, Tensor]) -> None:
+        self._shared.load_state_dict(shared)
+
+    @torch.no_grad()
+    def advance(self, mean: Tensor) -> None:
+        with self._shared.stepping(mean):
+            pass
+
+    @torch.no_grad()
+    def unsent(self) -> Tensor:
+        done = self.collect()
+        for kept in self._sent:
+            done.add_(kept.fetch())
+            kept.release()
+        return done
+
+    @torch.no_grad()
+    def place(self, unsent: Tensor | None) -> None:
+        for kept in self._sent:
+            kept.discard()
+        self._sent.clear()
+        self._own.load_state_dict(self._shared.state_dict())
+        with self._own.reading() as own:
+            _place(self._seat, own, unsent)
+
+    def abandon(self) -> None:
+        if self._sent:
+            self.place(self.unsent())
 
     def anchor(self) -> Mapping[str, Tensor]:
         return self._seat.replica.unflatten(self._seat.names, self._shared.resting())

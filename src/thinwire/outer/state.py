@@ -23,12 +23,14 @@ class Seat:
         names: of the fragment's parameters.
         workers: K.
         storage: where the state rests.
+        alone: whether the worker is the only one, and stays so.
     """
 
     replica: Replica
     names: tuple[str, ...]
     workers: int
     storage: Storage
+    alone: bool = False
 
 
 class OuterState(ABC):
@@ -64,6 +66,35 @@ class OuterState(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`, bit for bit."""
+
+    # -- for runs whose workers come and go --------------------------------------------------------
+
+    def shared(self) -> dict[str, Tensor]:
+        """The part of `state_dict` that is equal on all workers, with the keys that K asks for."""
+        return self.state_dict()
+
+    def adopt(self, shared: Mapping[str, Tensor]) -> None:
+        """Take over what `shared` returned elsewhere; `place` must follow."""
+        self.load_state_dict(shared)
+
+    def advance(self, mean: Tensor) -> None:
+        """Take the outer step of a round that this worker missed; `place` must follow."""
+        self.apply(mean)
+
+    def unsent(self) -> Tensor:
+        """What this worker did that is in no outer step: a new fp32 [numel]."""
+        return self.collect()
+
+    @abstractmethod
+    def place(self, unsent: Tensor | None) -> None:
+        """Put the live weights at the outer parameters minus `unsent` [numel]; None is nothing.
+
+        From here on nothing that was sent is waited for.
+        """
+
+    def abandon(self) -> None:
+        """What was sent counts on nobody: what is collected next has it, too."""
+        return
 
     def memory(self) -> dict[str, int]:
         """Bytes of `anchor` and of all else, `outer state`, that are held now."""

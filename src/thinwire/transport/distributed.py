@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.base import Label, Pending, Reduce, Transport
+from thinwire.transport.base import Inspect, Label, Pending, Reduce, Transport, accept_all
 from thinwire.transport.carrier import Carrier, Flight
 from thinwire.transport.collectives import Collectives, twin_of
 from thinwire.transport.courier import Courier, Delivery, Errand
@@ -149,8 +149,9 @@ class Distributed(Transport):
             for rank, (payload, length) in enumerate(zip(cards, lengths, strict=True))
         }
 
-    def start(self, payload: Tensor, label: Label) -> Pending:
+    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
         """Start a ring of messages over gloo, an all-gather over others."""
+        del inspect  # nobody is left out: a bad message is an error
         if self.world_size == 1:
             return _alone(lambda: [payload])
         carrier = self._begin(payload.numel())
@@ -158,11 +159,18 @@ class Distributed(Transport):
             first = carrier.gather(payload)
         return self._courier.send(_Exchange(self, carrier, label, first))
 
-    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+    def start_reduce(
+        self,
+        payloads: Sequence[Tensor],
+        reduce: Reduce,
+        label: Label,
+        inspect: Inspect = accept_all,
+    ) -> Pending:
         """Start messages to all over gloo, an all-to-all over others.
 
         `reduce` is called in another thread, in which it may not start exchanges.
         """
+        del inspect
         if self.world_size == 1:
             return _alone(lambda: [reduce(list(payloads))])
         carrier = self._begin(sum(payload.numel() for payload in payloads), self._get_twin)

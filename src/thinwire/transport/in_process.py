@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, final
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.base import Label, Pending, Reduce, Transport
+from thinwire.transport.base import Inspect, Label, Pending, Reduce, Transport, accept_all
 
 __all__ = ["in_process"]
 
@@ -125,10 +125,18 @@ class _InProcess(Transport):
             self._hub.cards[self._rank] = card
             return dict(self._hub.cards)
 
-    def start(self, payload: Tensor, label: Label) -> Pending:
+    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
+        del inspect  # nobody is left out: a bad message is an error
         return self._bring(payload, label, _as_brought)
 
-    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+    def start_reduce(
+        self,
+        payloads: Sequence[Tensor],
+        reduce: Reduce,
+        label: Label,
+        inspect: Inspect = accept_all,
+    ) -> Pending:
+        del inspect
         return self._bring((payloads, reduce), label, _reduced)
 
     def _bring(

@@ -10,13 +10,13 @@ several exchanges are issued.
 
 import contextlib
 import datetime
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.transport.carrier import Carrier, Flight
@@ -24,6 +24,23 @@ from thinwire.transport.carrier import Carrier, Flight
 __all__ = ["Messages"]
 
 _GATHER, _SHARDS, _RESULTS, _NOTHING = range(4)
+
+
+@final
+class _Clock:
+    """What is left of a timeout, which begins when somebody first waits."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s, self._until_s = timeout_s, float("inf")
+
+    def wait(self, work: Any) -> None:
+        """For a message; the first wait starts the clock."""
+        if self._timeout_s is None:
+            work.wait()
+            return
+        self._until_s = min(self._until_s, time.monotonic() + self._timeout_s)
+        left_s = max(0.001, self._until_s - time.monotonic())
+        work.wait(datetime.timedelta(seconds=left_s))
 
 
 @final
@@ -36,7 +53,9 @@ class _Ring(Flight):
         first: Any,
         coming: Sequence[Any],
         pass_on: Sequence[Callable[[], Any]],
+        clock: _Clock,
     ) -> None:
+        self._clock = clock
         self._everyone, self._sends, self._coming, self._pass_on = (
             everyone,
             [first],
@@ -47,24 +66,24 @@ class _Ring(Flight):
     def land(self) -> list[Tensor]:
         *early, last = self._coming
         for work, pass_on in zip(early, self._pass_on, strict=True):
-            work.wait()
+            self._clock.wait(work)
             self._sends.append(pass_on())
         for work in (last, *self._sends):
-            work.wait()
+            self._clock.wait(work)
         return list(self._everyone.unbind())
 
 
 @final
 class _Scattered(Flight):
     def __init__(
-        self, works: Sequence[Any], received: list[Tensor], sent: Sequence[Tensor]
+        self, works: Sequence[Any], received: list[Tensor], sent: Sequence[Tensor], clock: _Clock
     ) -> None:
-        self._works, self._received = works, received
+        self._works, self._received, self._clock = works, received, clock
         self._sent = sent  # must outlive the sending
 
     def land(self) -> list[Tensor]:
         for work in self._works:
-            work.wait()
+            self._clock.wait(work)
         return self._received
 
 
@@ -73,14 +92,18 @@ class Messages(Carrier):
     """One exchange in messages.
 
     Args:
-        group: a gloo group.
+        group: a gloo group (torch.distributed.ProcessGroup).
         series: of this transport among those on the group.
         number: of the exchange within the series.
+        timeout_s: for landing; None is the group's.
     """
 
-    def __init__(self, group: dist.ProcessGroup, series: int, number: int) -> None:
+    def __init__(
+        self, group: Any, series: int, number: int, *, timeout_s: float | None = None
+    ) -> None:
         self._group, self._series, self._number = group, series, number
         self._rank, self._world_size = group.rank(), group.size()
+        self._clock = _Clock(timeout_s)
 
     def gather(self, payload: Tensor) -> Flight:
         """In a ring: everybody passes on to the right what comes from the left.
@@ -105,7 +128,7 @@ class Messages(Carrier):
         to = [(self._rank + distance) % self._world_size for distance in distances]
         works = [self._receive(received[peer], peer, _SHARDS) for peer in to]
         works += [self._send(sent[peer], peer, _SHARDS) for peer in to]
-        return _Scattered(works, received, sent)
+        return _Scattered(works, received, sent, self._clock)
 
     def hang_up(self) -> None:
         """Close all connections, as gloo does by itself once any message has timed out."""
@@ -128,15 +151,16 @@ class Messages(Carrier):
             first,
             coming,
             pass_on=[partial(self._send, r, right, kind) for r in rows[1:-1]],
+            clock=self._clock,
         )
 
     def _send(self, payload: Tensor, peer: int, kind: int) -> Any:
         tag = self._tag(payload.numel(), kind)
-        return dist.isend(payload, group=self._group, group_dst=peer, tag=tag)
+        return self._group.send([payload], peer, tag)
 
     def _receive(self, payload: Tensor, peer: int, kind: int) -> Any:
         tag = self._tag(payload.numel(), kind)
-        return dist.irecv(payload, group=self._group, group_src=peer, tag=tag)
+        return self._group.recv([payload], peer, tag)
 
     def _tag(self, nbytes: int, kind: int) -> int:
         """31 bits: a one (tags of others are small), series 4, number 9, kind 2, digest 15.

@@ -1,13 +1,25 @@
 """A transport that counts what another one carries."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
-from thinwire.transport.base import Label, Pending, Reduce, Transport
+from thinwire.flaws import Flaw
+from thinwire.membership.ward import Record, Ward
+from thinwire.transport.base import (
+    Convened,
+    Inspect,
+    Label,
+    Occasion,
+    Pending,
+    Reduce,
+    Transport,
+    accept_all,
+)
 
 __all__ = ["Metered", "Traffic"]
 
@@ -20,7 +32,7 @@ class Traffic:
     `sent_bytes` counts a payload once, as this worker hands it over; whether it then crosses the
     wire once (a pair, an object store) or K-1 times (a ring) is the transport's affair.
 
-        wait_s        seconds that the worker stood still in `Pending.wait`
+        wait_s        seconds that the worker stood still in `Pending.wait` and `Transport.convene`
         overlapped_s  seconds that exchanges travelled while the worker did something else: from
                       their start until they had arrived or were waited for, whichever came first
     """
@@ -35,6 +47,15 @@ class Traffic:
         for counter, value in saved.items():
             setattr(self, counter, value)
 
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Count the seconds inside as waited, however it ends."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wait_s += time.perf_counter() - started_s
+
 
 @final
 class _MeteredPending(Pending):
@@ -47,14 +68,23 @@ class _MeteredPending(Pending):
 
     def wait(self) -> list[Tensor]:
         waiting_s = time.perf_counter()
-        payloads = self._inner.wait()
-        self._traffic.wait_s += time.perf_counter() - waiting_s
+        with self._traffic.waiting():
+            payloads = self._inner.wait()
         self._traffic.overlapped_s += self._hidden_s(waiting_s)
         others = (p for rank, p in enumerate(payloads) if rank != self._rank)
         self._traffic.received_bytes += sum(_nbytes(p) for p in others)
         self._traffic.received_bytes += self._halfway.received_bytes
         self._traffic.sent_bytes += self._halfway.sent_bytes
+        overhead = self._inner.overhead_nbytes()
+        self._traffic.sent_bytes += overhead
+        self._traffic.received_bytes += overhead * (len(payloads) - 1)
         return payloads
+
+    def left_out(self) -> Mapping[int, Flaw]:
+        return self._inner.left_out()
+
+    def overhead_nbytes(self) -> int:
+        return self._inner.overhead_nbytes()
 
     def arrived_s(self) -> float | None:
         return self._inner.arrived_s()
@@ -95,12 +125,41 @@ class Metered(Transport):
         """Introductions happen once, before training, and are not counted."""
         return self._inner.introduce(card)
 
-    def start(self, payload: Tensor, label: Label) -> Pending:
+    @property
+    def forgiving(self) -> bool:
+        """The wrapped transport's."""
+        return self._inner.forgiving
+
+    @property
+    def norm_limit(self) -> float:
+        """The wrapped transport's."""
+        return self._inner.norm_limit
+
+    def convene(self, ward: Ward, occasion: Occasion) -> Convened | None:
+        """Count the seconds it takes as waited; what healing costs is no payload."""
+        with self.traffic.waiting():
+            return self._inner.convene(ward, occasion)
+
+    def remember(self, record: Callable[[], Record]) -> None:
+        """The wrapped transport remembers."""
+        self._inner.remember(record)
+
+    def leave(self) -> None:
+        """The wrapped transport leaves."""
+        self._inner.leave()
+
+    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
         """Count `payload` as sent and start it."""
         self._count_sent(payload)
-        return self._metered(self._inner.start(payload, label), Traffic())
+        return self._metered(self._inner.start(payload, label, inspect), Traffic())
 
-    def start_reduce(self, payloads: Sequence[Tensor], reduce: Reduce, label: Label) -> Pending:
+    def start_reduce(
+        self,
+        payloads: Sequence[Tensor],
+        reduce: Reduce,
+        label: Label,
+        inspect: Inspect = accept_all,
+    ) -> Pending:
         """Count what goes to and comes from others, and the result as sent once."""
         halfway = Traffic()
         for worker, payload in enumerate(payloads):
@@ -114,7 +173,7 @@ class Metered(Transport):
             halfway.sent_bytes = _nbytes(result) if self.world_size > 1 else 0
             return result
 
-        return self._metered(self._inner.start_reduce(payloads, counted, label), halfway)
+        return self._metered(self._inner.start_reduce(payloads, counted, label, inspect), halfway)
 
     def _metered(self, pending: Pending, halfway: Traffic) -> Pending:
         return _MeteredPending(pending, self.traffic, self.rank, halfway)

@@ -1,0 +1,147 @@
+"""torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.membership.roster import Standing
+from thinwire.membership.token import Token
+
+__all__ = ["LighthouseClient"]
+
+_SLICE_S = 20.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+
+
+@final
+class LighthouseClient:
+    """A connection that outlives the lighthouse it leads to.
+
+    Args:
+        address: HOST:PORT of torchft's lighthouse.
+        name: of this process.
+        heartbeat_timeout_s: after which the lighthouse takes it for gone.
+        give_up_s: without an answer, after which a quorum is not waited for any longer.
+        tell: told when the lighthouse is lost, with why, and when it is found again, with "".
+
+    Raises:
+        ConfigurationError: torchft is not installed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        *,
+        heartbeat_timeout_s: float,
+        give_up_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        try:
+            from torchft.coordination import LighthouseClient as Client
+        except ImportError as error:
+            raise ConfigurationError(
+                "join an elastic run", because=str(error), do="pip install 'thinwire[elastic]'"
+            ) from error
+        self._new: Any = Client
+        self._address, self._name, self._tell = address, name, tell
+        self._timeout_s, self._give_up_s = heartbeat_timeout_s, give_up_s
+        self._beats = threading.Event()  # set while this worker wants to be waited for
+        self._beats.set()
+        self._closed = threading.Event()
+        self._lost_since: float | None = None
+        self._pulse = threading.Thread(target=self._beat, name="thinwire-pulse", daemon=True)
+        self._pulse.start()
+
+    def hold_back(self) -> None:
+        """Send no heartbeats: others shall not wait for this worker."""
+        self._beats.clear()
+
+    def beat_on(self) -> None:
+        """Send them again."""
+        self._beats.set()
+
+    def close(self) -> None:
+        """End the heartbeats."""
+        self._closed.set()
+        self._pulse.join(self._timeout_s)
+
+    def quorum(self, standing: Callable[[], Standing], token: Token) -> list[Standing]:
+        """Everybody who convenes, once all who have a heartbeat do.
+
+        Raises:
+            ExchangeError: no lighthouse could be reached for too long.
+        """
+        pause_s, client = _FIRST_PAUSE_S, None
+        silent_since = time.monotonic()
+        while True:
+            started_s = time.monotonic()
+            try:
+                client = client or self._connect()
+                return self._read(self._ask(client, standing(), token), token)
+            except (RuntimeError, TimeoutError, ValueError) as error:
+                client = None
+                # While heartbeats come through, others are merely not there yet.
+                if self._lost_since is None and time.monotonic() - started_s > _SLICE_S / 2:
+                    silent_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
+                    continue
+                self._check_patience(silent_since, error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _ask(self, client: Any, standing: Standing, token: Token) -> Any:
+        return client.quorum(
+            self._name,
+            datetime.timedelta(seconds=_SLICE_S),
+            address=standing.address,
+            store_address=standing.store,
+            step=standing.position.version,
+            world_size=1,
+            data=standing.signed(token),
+        )
+
+    def _read(self, quorum: Any, token: Token) -> list[Standing]:
+        found = (Standing.read(member.data, token) for member in quorum.participants)
+        return [standing for standing in found if standing is not None]
+
+    def _check_patience(self, silent_since: float, error: Exception) -> None:
+        silent_s = time.monotonic() - silent_since
+        if silent_s < self._give_up_s:
+            return
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ExchangeError(
+            f"reach the lighthouse at {self._address}",
+            because=f"it has not answered for {silent_s:.0f} s ({reason})",
+            do="start thinwire lighthouse there again; then go on with --resume",
+        ) from error
+
+    def _connect(self) -> Any:
+        return self._new(f"http://{self._address}", datetime.timedelta(seconds=self._timeout_s))
+
+    def _beat(self) -> None:
+        client = None
+        pause_s = min(1.0, self._timeout_s / 5)
+        while not self._closed.wait(pause_s):
+            if not self._beats.is_set():
+                continue
+            try:
+                client = client or self._connect()
+                client.heartbeat(self._name, datetime.timedelta(seconds=self._timeout_s))
+                self._found()
+            except (RuntimeError, TimeoutError, ValueError) as error:
+                client = None
+                self._lose(error)
+
+    def _found(self) -> None:
+        if self._lost_since is not None:
+            self._lost_since = None
+            self._tell("")
+
+    def _lose(self, error: Exception) -> None:
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+            self._tell((str(error).strip() or repr(error)).splitlines()[0])

@@ -1,0 +1,149 @@
+"""Who makes up a round: what every worker says of itself, and what all conclude from it alike."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self, final
+
+from thinwire.membership.token import Token
+from thinwire.membership.ward import Position
+
+__all__ = ["Standing", "Team", "choose_team"]
+
+ENTER, ROUND, LAST = "enter", "round", "last"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What a worker says of itself when workers convene.
+
+    Args:
+        identity: its own in the run, over restarts.
+        nonce: of this process.
+        card: digest of what must be the same on all workers.
+        address: HOST:PORT of its healing server.
+        store: HOST:PORT of the store at which a group can meet.
+        position: where it stands.
+        occasion: "enter", "round" or "last".
+        generation: how many groups it has lost; a group is not formed again with its ruins.
+        oldest: version from which it can bring others up to its own by records.
+
+    >>> token = Token("a secret of many characters")
+    >>> start = Position(version=0, step=0, digest="")
+    >>> mine = Standing(identity="a", nonce="1", card="c", address="h:1", store="h:2",
+    ...     position=start, occasion="enter", generation=0, oldest=0)
+    >>> Standing.read(mine.signed(token), token) == mine
+    True
+    >>> Standing.read(mine.signed(Token("another secret, also long")), token) is None
+    True
+    """
+
+    identity: str
+    nonce: str
+    card: str
+    address: str
+    store: str
+    position: Position
+    occasion: str
+    generation: int
+    oldest: int
+
+    @property
+    def name(self) -> str:
+        """By which this process is known in a group."""
+        return f"{self.identity}:{self.nonce}"
+
+    def signed(self, token: Token) -> dict[str, str]:
+        """As data that travels with a request for a quorum, which anybody could make."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return {"standing": text, "signature": token.sign("standing", text)}
+
+    @classmethod
+    def read(cls, data: Any, token: Token) -> Self | None:
+        """From what `signed` returned; None if somebody without the token made it."""
+        try:
+            text, signature = str(data["standing"]), str(data["signature"])
+            if not token.signed(signature, "standing", text):
+                return None
+            fields: dict[str, Any] = json.loads(text)
+            position = Position.read(fields.pop("position"))
+            return cls(position=position, **fields)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Team:
+    """Who takes part in a round.
+
+    Args:
+        members: in the order of their names, which is that of ranks.
+        leader: from whom the others can have the state of the run.
+        behind: who must be healed before it can take part.
+        refused: whose card is another one.
+        occasion: why those with something to contribute are here; "enter" if there are none.
+        position: of the run.
+    """
+
+    members: tuple[Standing, ...]
+    leader: Standing
+    behind: tuple[Standing, ...]
+    refused: tuple[Standing, ...]
+    occasion: str
+    position: Position
+
+    @property
+    def key(self) -> str:
+        """Equal for equal processes whose groups have not broken since."""
+        parts = [f"{m.name} {m.generation}" for m in self.members]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def choose_team(standings: Iterable[Standing]) -> Team:
+    """The team that all of `standings` conclude.
+
+    The state that has come furthest is that of the run; among those that came equally far, the one
+    most workers have. Who is behind by rounds that the leader can replay to it takes part.
+    """
+    everyone = sorted(standings, key=lambda s: s.name)
+    furthest = max(s.position.version for s in everyone)
+    ahead = [s for s in everyone if s.position.version == furthest]
+    card, digest = _most(ahead)
+    refused = tuple(s for s in everyone if s.card != card)
+    fit = [s for s in everyone if s.card == card]
+    leaders = [s for s in fit if (s.position.version, s.position.digest) == (furthest, digest)]
+    leader = min(leaders, key=lambda s: s.oldest)
+    members = [s for s in fit if s in leaders or leader.oldest <= s.position.version < furthest]
+    occasion, concerned = _occasion(members)
+    return Team(
+        members=tuple(members),
+        leader=leader,
+        behind=tuple(s for s in fit if s not in members),
+        refused=refused,
+        occasion=occasion,
+        position=Position(
+            version=furthest,
+            digest=digest,
+            step=max(s.position.step for s in concerned),
+            dealt=max(s.position.dealt for s in members),
+        ),
+    )
+
+
+def _most(ahead: Sequence[Standing]) -> tuple[str, str]:
+    """Card and digest of most; of equally many, those of the first."""
+    counts: Mapping[tuple[str, str], int] = Counter((s.card, s.position.digest) for s in ahead)
+    return max(counts, key=lambda kind: counts[kind])
+
+
+def _occasion(members: Sequence[Standing]) -> tuple[str, Sequence[Standing]]:
+    """The occasion, and those it is one for."""
+    for occasion in (LAST, ROUND):
+        concerned = [s for s in members if s.occasion == occasion]
+        if concerned:
+            return occasion, concerned
+    return ENTER, members

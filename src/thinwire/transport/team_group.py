@@ -1,0 +1,227 @@
+"""The process group of the workers of a round, and exchanges over it that may count on nobody."""
+
+import contextlib
+import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError, RoundDiscarded, ThinwireError
+from thinwire.flaws import Flaw
+from thinwire.membership.timeouts import Timeouts
+from thinwire.transport.base import Inspect, Label, Pending, Reduce
+from thinwire.transport.courier import Courier, Delivery, Errand
+from thinwire.transport.messages import Messages
+from thinwire.transport.votes import tally, vote
+
+__all__ = ["TeamGroup", "reconfigurable_group"]
+
+
+def reconfigurable_group(host: str) -> Any:
+    """torchft's process group over gloo, which listens on this machine's address `host`.
+
+    Raises:
+        ConfigurationError: torchft is not installed.
+    """
+    try:
+        from torch.distributed import ProcessGroup, ProcessGroupGloo
+        from torchft.process_group import ProcessGroupGloo as Reconfigurable
+    except ImportError as error:
+        raise ConfigurationError(
+            "join an elastic run", because=str(error), do="pip install 'thinwire[elastic]'"
+        ) from error
+
+    @final
+    class Listening(Reconfigurable):
+        """Differs from torchft's in the address it listens on: not what the host's name means."""
+
+        def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
+            backend_kind: Any = ProcessGroupGloo
+            options = backend_kind._Options()
+            options._devices = [backend_kind.create_device(hostname=host)]
+            options._timeout = self._timeout
+            group: Any = ProcessGroup(store, rank, world_size)
+            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            backend = backend_kind(store, rank, world_size, options)
+            group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+            return group
+
+    return Listening(timeout=datetime.timedelta(seconds=60))
+
+
+@final
+class _Verdict:
+    """What all workers agreed on."""
+
+    def __init__(self) -> None:
+        self.left_out: Mapping[int, Flaw] = {}
+        self.overhead_nbytes = 0
+
+
+@final
+class _Voted(Pending):
+    def __init__(self, inner: Pending, verdict: _Verdict) -> None:
+        self._inner, self._verdict = inner, verdict
+
+    def wait(self) -> list[Tensor]:
+        return self._inner.wait()
+
+    def arrived_s(self) -> float | None:
+        return self._inner.arrived_s()
+
+    def left_out(self) -> Mapping[int, Flaw]:
+        return self._verdict.left_out
+
+    def overhead_nbytes(self) -> int:
+        return self._verdict.overhead_nbytes
+
+
+@final
+class _Exchange(Errand):
+    """Payloads, perhaps a reduction, and a vote on what has arrived."""
+
+    def __init__(
+        self, group: "TeamGroup", label: Label, inspect: Inspect, *, nbytes: int, number: int
+    ) -> None:
+        super().__init__(label, Delivery())
+        self._group, self._inspect, self._nbytes = group, inspect, nbytes
+        timeout_s = group.timeouts.exchange(nbytes)
+        self.carrier = Messages(group.members, 0, 2 * number, timeout_s=timeout_s)
+        self._ballots = Messages(group.members, 0, 2 * number + 1, timeout_s=timeout_s)
+        self.verdict = _Verdict()
+        self.first: Any = None
+        self.reduce: Reduce | None = None
+
+    def see_through(self) -> list[Tensor]:
+        started_s = time.perf_counter()
+        try:
+            landed = self._carry()
+        except (RuntimeError, ValueError) as error:
+            raise self._group.break_up(self.label, error) from error
+        except ThinwireError as error:
+            # Nobody may go on with a result that this worker did not send.
+            self.hang_up()
+            raise self._group.break_up(self.label, error) from error
+        self._group.timeouts.exchanged(self._nbytes, seconds=time.perf_counter() - started_s)
+        return landed
+
+    def _carry(self) -> list[Tensor]:
+        landed = self.first.land()
+        if self.reduce is not None:
+            landed = self.carrier.gather_results(self.reduce(landed)).land()
+        mine = self._inspect(landed)
+        ballot = vote(mine, len(landed))
+        votes = self._ballots.gather(ballot).land()
+        self.verdict.left_out = tally(votes, mine)
+        self.verdict.overhead_nbytes = ballot.numel()
+        self._check(len(landed))
+        return landed
+
+    def _check(self, workers: int) -> None:
+        bad = self.verdict.left_out
+        # A result stands for all workers' shards: without it the round has a hole.
+        if bad and (self.reduce is not None or len(bad) == workers):
+            flaws = "; ".join(f"worker {sender}: {flaw}" for sender, flaw in bad.items())
+            raise RoundDiscarded(
+                f"use {self.label}", because=flaws, do="nothing: the next round sends it again"
+            )
+
+    def hang_up(self) -> None:
+        self.carrier.hang_up()
+
+
+@final
+class TeamGroup:
+    """A group of workers for as long as none of them is lost.
+
+    Args:
+        group: a torch.distributed.ProcessGroup over gloo; None for a lone worker.
+        timeouts: how long an exchange may take.
+        on_broken: told why the group can be used no longer, once.
+    """
+
+    def __init__(
+        self, group: Any, timeouts: Timeouts, on_broken: Callable[[str, float], None]
+    ) -> None:
+        self.members, self.timeouts = group, timeouts
+        self._on_broken = on_broken
+        self._courier = Courier()
+        self._begun = 0
+        self.broken = ""
+
+    def start(self, payload: Tensor, label: Label, inspect: Inspect) -> Pending:
+        """Start a ring of messages, and a vote."""
+        if self.members is None:
+            return _alone(lambda: [payload])
+        nbytes = payload.numel() * (self.members.size() - 1)
+        return self._begin(label, inspect, nbytes, lambda carrier: carrier.gather(payload), None)
+
+    def start_reduce(
+        self, payloads: Sequence[Tensor], reduce: Reduce, label: Label, inspect: Inspect
+    ) -> Pending:
+        """Start messages to all, and a vote on the results."""
+        if self.members is None:
+            return _alone(lambda: [reduce(list(payloads))])
+        nbytes = 2 * sum(payload.numel() for payload in payloads)
+        return self._begin(label, inspect, nbytes, lambda c: c.scatter(payloads), reduce)
+
+    def _begin(
+        self,
+        label: Label,
+        inspect: Inspect,
+        nbytes: int,
+        launch: Callable[[Messages], Any],
+        reduce: Reduce | None,
+    ) -> Pending:
+        if self.broken:
+            return _failed(_discarded(label, self.broken))
+        self._begun += 1
+        exchange = _Exchange(self, label, inspect, nbytes=nbytes, number=self._begun)
+        exchange.reduce = reduce
+        try:
+            exchange.first = launch(exchange.carrier)
+        except (RuntimeError, ValueError) as error:
+            return _failed(self.break_up(label, error))
+        return _Voted(self._courier.send(exchange), exchange.verdict)
+
+    def break_up(self, label: Label, error: Exception) -> RoundDiscarded:
+        """Use the group no longer; returns why the exchange of `label` counts on nobody."""
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        if isinstance(error, RoundDiscarded):
+            reason = error.because
+        if not self.broken:
+            self.broken = reason
+            if "timed out" in reason.lower() or "timeout" in reason.lower():
+                self.timeouts.timed_out()
+            self._on_broken(f"{label}: {reason}", 0.0)
+        return _discarded(label, reason)
+
+    def close(self) -> None:
+        """Fail what is under way and let go of the group."""
+        self.broken = self.broken or "the group was given up"
+        self._courier.close()
+        if self.members is not None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                Messages(self.members, 0, 0).hang_up()
+        self.members = None
+
+
+def _discarded(label: Label, because: str) -> RoundDiscarded:
+    return RoundDiscarded(
+        f"use {label}", because=because, do="nothing: the next round sends it again"
+    )
+
+
+def _failed(error: Exception) -> Pending:
+    delivery = Delivery()
+    delivery.fail(error)
+    return delivery
+
+
+def _alone(make: Callable[[], list[Tensor]]) -> Pending:
+    delivery = Delivery()
+    delivery.succeed(make())
+    return delivery
