@@ -13,7 +13,8 @@ FLAGS = {
         global-batch inner-lr keep-checkpoints log-steps method model out outer-device outer-lr
         outer-momentum
         precision recipe resume seed sequence-length steps sync-every tensorboard threads timeout-s
-        tokenizer wandb warmup-steps worker-size workers""",
+        tokenizer wandb warmup-steps worker-size workers
+        elastic identity min-workers patience token-file""",
     "compare": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
         global-batch inner-lr keep-checkpoints log-steps methods model out outer-device outer-lr
         outer-momentum

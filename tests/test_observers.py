@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console
 
 import thinwire as tw
-from thinwire.train.observers import Terminal, bytes_text, wandb
+from thinwire.membership.events import EventLog
+from thinwire.train.observers import EventsFile, Observer, Relay, Terminal, bytes_text, wandb
+from thinwire.train.run_folder import RunFolder
 
 RECORD = {
     "step": 5,
@@ -61,3 +63,32 @@ def test_wandb_gets_every_record_with_its_step(monkeypatch) -> None:
 )
 def test_bytes_are_written_as_people_do(count: float, text: str) -> None:
     assert bytes_text(count) == text
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def record(self, record) -> None:
+        raise AssertionError("an event is no record")
+
+    def event(self, event) -> None:
+        self.heard.append(event.why)
+
+
+def test_every_kept_event_is_told_once_in_order_also_those_from_before() -> None:
+    log, listeners = EventLog(), [Listener(), Listener()]
+    log.note("joined", round=0, why="first")
+    Relay(log, listeners)
+    assert [listener.heard for listener in listeners] == [["first"]] * 2
+    log.note("committed", round=1, why="only counted")
+    log.note("left", round=1, why="second")
+    assert [listener.heard for listener in listeners] == [["first", "second"]] * 2
+
+
+def test_events_that_cannot_be_written_disturb_nobody(tmp_path, caplog) -> None:
+    log = EventLog()
+    Relay(log, [EventsFile(RunFolder(tmp_path / "gone"))])
+    log.note("left", round=1, who=("bob",))
+    assert "cannot write to" in caplog.text
+    assert [event.kind for event in log.events] == ["left"]

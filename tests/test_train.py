@@ -399,7 +399,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(
         ({"steps": 13}, "steps"),
         ({"method": recipes.laptop("muloco").method}, "method.inner.kind"),
         ({"model": Model()}, "model.size"),
-        ({"workers": 4}, "workers"),
     ],
 )
 def test_resuming_with_another_configuration_is_refused_by_field(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, final
 import tyro
 from rich.console import Console
 
+from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RunFlags, apply_flags, default_out
 from thinwire.errors import ConfigurationError
 from thinwire.train.config import TrainConfig
@@ -21,7 +22,10 @@ __all__ = ["Train"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train K workers: simulated in this process, or one per rank under torchrun."""
+    """Train K workers: simulated in this process, or one per rank under torchrun.
+
+    With --elastic, train one worker that may come and go.
+    """
 
     method: str = "diloco"
     """ddp, diloco, muloco, streaming_diloco, streaming_muloco, sparseloco or sparse_muloco;
@@ -31,21 +35,30 @@ class Train:
     out: Path | None = None
     """The run's folder; default runs/METHOD-N."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
-    """Continue the run in --out from its newest checkpoint, bit for bit."""
+    """Continue the run in --out from its newest checkpoint, bit for bit unless K changes."""
     tensorboard: tyro.conf.FlagCreatePairsOff[bool] = False
     """Write TensorBoard scalars into the run's folder."""
     wandb: str | None = None
     """Report to this project of Weights & Biases."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
+    among: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        membership = self.among.membership()
+        if membership is not None:
+            membership.check_launch(self.run.worker_size or 1)
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed)
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
         begin = resume if self.resume else train
-        summary = begin(config, out, lambda c, step: self._observers(c, step, out, console))
+        summary = begin(
+            config,
+            out,
+            lambda c, step: self._observers(c, step, out, console),
+            membership=membership,
+        )
         if is_lead():
             console.print(_closing_line(summary, out), highlight=False, soft_wrap=True)
 
@@ -69,7 +82,8 @@ class Train:
     ) -> Sequence[Observer]:
         if self.resume:
             console.print(f"{out}: going on from step {step}", highlight=False, soft_wrap=True)
-        title = f"{self.method} K={config.workers}"
+        team = "elastic" if self.among.elastic else f"K={config.workers}"
+        title = f"{self.method} {team}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
@@ -79,9 +93,10 @@ class Train:
 
 
 def _closing_line(summary: dict[str, Any], out: Path) -> str:
+    one = "this worker of" if "events" in summary else "each of"
     return (
         f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
-        f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; each of "
+        f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; {one} "
         f"{summary['workers']} workers sent {bytes_text(summary['sent_bytes_per_worker'])}; "
         f"outer_digest {summary['outer_digest'][:12]}; {out}"
     )

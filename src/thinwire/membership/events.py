@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal[
     "left out",  # somebody's contribution was not used
     "refused",  # somebody may not take part
     "lighthouse",  # it was lost, or found again
+    "unsaved",  # this worker could not write a file
 ]
 
 

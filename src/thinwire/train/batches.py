@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from thinwire.errors import CorpusError
 from thinwire.train.order import check_matches, rows_per_worker, window_order
+from thinwire.train.shares import Shares
 
 if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -92,6 +93,19 @@ class Windows(Dataset[Tensor]):
         blocks = _Blocks(len(self), worker * rows, rows, global_batch, seed)
         # Whole batches come back from `__getitems__`: nothing is left to collate.
         return worker_batches(self, batch_sampler=blocks, collate_fn=_as_is)
+
+    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
+        """The same samples in numbered shares, for workers that come and go.
+
+        Args:
+            rows: b, windows in a batch.
+            sync_every: H, batches in a share.
+            seed: of the order, the same on all workers.
+
+        Raises:
+            ConfigurationError: b or H is below 1.
+        """
+        return Shares(self, rows=rows, sync_every=sync_every, seed=seed)
 
 
 @final

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -23,18 +24,35 @@ class Checkpoints:
     Args:
         folder: created when the first checkpoint is written.
         worker: its number, over all ranks of the run.
+        ranks: that the run has now.
         keep: how many stay.
     """
 
-    def __init__(self, folder: Path, *, worker: int, keep: int) -> None:
-        self._folder, self._worker, self._keep = folder, worker, keep
+    def __init__(self, folder: Path, *, worker: int, ranks: int, keep: int) -> None:
+        self._folder, self._worker, self._ranks, self._keep = folder, worker, ranks, keep
 
     def steps(self) -> list[int]:
-        """The steps of this worker's complete checkpoints, ascending."""
+        """The steps of complete checkpoints from which this worker can go on, ascending.
+
+        Where a run had R ranks, those of its worker modulo R.
+        """
         return sorted(
-            int(seal.name.split(".")[0].removeprefix("step-"))
-            for seal in self._folder.glob(f"step-*.worker-{self._worker}.json")
+            step
+            for step in {_step(seal) for seal in self._folder.glob("step-*.worker-*.json")}
+            if self._files(step, self._source(step))[1].exists()
         )
+
+    def _source(self, step: int) -> int:
+        return self._worker % self._ranks_at(step)
+
+    def _ranks_at(self, step: int) -> int:
+        """Ranks of the run that wrote `step`: its first seal knows."""
+        seals = self._folder.glob(f"{_stem(step)}.worker-*.json")
+        first = min(seals, key=_number, default=None)
+        try:
+            return self._ranks if first is None else int(json.loads(first.read_text())["ranks"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self._ranks  # whoever loads it is told what is wrong with it
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write `state` as the checkpoint of `step`.
@@ -42,11 +60,12 @@ class Checkpoints:
         Raises:
             CheckpointError: the folder cannot be written (full, read-only); older ones stay.
         """
-        data, seal = self._files(step)
+        data, seal = self._files(step, self._worker)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _replace(data, lambda path: torch.save(state, path))
             facts = {"step": step, "bytes": data.stat().st_size, "sha256": _sha256(data)}
+            facts["ranks"] = self._ranks
             _replace(seal, lambda path: path.write_text(json.dumps(facts)))
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
@@ -57,18 +76,30 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Remove all but the newest `keep`; call it once every worker has written its own."""
-        for step in self.steps()[: -self._keep]:
-            data, seal = self._files(step)
-            seal.unlink()
-            data.unlink(missing_ok=True)
+        seals = self._folder.glob(f"step-*.worker-{self._worker}.json")
+        old = {step: [self._worker] for step in sorted(map(_step, seals))[: -self._keep]}
+        if old and self._worker == 0:
+            self._add_abandoned(old)
+        for step, workers in old.items():
+            for worker in workers:
+                data, seal = self._files(step, worker)
+                seal.unlink(missing_ok=True)
+                data.unlink(missing_ok=True)
 
-    def load(self, step: int) -> dict[str, Any]:
-        """The state saved at `step`.
+    def _add_abandoned(self, old: dict[int, list[int]]) -> None:
+        """Those of ranks that the run had before, and has no more."""
+        newest = max(old)
+        for data in self._folder.glob("step-*.worker-*.pt"):
+            if _step(data) <= newest and _number(data) >= self._ranks:
+                old.setdefault(_step(data), []).append(_number(data))
+
+    def load(self, step: int) -> tuple[dict[str, Any], int]:
+        """The state saved at `step` from which this worker goes on, and the ranks there were.
 
         Raises:
             CheckpointError: the file is missing or not what was written; names it.
         """
-        data, seal = self._files(step)
+        data, seal = self._files(step, self._source(step))
         try:
             facts = json.loads(seal.read_text())
             if _sha256(data) != facts["sha256"]:
@@ -77,13 +108,25 @@ class Checkpoints:
                     f"it has {data.stat().st_size} bytes of {facts['bytes']}, or "
                     "others than were written",
                 )
-            return torch.load(data, weights_only=True)
+            return torch.load(data, weights_only=True), self._ranks_at(step)
         except (OSError, ValueError, KeyError) as error:
             raise _damaged(data, str(error)) from error
 
-    def _files(self, step: int) -> tuple[Path, Path]:
-        stem = f"step-{step:08d}.worker-{self._worker}"
+    def _files(self, step: int, worker: int) -> tuple[Path, Path]:
+        stem = f"{_stem(step)}.worker-{worker}"
         return self._folder / f"{stem}.pt", self._folder / f"{stem}.json"
+
+
+def _stem(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _step(file: Path) -> int:
+    return int(file.name.split(".")[0].removeprefix("step-"))
+
+
+def _number(file: Path) -> int:
+    return int(file.name.split(".")[1].removeprefix("worker-"))
 
 
 def _damaged(data: Path, because: str) -> CheckpointError:
@@ -97,9 +140,15 @@ def _damaged(data: Path, because: str) -> CheckpointError:
 def _replace(path: Path, write: Any) -> None:
     """Let `write` fill a temporary file, then put it in place of `path` in one step."""
     temporary = path.with_name(path.name + ".partial")
-    write(temporary)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        # What was written of it takes room that the next attempt needs.
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     os.replace(temporary, path)
     _sync_folder(path.parent)
 

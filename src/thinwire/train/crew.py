@@ -7,16 +7,18 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
 
+from thinwire.errors import CheckpointError
+from thinwire.membership.events import EventLog
 from thinwire.train.random_stream import draws_random_numbers
 from thinwire.train.worker import Worker
 from thinwire.transport import naming_failures
 
-__all__ = ["Crew", "Ranked", "Simulated"]
+__all__ = ["Crew", "Ranked", "Simulated", "in_own_stream"]
 
 T = TypeVar("T")
 
@@ -30,14 +32,49 @@ class Crew(ABC):
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = list(workers)
+        self.steps_taken = 0
 
     @property
     def leads(self) -> bool:
         """Whether this process holds rank 0, which writes what exists once."""
         return self.workers[0].rank == 0
 
+    @property
+    def step(self) -> int:
+        """Inner steps by the schedule."""
+        return self.workers[0].scheduler.last_epoch
+
+    @property
+    def rounds(self) -> int:
+        """Outer steps taken."""
+        return self.workers[0].outer.stats.rounds
+
+    @property
+    def events(self) -> EventLog | None:
+        """What happened to the membership, where workers come and go."""
+        return None
+
+    @property
+    def rests(self) -> bool:
+        """Whether a checkpoint may be written now, between two steps."""
+        return True
+
+    @property
+    def tokens(self) -> int:
+        """Those that were read so far."""
+        return self.step * self.workers[0].config.tokens_per_step
+
+    def present(self) -> dict[str, int]:
+        """The number of workers as a field of a record, where it varies."""
+        return {}
+
+    def arrive(self) -> int:
+        """`step`, once the workers here stand where the others are, before an inner step."""
+        return self.step
+
     def inner_step(self) -> list[float]:
         """One inner step of every local worker; returns their losses."""
+        self.steps_taken += 1
         return self.each(lambda worker: worker.inner_step())
 
     def outer_step(self) -> None:
@@ -63,6 +100,33 @@ class Crew(ABC):
         Simulated workers are a rank each. All workers have equally many ranks, so that a mean over
         all ranks is a mean over workers.
         """
+
+    def capture(self, worker: Worker) -> dict[str, Any]:
+        """What a checkpoint of a local worker holds."""
+        return {"worker": worker.state_dict()}
+
+    def resume(self, worker: Worker, state: dict[str, Any], *, workers: int) -> None:
+        """Go on from what `capture` returned.
+
+        Args:
+            worker: a local one.
+            state: its own, or that of its predecessor in a run with another number of workers.
+            workers: K of that run.
+
+        Raises:
+            CheckpointError: it is of another kind of run.
+        """
+        if "worker" not in state:
+            raise CheckpointError(
+                "go on from this checkpoint",
+                because="it is of a worker of an elastic run",
+                do="add --elastic HOST:PORT, or pass another --out",
+            )
+        config = worker.config
+        if workers == config.workers:
+            worker.load_state_dict(state["worker"])
+        else:
+            worker.succeed(state["worker"], sources=workers * config.machine.worker_size)
 
     @abstractmethod
     def close(self) -> None:
@@ -98,7 +162,7 @@ class Simulated(Crew):
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In threads, or in turns with each worker's own random stream."""
-        return list(self._pool.map(_in_own_stream(work) if self._draws else work, self.workers))
+        return list(self._pool.map(in_own_stream(work) if self._draws else work, self.workers))
 
     def everywhere(self, values: Sequence[float]) -> list[float]:
         """All workers are here."""
@@ -119,7 +183,7 @@ class Ranked(Crew):
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""
-        return [_in_own_stream(work)(worker) for worker in self.workers]
+        return [in_own_stream(work)(worker) for worker in self.workers]
 
     def everywhere(self, values: Sequence[float]) -> list[float]:
         """Gather over the ranks."""
@@ -139,7 +203,9 @@ class Ranked(Crew):
         """Nothing: destroying a group waits for peers, and this process is about to end."""
 
 
-def _in_own_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:
+def in_own_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:
+    """`work` with the worker's random stream."""
+
     def wrapped(worker: Worker) -> T:
         with worker.stream.active():
             return work(worker)

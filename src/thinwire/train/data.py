@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.train.batches import Windows, WorkerBatches, validation_windows
 from thinwire.train.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
+from thinwire.train.shares import Shares
 from thinwire.train.streams import StreamWindows, first_documents
 from thinwire.train.tokenization import Tokenizer, load_tokenizer, load_vocabulary
 
@@ -64,6 +65,19 @@ class LoadedData:
             ConfigurationError: B is not a multiple of K, or k not one of the workers.
         """
         return self.training.batches(worker, workers, global_batch, seed)
+
+    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
+        """The training side in numbered shares, each to be dealt to one worker.
+
+        Args:
+            rows: b, windows in a batch.
+            sync_every: H, batches in a share.
+            seed: of the order of the windows, the same on all workers.
+
+        Raises:
+            ConfigurationError: the corpus is a stream.
+        """
+        return self.training.shares(rows, sync_every, seed)
 
 
 @final

@@ -4,6 +4,7 @@ import datetime
 import importlib
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,22 @@ from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew, Ranked, Simulated
 from thinwire.train.data import LoadedData
+from thinwire.train.elastic import ElasticCrew, Membership, Roaming
 from thinwire.train.ranks import Alone, Ranks, Sharded
 from thinwire.train.run_folder import what_counts
+from thinwire.train.standing import Numbered
 from thinwire.train.worker import Worker
 from thinwire.transport import Distributed, Transport, in_process
 
-__all__ = ["assemble", "count_workers", "is_lead", "join", "resolve", "under_torchrun"]
+__all__ = [
+    "assemble",
+    "assemble_elastic",
+    "count_workers",
+    "is_lead",
+    "join",
+    "resolve",
+    "under_torchrun",
+]
 
 
 def under_torchrun() -> bool:
@@ -32,15 +43,22 @@ def is_lead() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def resolve(config: TrainConfig) -> TrainConfig:
+def resolve(config: TrainConfig, membership: Membership | None = None) -> TrainConfig:
     """`config` with everything filled in that depends on where it runs.
+
+    Args:
+        config: of the run.
+        membership: of an elastic worker.
 
     Raises:
         ConfigurationError: a device that is not there, or ranks that are no whole workers.
     """
     machine = config.machine
+    if membership is not None:
+        membership.check(config)
     workers = count_workers(config.workers, machine.worker_size)
-    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", workers * machine.worker_size))
+    here = workers * machine.worker_size if membership is None else 1
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
     threads = machine.threads or max(1, (os.cpu_count() or 1) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
     return replace(config, workers=workers, machine=machine)
@@ -114,10 +132,39 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
         everyone = Distributed()
         # Ranks that disagree on the number of steps, say, would wait for each other in vain.
         check_cards(everyone.introduce(make_card(_common(config, data))))
-        return Ranked([Worker(config, data, *_seat(config, everyone), device)])
-    workers = [Worker(config, data, t, Alone(), device) for t in in_process(config.workers)]
+        across, inside = _seat(config, everyone)
+        standing = Numbered(across.rank, config.workers)
+        return Ranked([Worker(config, data, across, standing, inside, device)])
+    workers = [
+        Worker(config, data, t, Numbered(t.rank, config.workers), Alone(), device)
+        for t in in_process(config.workers)
+    ]
     sample = data.validation[:1, :-1]
     return Simulated(workers, threads=config.machine.threads, sample=sample)
+
+
+def assemble_elastic(
+    config: TrainConfig, data: LoadedData, membership: Membership, out: Path
+) -> Crew:
+    """One worker of an elastic run, connected.
+
+    Args:
+        config: resolved.
+        data: loaded.
+        membership: how it takes part.
+        out: the run's folder.
+    """
+    torch.set_num_threads(config.machine.threads)
+    # Before anybody is asked: a stream has no shares, wherever the others are.
+    data.shares(rows=1, sync_every=1, seed=config.seed)
+    transport: Any = membership.connect(out)
+    try:
+        check_cards(transport.introduce(make_card(_common_elastic(config, data))))
+        standing, device = Roaming(transport.identity), torch.device(config.machine.device)
+        return ElasticCrew(Worker(config, data, transport, standing, Alone(), device), transport)
+    except BaseException:
+        transport.close()
+        raise
 
 
 def _seat(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
@@ -139,6 +186,12 @@ def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
     """What all ranks must agree on: everything but their own host's share of cores."""
     fields = {"corpus": data.fingerprint, **what_counts(config.describe())}
     return {field: value for field, value in fields.items() if field != "machine.threads"}
+
+
+def _common_elastic(config: TrainConfig, data: LoadedData) -> dict[str, str]:
+    """What workers that come and go must agree on: not on where they are nor on what they note."""
+    own = ("machine.", "periods.", "accumulate")
+    return {f: value for f, value in _common(config, data).items() if not f.startswith(own)}
 
 
 def _check_validation(config: TrainConfig, data: LoadedData) -> None:

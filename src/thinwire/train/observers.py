@@ -1,16 +1,31 @@
 """Who is told about a run while it goes on: a file, a terminal, TensorBoard, W&B."""
 
+import logging
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.membership.events import Event, EventLog
 from thinwire.train.run_folder import RunFolder
 
-__all__ = ["MetricsFile", "Observer", "Terminal", "bytes_text", "tensorboard", "wandb"]
+__all__ = [
+    "EventsFile",
+    "MetricsFile",
+    "Observer",
+    "Relay",
+    "Terminal",
+    "bytes_text",
+    "tensorboard",
+    "wandb",
+]
+
+_LOG = logging.getLogger(__name__)
 
 
 def bytes_text(count: float) -> str:
@@ -33,6 +48,10 @@ class Observer(ABC):
     def record(self, record: dict[str, Any]) -> None:
         """A record as metrics.jsonl has it."""
 
+    def event(self, event: Event) -> None:
+        """What happened to the membership of an elastic run; called from any thread."""
+        del event
+
     def close(self) -> None:
         """The run is over."""
         return
@@ -48,6 +67,50 @@ class MetricsFile(Observer):
     def record(self, record: dict[str, Any]) -> None:
         """Append a line."""
         self._folder.append(record)
+
+
+@final
+class EventsFile(Observer):
+    """Writes events.jsonl."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Nothing: metrics have their own file."""
+
+    def event(self, event: Event) -> None:
+        """Append a line."""
+        try:
+            self._folder.append_event(event.describe())
+        except CheckpointError as error:
+            # Whoever noted the event is in the middle of an exchange, and its log has it anyway.
+            _LOG.warning("%s", error)
+
+
+@final
+class Relay:
+    """Tells observers of every event that a log keeps, those from before first.
+
+    Args:
+        log: of the events.
+        observers: who is told.
+    """
+
+    def __init__(self, log: EventLog, observers: Sequence[Observer]) -> None:
+        self._log, self._observers = log, observers
+        self._told, self._lock = 0, threading.Lock()
+        log.listen(lambda _: self._catch_up())
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        # The log and not the event at hand: another thread's may have come first.
+        with self._lock:
+            new = self._log.events[self._told :]
+            self._told += len(new)
+            for event in new:
+                for observer in self._observers:
+                    observer.event(event)
 
 
 @final
@@ -70,6 +133,10 @@ class Terminal(Observer):
         self._progress.update(self._task, completed=record["step"], description=text)
         if not self._console.is_terminal and "val_loss" in record:
             self._console.print("  ".join(lines), highlight=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        """A line, above the bar."""
+        self._console.print(str(event), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -2,13 +2,15 @@
 
 import json
 import os
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 from thinwire.agreement import check_same, flatten_description
 from thinwire.errors import CheckpointError, ConfigurationError
 
-__all__ = ["RunFolder", "what_counts", "write_json"]
+__all__ = ["WITH_WORKERS", "RunFolder", "what_counts", "without", "write_json"]
 
 # Where a run happens and what it writes may change when it is resumed; what it computes may not.
 _MAY_CHANGE = (
@@ -18,6 +20,9 @@ _MAY_CHANGE = (
     "periods.keep_checkpoints",
     "periods.checkpoint_steps",
 )
+
+# What else changes with the number of workers: each has its part of the cores.
+WITH_WORKERS = ("workers", "machine.threads")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -32,6 +37,11 @@ def what_counts(config: dict[str, Any]) -> dict[str, str]:
     """The fields of a configuration that decide what a run computes, flat."""
     fields = flatten_description(config)
     return {field: value for field, value in fields.items() if field not in _MAY_CHANGE}
+
+
+def without(fields: Mapping[str, str], left_out: Collection[str]) -> dict[str, str]:
+    """`fields` but for those of `left_out`."""
+    return {field: value for field, value in fields.items() if field not in left_out}
 
 
 @final
@@ -67,6 +77,7 @@ class RunFolder:
             ConfigurationError: the folder cannot be written.
         """
         if self.has_run():
+            self._keep_up(config)
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -77,15 +88,28 @@ class RunFolder:
                 f"start a run in {self.path}", because=str(error), do="pass another --out"
             ) from error
 
-    def check_same(self, config: dict[str, Any]) -> None:
-        """Raise `MismatchError` if the run here was started with another configuration."""
+    def check_same(self, config: dict[str, Any], *, may_differ: Collection[str] = ()) -> None:
+        """Raise `MismatchError` if the run here was started with another configuration.
+
+        Args:
+            config: of the run that is to go on.
+            may_differ: fields that may have changed.
+        """
         check_same(
-            what_counts(_read(self.path / "config.json")),
-            what_counts(json.loads(json.dumps(config))),
+            without(what_counts(_read(self.path / "config.json")), may_differ),
+            without(what_counts(json.loads(json.dumps(config))), may_differ),
             cannot=f"resume {self.path}",
             whose="the run there",
             do="repeat the arguments it was started with, or pass another --out",
         )
+
+    def workers(self) -> int:
+        """K of the run here."""
+        return int(_read(self.path / "config.json")["workers"])
+
+    def _keep_up(self, config: dict[str, Any]) -> None:
+        if self.workers() != config["workers"]:
+            write_json(self.path / "config.json", config)
 
     def has_run(self) -> bool:
         """Whether a run was begun here."""
@@ -93,17 +117,37 @@ class RunFolder:
         return (self.path / "config.json").exists() or self.checkpoints.exists()
 
     def cut_metrics(self, step: int) -> None:
-        """Forget records after `step`, and a line that a killed process left unfinished."""
+        """Forget records after `step`, and a line that a killed process left unfinished.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         kept = [line for line in lines if _step(line) <= step]
         temporary = file.with_name(file.name + ".partial")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, file)
+        with _writing(file):
+            temporary.write_text("".join(kept))
+            os.replace(temporary, file)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a") as file:
+        """Add one line to metrics.jsonl.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._append("metrics.jsonl", record)
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        """Add one line to events.jsonl.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self._append("events.jsonl", event)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with _writing(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def last_evaluation(self) -> dict[str, Any]:
@@ -124,8 +168,25 @@ class RunFolder:
             ) from error
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json, which marks the run as finished."""
-        write_json(self.path / "summary.json", summary)
+        """Write summary.json, which marks the run as finished.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        with _writing(self.path / "summary.json"):
+            write_json(self.path / "summary.json", summary)
+
+
+@contextmanager
+def _writing(file: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"write to {file}",
+            because=str(error),
+            do="free space or fix permissions, then add --resume",
+        ) from error
 
 
 def _read(file: Path) -> dict[str, Any]:

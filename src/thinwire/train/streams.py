@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset as TorchIterable
 
-from thinwire.errors import CorpusError
+from thinwire.errors import ConfigurationError, CorpusError
 from thinwire.train.batches import WorkerBatches, worker_batches
 from thinwire.train.order import check_matches, rows_per_worker
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
+
+    from thinwire.train.shares import Shares
 
 __all__ = ["StreamWindows", "first_documents", "text_digest"]
 
@@ -72,6 +74,17 @@ class StreamWindows:
         del seed
         rows = rows_per_worker(worker, workers, global_batch)
         return worker_batches(_Packed(self, worker, workers, rows), batch_size=None)
+
+    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
+        """Raise `ConfigurationError`: a stream has no numbered shares."""
+        del rows, sync_every, seed
+        raise ConfigurationError(
+            "train with --elastic on a stream",
+            because="workers that come and go are dealt numbered shares of the data, and a stream "
+            "can only be read from its beginning",
+            do="download the corpus and pass its files (.txt, .jsonl, .parquet) or token shards "
+            "(.bin)",
+        )
 
 
 @final

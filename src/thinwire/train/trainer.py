@@ -5,20 +5,22 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
 
-from thinwire.agreement import check_same
-from thinwire.errors import MismatchError, NonFiniteError
+from thinwire.errors import CheckpointError, ExchangeError, MismatchError, NonFiniteError
 from thinwire.train import launch
-from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew
 from thinwire.train.data import LoadedData
-from thinwire.train.observers import MetricsFile, Observer
-from thinwire.train.run_folder import RunFolder, what_counts
+from thinwire.train.elastic import Membership
+from thinwire.train.folder_lock import locked
+from thinwire.train.observers import EventsFile, MetricsFile, Observer, Relay
+from thinwire.train.run_folder import WITH_WORKERS, RunFolder
+from thinwire.train.saves import Saves, Spent
 
 __all__ = ["ObserverFactory", "resume", "train"]
 
@@ -27,63 +29,84 @@ ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
 
 
 def train(
-    config: TrainConfig, out: Path, observers: ObserverFactory | None = None
+    config: TrainConfig,
+    out: Path,
+    observers: ObserverFactory | None = None,
+    *,
+    membership: Membership | None = None,
 ) -> dict[str, Any]:
     """Train from the beginning and return the summary.
 
     Args:
         config: the run.
-        out: folder for config.json, metrics.jsonl, summary.json, checkpoints and the final model.
+        out: folder for config.json, metrics.jsonl, summary.json, checkpoints and the final model;
+            with events.jsonl of a worker that may come and go, which has a folder of its own.
         observers: makes those who are told of the progress, on the process that leads.
+        membership: makes this process one worker of an elastic run; global_batch / workers
+            sequences are its batch, whoever else is there.
 
     Raises:
         ThinwireError: whatever stops the run; checkpoints written before stay.
     """
-    config = launch.resolve(config)
+    config = launch.resolve(config, membership)
     folder = RunFolder(out)
-    if launch.is_lead():
-        folder.check_free()
-    return _run(config, folder, observers)
+    with _held(folder):
+        if launch.is_lead():
+            folder.check_free()
+        return _run(config, folder, observers, membership)
 
 
 def resume(
-    config: TrainConfig, out: Path, observers: ObserverFactory | None = None
+    config: TrainConfig,
+    out: Path,
+    observers: ObserverFactory | None = None,
+    *,
+    membership: Membership | None = None,
 ) -> dict[str, Any]:
-    """Continue the run in `out` from its newest checkpoint, bit for bit, and return the summary.
+    """Continue the run in `out` from its newest checkpoint and return the summary.
 
-    A folder without a run begins one; a finished run is not touched.
+    Bit for bit, unless `config` has another number of workers: worker k of those goes on from
+    worker k modulo the old number. A folder without a run begins one; a finished run is not
+    touched. An elastic worker starts from the state its checkpoint shares with the others.
 
     Raises:
         MismatchError: the run there was started with another configuration.
         CheckpointError: its newest checkpoint is damaged.
     """
-    config = launch.resolve(config)
+    config = launch.resolve(config, membership)
     folder = RunFolder(out)
     if launch.is_lead() and folder.has_run():
-        folder.check_same(config.describe())
+        # How many samples a share has depends on it, so elastic workers cannot change it.
+        changed = membership is None and folder.workers() != config.workers
+        folder.check_same(config.describe(), may_differ=WITH_WORKERS if changed else ())
     finished = folder.summary()
     if finished is not None:
         return finished
-    return _run(config, folder, observers)
+    with _held(folder):
+        return _run(config, folder, observers, membership)
+
+
+def _held(folder: RunFolder) -> AbstractContextManager[None]:
+    return locked(folder.path) if launch.is_lead() else nullcontext()
 
 
 def _run(
     config: TrainConfig,
     folder: RunFolder,
     observers: ObserverFactory | None,
+    membership: Membership | None,
 ) -> dict[str, Any]:
     if launch.under_torchrun():
         launch.join(config)
     data = config.data.load()
-    crew = launch.assemble(config, data)
-    told: list[Observer] = [MetricsFile(folder)] if crew.leads else []
-    trainer = _Trainer(config, folder, crew, data, told)
-    trainer.restore()
-    if crew.leads:
-        told.extend(observers(config, trainer.step) if observers else [])
-        # Last, so that a start that fails leaves no folder in the way of the next one.
-        folder.open(config.describe())
+    if membership is None:
+        crew = launch.assemble(config, data)
+    else:
+        crew = launch.assemble_elastic(config, data, membership, folder.path)
+    told: list[Observer] = []
     try:
+        trainer = _Trainer(config, folder, crew, data, told)
+        trainer.begin(observers)
         summary = trainer.run()
     except BaseException:
         crew.abandon()
@@ -100,12 +123,19 @@ class _Clock:
     """Seconds of this run, including those before it was interrupted."""
 
     def __init__(self) -> None:
-        self.before_s = self.training_s = 0.0
+        self._before_s = self.training_s = 0.0
         self._started_s = time.perf_counter()
+
+    def go_on(self, spent: Spent) -> None:
+        self._before_s, self.training_s = spent.wall_s, spent.training_s
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(wall_s=self.wall_s, training_s=self.training_s)
 
     @property
     def wall_s(self) -> float:
-        return self.before_s + time.perf_counter() - self._started_s
+        return self._before_s + time.perf_counter() - self._started_s
 
     def timed(self, work: Callable[[], Any]) -> Any:
         started_s = time.perf_counter()
@@ -122,40 +152,72 @@ class _Trainer:
         folder: RunFolder,
         crew: Crew,
         data: LoadedData,
-        observers: Sequence[Observer],
+        told: list[Observer],
     ) -> None:
         self._config, self._folder, self._crew, self._data = config, folder, crew, data
-        self._observers = observers
-        self._clock = _Clock()
-        self.step = 0
-        self._checkpoints = [
-            Checkpoints(folder.checkpoints, worker=w.rank, keep=config.periods.keep_checkpoints)
-            for w in crew.workers
-        ]
+        self._told, self._clock = told, _Clock()
+        self._saves = Saves(config, folder, crew, data.fingerprint)
+
+    @property
+    def step(self) -> int:
+        """Inner steps by the schedule."""
+        return self._crew.step
+
+    def begin(self, observers: ObserverFactory | None) -> None:
+        """Go on from what the folder holds, if anything, and open it."""
+        self._clock.go_on(self._saves.restore())
+        if not self._crew.leads:
+            return
+        made = observers(self._config, self.step) if observers else []
+        self._told.extend([MetricsFile(self._folder), *made])
+        if self._crew.events is not None:
+            Relay(self._crew.events, [EventsFile(self._folder), *made])
+        self._crew.arrive()
+        # Last, so that a start that fails leaves no folder in the way of the next one.
+        self._folder.open(self._config.describe())
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        val_loss = float("nan")
-        while self.step < self._config.steps:
+        try:
+            val_loss = self._train()
+        except ExchangeError as error:
+            raise self._stranded(error) from error
+        return self._finish(val_loss)
+
+    def _train(self) -> float:
+        val_loss, steps, periods = None, self._config.steps, self._config.periods
+        while self.step < steps and self._crew.arrive() < steps:
+            before = self.step
             losses = self._clock.timed(self._one_step)
-            last = self.step == self._config.steps
-            evaluate = last or _due(self.step, self._config.periods.evaluate_steps)
+            # Those of a worker that was healed jump, perhaps over what was due.
+            evaluate = self.step >= steps or _due(before, self.step, periods.evaluate_steps)
             extra: dict[str, float] = {}
             if evaluate:
                 val_loss = extra["val_loss"] = self._evaluate()
                 extra |= self._memory()
-            if evaluate or _due(self.step, self._config.periods.log_steps):
+            if evaluate or _due(before, self.step, periods.log_steps):
                 self._record(losses, extra)
-            if _due(self.step, self._config.periods.checkpoint_steps) and not last:
-                self._save()
-        return self._finish(val_loss)
+            if self.step < steps:
+                self._saves.save_if_due(self._clock.spent)
+        # A newcomer may find that everything is done.
+        return self._evaluate() if val_loss is None else val_loss
+
+    def _stranded(self, error: ExchangeError) -> ExchangeError:
+        """What to raise where the others are lost; an elastic worker first keeps what it has."""
+        if self._crew.events is None or not self._crew.steps_taken:
+            return error
+        self._saves.save(self._clock.spent)
+        return type(error)(
+            error.cannot,
+            because=error.because,
+            do=f"{error.do}; then the same command with --resume --out {self._folder.path}",
+        )
 
     def _one_step(self) -> list[float]:
         losses = self._crew.inner_step()
         self._crew.outer_step()
-        self.step += 1
-        if self.step == self._config.steps:
+        if self.step >= self._config.steps:
             self._crew.flush()
         return losses
 
@@ -178,7 +240,7 @@ class _Trainer:
         stats, totals = worker.outer.stats, worker.totals()
         record = {
             "step": self.step,
-            "tokens": self.step * self._config.tokens_per_step,
+            "tokens": self._crew.tokens,
             "loss": sum(losses) / len(losses),
             "lr": worker.optimizer.param_groups[0]["lr"],
             "rounds": stats.rounds,
@@ -192,8 +254,11 @@ class _Trainer:
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._clock.wall_s,
         }
-        for observer in self._observers:
-            observer.record(record | extra)
+        try:
+            for observer in self._told:
+                observer.record(record | self._crew.present() | extra)
+        except CheckpointError as error:
+            self._saves.failed(error)
 
     def _memory(self) -> dict[str, int]:
         """Bytes of the states that a worker holds, as fields of a record."""
@@ -201,7 +266,7 @@ class _Trainer:
         return {f"{state.replace(' ', '_')}_bytes": count for state, count in held.items()}
 
     def _tokens_per_s(self) -> float:
-        return self.step * self._config.tokens_per_step / self._clock.training_s
+        return self._crew.tokens / max(self._clock.training_s, 1e-9)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -230,14 +295,14 @@ class _Trainer:
         return digests[0]
 
     def _summary(self, val_loss: float, digest: str) -> dict[str, Any]:
-        worker = self._crew.workers[0]
+        worker, events = self._crew.workers[0], self._crew.events
         totals = worker.totals()
         return {
             "method": self._config.method.name,
             "workers": self._config.workers,
             "parameters": sum(p.numel() for p in worker.model.parameters()),
             "steps": self.step,
-            "tokens": self.step * self._config.tokens_per_step,
+            "tokens": self._crew.tokens,
             "val_loss": val_loss,
             "sent_bytes_per_worker": totals["sent_bytes"],
             "received_bytes_per_worker": totals["received_bytes"],
@@ -247,70 +312,13 @@ class _Trainer:
             "tokens_per_s": self._tokens_per_s(),
             "wait_s": worker.outer.stats.wait_s,
             "versions": _versions(),
+            **self._crew.present(),
+            **({} if events is None else {"events": dict(events.summary())}),
         }
 
-    # -- checkpoints -------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        for worker in self._crew.workers:
-            worker.check_finite()
-        # Nobody replaces a good checkpoint before everybody was found to be well.
-        self._crew.everywhere([0.0] * len(self._crew.workers))
-        shared = {
-            "config": what_counts(self._config.describe()),
-            "step": self.step,
-            "wall_s": self._clock.wall_s,
-            "training_s": self._clock.training_s,
-            "corpus": self._data.fingerprint,
-        }
-        for worker, checkpoints in zip(self._crew.workers, self._checkpoints, strict=True):
-            checkpoints.save(self.step, {"run": shared, "worker": worker.state_dict()})
-        # Nobody forgets an old checkpoint before everybody has the new one.
-        self._crew.everywhere([0.0] * len(self._crew.workers))
-        for checkpoints in self._checkpoints:
-            checkpoints.prune()
-
-    def restore(self) -> None:
-        """Load the newest step of which every worker has a checkpoint; without one, step 0."""
-        step = self._newest_common_step()
-        if step:
-            for worker, checkpoints in zip(self._crew.workers, self._checkpoints, strict=True):
-                self._load(worker, checkpoints.load(step))
-        if self._crew.leads and self._folder.has_run():
-            self._folder.cut_metrics(self.step)
-
-    def _load(self, worker: Any, state: dict[str, Any]) -> None:
-        shared = state["run"]
-        check_same(
-            shared["config"],
-            what_counts(self._config.describe()),
-            cannot=f"resume {self._folder.path} from its checkpoint",
-            whose="the checkpoint",
-            do="put back the checkpoints of this run",
-        )
-        if shared["corpus"] != self._data.fingerprint:
-            raise MismatchError(
-                f"resume {self._folder.path}: the corpus differs",
-                because=f"it was {shared['corpus'][:12]} and is {self._data.fingerprint[:12]}",
-                do="restore the text the run was started with, or start anew with another --out",
-            )
-        worker.load_state_dict(state["worker"])
-        self.step = int(shared["step"])
-        self._clock.before_s, self._clock.training_s = shared["wall_s"], shared["training_s"]
-
-    def _newest_common_step(self) -> int:
-        common = set.intersection(*(set(c.steps()) for c in self._checkpoints))
-        limit = max(common, default=0)
-        while True:
-            mine = max((step for step in common if step <= limit), default=0)
-            newest = self._crew.everywhere([float(mine)] * len(self._crew.workers))
-            if len(set(newest)) == 1:
-                return mine
-            limit = int(min(newest))
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+def _due(before: int, now: int, every: int) -> bool:
+    return every > 0 and now // every > before // every
 
 
 def _versions() -> dict[str, str]:

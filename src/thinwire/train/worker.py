@@ -14,12 +14,14 @@ from thinwire.agreement import digest
 from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.outer_loop import OuterLoop
 from thinwire.replica import local_shard
+from thinwire.train.carry_over import carry_over
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.local_state import load_model, load_optimizer, plain
 from thinwire.train.models import save_pretrained
 from thinwire.train.random_stream import RandomStream
 from thinwire.train.ranks import Ranks, gather
+from thinwire.train.standing import Standing
 from thinwire.transport import Transport
 
 __all__ = ["Worker", "token_losses"]
@@ -55,7 +57,7 @@ class _Whole(Mapping[str, Tensor]):
 
 @final
 class Worker:
-    """Worker `transport.rank` of a run, or one of its ranks.
+    """One worker of a run, or one of its ranks.
 
     The ranks of a worker make the same calls in the same order. Each reads the worker's batch and
     takes its rows, so that the worker sees what it would see if it were one rank.
@@ -64,6 +66,7 @@ class Worker:
         config: the run.
         data: the loaded corpus.
         transport: the connection to the other workers.
+        standing: its place among them.
         ranks: those of this worker.
         device: where the model lives.
     """
@@ -73,12 +76,13 @@ class Worker:
         config: TrainConfig,
         data: LoadedData,
         transport: Transport,
+        standing: Standing,
         ranks: Ranks,
         device: torch.device,
     ) -> None:
         self.config, self.device, self._ranks = config, device, ranks
-        self.number = transport.rank
-        self.rank = transport.rank * ranks.size + ranks.index
+        self._standing, self.number = standing, standing.number
+        self.rank = standing.number * ranks.size + ranks.index
         self._vocab_size = data.vocab_size
         self.model = self._build()
         ranks.place(self.model, device)
@@ -95,13 +99,9 @@ class Worker:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
         )
-        self.batches = data.batches(
-            worker=self.number,
-            workers=config.workers,
-            global_batch=config.global_batch,
-            seed=config.seed,
-        )
-        self.stream = RandomStream(seed=config.seed, worker=self.rank, device=device)
+        self.batches = standing.batches(config, data, self.outer)
+        stream = standing.stream(self.rank)
+        self.stream = RandomStream(seed=config.seed, worker=stream, device=device)
         self._forward = _compiled(self.model) if config.machine.compile == "yes" else self.model
 
     def inner_step(self) -> float:
@@ -147,7 +147,7 @@ class Worker:
 
     def _evaluated(self, windows: Tensor) -> tuple[Tensor, int]:
         """This rank's windows, as many as its worker's first rank has, and how many count."""
-        every = self.config.workers * self._ranks.size
+        every = self._standing.evaluators * self._ranks.size
         mine = windows[self.rank :: every]
         # Ranks of a worker gather its weights together, so they need equally many forward passes.
         most = len(windows[self.number * self._ranks.size :: every])
@@ -220,6 +220,33 @@ class Worker:
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         self.stream.load_state_dict(state["random"])
+
+    def succeed(self, state: dict[str, Any], *, sources: int) -> None:
+        """Go on from the state of a rank of a run with another number of workers.
+
+        Args:
+            state: of rank `self.rank` modulo `sources`.
+            sources: ranks of that run.
+        """
+        load_model(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.batches.load_state_dict(state["batches"])
+        self.batches.state_dict()  # a stream's belong to one K, and say so only now
+        own = self.rank < sources
+        # A second worker of the same state draws its own numbers, and has sent nothing yet.
+        if own:
+            self.stream.load_state_dict(state["random"])
+        feedback = state["outer"] if own else {}
+        carry_over(self.outer, self.model, state["outer"], feedback_of=feedback)
+
+    def reschedule(self, step: int) -> None:
+        """Take the learning rate of inner step `step`, counted from 0, next."""
+        schedule, groups = self.scheduler, self.optimizer.param_groups
+        # Its step(epoch) is deprecated, and step() goes on by one.
+        schedule.last_epoch = step
+        for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+            group["lr"] = lr * factor(step)
 
     def close(self) -> None:
         """The run is over, and its process groups are gone."""
