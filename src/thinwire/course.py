@@ -48,7 +48,7 @@ class Course(Ward):
         self.step = self.version = self.dealt = self.peak_sent_bytes = 0
         self.left_out: dict[int, int] = {}
         self._convened: Convened | None = None
-        self._joining = False
+        self._entered = self._joining = False
         self._name = ""
         self._ended_at_step = -1
         # K as far as the outer optimizers know it.
@@ -73,7 +73,10 @@ class Course(Ward):
     # -- a round -----------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Take a place among the workers, who may be under way already."""
+        """Take a place among the workers, who may be under way already; once."""
+        if self._entered:
+            return
+        self._entered = True
         if self._transport.forgiving:
             for track in self.tracks:
                 track.outer.shared()  # a method that shares nothing is refused before it begins
@@ -86,6 +89,7 @@ class Course(Ward):
 
     def begin(self) -> None:
         """Count an inner step and send every fragment that is due."""
+        self.enter()
         self.step += 1
         convened = None
         if self.step % self._method.sync_every == 0:
@@ -96,6 +100,7 @@ class Course(Ward):
         """Send every fragment that was trained since it was last sent, and call everything in."""
         # Another fragment than the one that the next step would have needed may come first.
         self._storage.put_away()
+        self.enter()
         if self._ended_at_step != self.step:
             self._convene(Occasion.LAST)
         over = self._convened is not None and self._convened.occasion is Occasion.OVER
@@ -237,20 +242,6 @@ class Course(Ward):
         ]
         for _, track, flight in sorted(flights, key=lambda found: found[0]):
             track.send_again(flight)
-
-    def load_from_others(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of some worker among any others, without what flew."""
-        workers, rank = int(state["workers"]), int(state["rank"])
-        self._check_run(state["run"])
-        with self._lock:
-            self._abandon()
-            self._reseat_outer(workers)
-            for track, saved in zip(self.tracks, state["fragments"], strict=True):
-                track.load_from_others(
-                    saved, self._assembly.exchange_state(track.fragment, workers, rank)
-                )
-            self._load_counts(state)
-            self._reseat_outer(self._transport.world_size)
 
     def _load_counts(self, state: Mapping[str, Any]) -> None:
         self.step, self.version = int(state["step"]), int(state["rounds"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from thinwire.agreement import check_cards, check_same, digest, make_card
 from thinwire.course import Course
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.membership.ward import Snapshot
 from thinwire.method import Method
 from thinwire.replica import Replica, local_shard
 from thinwire.sharding import sharded_like
@@ -73,7 +74,6 @@ class OuterLoop:
         try:
             card = self._course.description | {"thinwire version": __version__}
             check_cards(self._transport.introduce(make_card(card, self._starting_weights())))
-            self._course.enter()
         except BaseException:
             self.close()
             raise
@@ -164,7 +164,10 @@ class OuterLoop:
         """Number of the data share of this round, which no other worker has or had.
 
         With K fixed it is round K + rank. It changes when a round begins, every H inner steps.
+        Where workers come and go, the first question makes this one take its place among them:
+        ask before the first inner step, which then starts from what the others have.
         """
+        self._course.enter()
         return self._course.share
 
     def memory(self) -> dict[str, int]:
@@ -236,8 +239,6 @@ class OuterLoop:
             "step": course.step,
             "rounds": course.version,
             "dealt": course.dealt,
-            "workers": self._transport.world_size,
-            "rank": self._transport.rank,
             "peak_sent_bytes": course.peak_sent_bytes,
             "traffic": asdict(self._transport.traffic),
             # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
@@ -263,18 +264,28 @@ class OuterLoop:
         # Afterwards: what is sent again was counted when it was sent first.
         self._transport.traffic.restore(state["traffic"])
 
-    def load_from_others(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of a worker of any other world, over the same model.
+    def shared_state(self) -> dict[str, Any]:
+        """What all workers share, whatever their number: plain tensors and numbers.
 
-        Anchors, outer optimizer and schedule are taken over, and what error feedback that worker
-        had is now this one's, if it has none. What was in flight counts on nobody. The live weights
-        are put at the anchor; load those of the worker afterwards to go on with what it had done.
+        Outer parameters, outer optimizers and where the schedule is, after the last round.
+        """
+        snapshot = self._course.capture()
+        return {"facts": dict(snapshot.facts), "tensors": dict(snapshot.tensors)}
+
+    def load_shared_state(self, state: Mapping[str, Any]) -> None:
+        """Start from `shared_state()` of a worker of any world; the live weights become the anchor.
 
         Raises:
-            MismatchError: it is from another model or method; names the field and both values.
+            MismatchError: it is of another model or method; names the field and both values.
         """
-        _check_keys(state)
-        self._course.load_from_others(state)
+        if set(state) != {"facts", "tensors"}:
+            raise CheckpointError(
+                "load this state",
+                because=f"it has {sorted(state)}, not facts and tensors",
+                do="pass what shared_state() of an OuterLoop returned",
+            )
+        self._course.drop_work()
+        self._course.adopt(Snapshot(facts=state["facts"], tensors=state["tensors"]))
 
     # -- following an optimizer --------------------------------------------------------------------
 

@@ -248,20 +248,6 @@ class Track:
         saved = [flight for flight in state["in_flight"] if int(flight["round"]) > 0]
         return [(int(flight["sent_at_step"]), flight) for flight in saved]
 
-    def load_from_others(self, state: Mapping[str, Any], reader: ExchangeState) -> None:
-        """Continue from `state` of a worker of another world; `reader` is the exchange it had.
-
-        What was in flight counts on nobody.
-        """
-        self.outer.adopt({key: state["outer"][key] for key in self.outer.shared()})
-        self.outer.place(None)
-        reader.load_state_dict(state["exchange"])
-        residual = reader.residual()
-        if residual is not None:
-            self.exchange.take_residual(residual)
-        flying = sum(int(flight["round"]) > 0 for flight in state["in_flight"])
-        self.sends, self.sent_at_step = int(state["sends"]) - flying, -1
-
     def send_again(self, saved: Mapping[str, Any]) -> None:
         """Send what was in flight when the state was saved."""
         label = Label(what=self.fragment.name, round=int(saved["round"]))

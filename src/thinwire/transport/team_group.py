@@ -17,7 +17,7 @@ from thinwire.transport.courier import Courier, Delivery, Errand
 from thinwire.transport.messages import Messages
 from thinwire.transport.votes import tally, vote
 
-__all__ = ["TeamGroup", "reconfigurable_group"]
+__all__ = ["TeamGroup", "discarded", "failed", "reconfigurable_group"]
 
 
 def reconfigurable_group(host: str) -> Any:
@@ -99,10 +99,8 @@ class _Exchange(Errand):
         started_s = time.perf_counter()
         try:
             landed = self._carry()
-        except (RuntimeError, ValueError) as error:
-            raise self._group.break_up(self.label, error) from error
-        except ThinwireError as error:
-            # Nobody may go on with a result that this worker did not send.
+        except (RuntimeError, ValueError, ThinwireError) as error:
+            # Those who wait for something from this worker shall not wait in vain.
             self.hang_up()
             raise self._group.break_up(self.label, error) from error
         self._group.timeouts.exchanged(self._nbytes, seconds=time.perf_counter() - started_s)
@@ -177,14 +175,14 @@ class TeamGroup:
         reduce: Reduce | None,
     ) -> Pending:
         if self.broken:
-            return _failed(_discarded(label, self.broken))
+            return failed(discarded(label, self.broken))
         self._begun += 1
         exchange = _Exchange(self, label, inspect, nbytes=nbytes, number=self._begun)
         exchange.reduce = reduce
         try:
             exchange.first = launch(exchange.carrier)
         except (RuntimeError, ValueError) as error:
-            return _failed(self.break_up(label, error))
+            return failed(self.break_up(label, error))
         return _Voted(self._courier.send(exchange), exchange.verdict)
 
     def break_up(self, label: Label, error: Exception) -> RoundDiscarded:
@@ -197,7 +195,7 @@ class TeamGroup:
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 self.timeouts.timed_out()
             self._on_broken(f"{label}: {reason}", 0.0)
-        return _discarded(label, reason)
+        return discarded(label, reason)
 
     def close(self) -> None:
         """Fail what is under way and let go of the group."""
@@ -209,13 +207,15 @@ class TeamGroup:
         self.members = None
 
 
-def _discarded(label: Label, because: str) -> RoundDiscarded:
+def discarded(label: Label, because: str) -> RoundDiscarded:
+    """The error of a round that counts on nobody."""
     return RoundDiscarded(
         f"use {label}", because=because, do="nothing: the next round sends it again"
     )
 
 
-def _failed(error: Exception) -> Pending:
+def failed(error: Exception) -> Pending:
+    """An exchange that fails when it is waited for."""
     delivery = Delivery()
     delivery.fail(error)
     return delivery
