@@ -21,6 +21,8 @@ FLAGS = {
         precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
         warmup-steps worker-size workers""",
     "bench": "out",
+    "lighthouse": "bind heartbeat-timeout-s join-timeout-s min-workers token-file",
+    "doctor": "elastic token-file",
 }
 
 

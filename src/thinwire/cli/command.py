@@ -7,6 +7,8 @@ from rich.console import Console
 
 from thinwire.cli.bench import Bench
 from thinwire.cli.compare import Compare
+from thinwire.cli.doctor import Doctor
+from thinwire.cli.lighthouse import Lighthouse
 from thinwire.cli.train import Train
 from thinwire.errors import ThinwireError
 
@@ -16,6 +18,8 @@ Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Lighthouse, tyro.conf.subcommand("lighthouse")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
 

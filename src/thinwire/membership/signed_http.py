@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, final
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership.token import Token
 
-__all__ = ["Answer", "Handler", "SignedServer", "ask", "ask_json", "json_answer"]
+__all__ = ["Answer", "Handler", "SignedServer", "ask", "ask_json", "json_answer", "request"]
 
 _NONCE, _TIME, _SIGNATURE = "Thinwire-Nonce", "Thinwire-Time", "Thinwire-Signature"
 _SKEW_S = 120.0
@@ -60,16 +60,23 @@ class SignedServer:
         routes: what answers ("GET", "/path").
         host: address to listen on.
         port: 0 takes any that is free.
+        on_refusal: is told the host and why when a request is not signed as it should be.
 
     Raises:
         OSError: the port is taken.
     """
 
     def __init__(
-        self, token: Token, routes: Mapping[tuple[str, str], Handler], *, host: str, port: int = 0
+        self,
+        token: Token,
+        routes: Mapping[tuple[str, str], Handler],
+        *,
+        host: str,
+        port: int = 0,
+        on_refusal: Callable[[str, str], None] | None = None,
     ) -> None:
         self._server = _Server((host, port), _Request)
-        self._server.desk = _Desk(token, routes)
+        self._server.desk = _Desk(token, routes, on_refusal)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
@@ -87,15 +94,24 @@ class SignedServer:
 class _Desk:
     """Checks requests and finds who answers them."""
 
-    def __init__(self, token: Token, routes: Mapping[tuple[str, str], Handler]) -> None:
-        self.token, self._routes = token, routes
+    def __init__(
+        self,
+        token: Token,
+        routes: Mapping[tuple[str, str], Handler],
+        on_refusal: Callable[[str, str], None] | None,
+    ) -> None:
+        self.token, self._routes, self._on_refusal = token, routes, on_refusal
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
         self._lock = threading.Lock()
 
-    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def answer(
+        self, host: str, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
         refused = self._refusal(method, path, headers, body)
         if refused:
+            if self._on_refusal is not None:
+                self._on_refusal(host, refused)
             return json_answer({"error": refused}, status=403)
         handler = self._routes.get((method, path))
         if handler is None:
@@ -150,7 +166,8 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(413)
             return
         headers = {key: self.headers.get(key, "") for key in (_NONCE, _TIME, _SIGNATURE)}
-        answer = self.server.desk.answer(method, self.path, headers, self.rfile.read(length))
+        host, body = self.client_address[0], self.rfile.read(length)
+        answer = self.server.desk.answer(host, method, self.path, headers, body)
         status, nonce = str(answer.status), headers[_NONCE]
         signature = self.server.desk.token.sign("answer", nonce, status, _digest(answer.body))
         self.send_response(answer.status)
@@ -185,6 +202,36 @@ def ask(
         ExchangeError: nobody answers, or not in full.
         MismatchError: the other side refuses, or does not know the token.
     """
+    answer = request(token, address, path, body=body, largest=largest, timeout_s=timeout_s)
+    if answer.status != 200:
+        because = str(json.loads(answer.body).get("error", answer.status))
+        raise _refused(address, path, because)
+    return answer.body
+
+
+def request(
+    token: Token,
+    address: str,
+    path: str,
+    *,
+    body: bytes | None = None,
+    largest: int = 16 << 20,
+    timeout_s: float = 10.0,
+) -> Answer:
+    """The answer to a GET, or a POST of `body`, whatever its status.
+
+    Args:
+        token: of the run.
+        address: HOST:PORT.
+        path: on that server.
+        body: what to post.
+        largest: bytes of an answer that are taken; a longer one is refused unread.
+        timeout_s: without a byte from the other side.
+
+    Raises:
+        ExchangeError: nobody answers, or not in full.
+        MismatchError: the other side does not know the token.
+    """
     method = "GET" if body is None else "POST"
     nonce, sent = secrets.token_hex(16), repr(time.time())
     signature = token.sign(method, path, nonce, sent, _digest(body or b""))
@@ -205,9 +252,7 @@ def ask(
         connection.close()
     if not token.signed(signature, "answer", nonce, str(status), _digest(content)):
         raise _refused(address, path, "its answer is not signed with this run's token")
-    if status != 200:
-        raise _refused(address, path, str(json.loads(content).get("error", status)))
-    return content
+    return Answer(status=status, body=content)
 
 
 def ask_json(token: Token, address: str, path: str, value: Any = None, **options: Any) -> Any:

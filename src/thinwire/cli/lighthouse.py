@@ -1,0 +1,106 @@
+"""`thinwire lighthouse`."""
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+
+from thinwire.membership import lighthouse
+from thinwire.membership.address import address_text, local_address, split_address
+from thinwire.membership.interfaces import interface_addresses
+from thinwire.membership.token import TOKEN_VARIABLE, Token, find_token
+
+__all__ = ["Lighthouse"]
+
+_LOOK_UP_S = 0.2
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Lighthouse:
+    """Start what the workers of an elastic run meet at, and say who comes and goes.
+
+    Listens on the port that is given, and with torchft's lighthouse on the one above it.
+    """
+
+    bind: str = "0.0.0.0:29400"
+    """HOST:PORT to listen on; port 0 takes two neighbours that are free."""
+    min_workers: int = 1
+    """A round needs this many."""
+    heartbeat_timeout_s: float = 5.0
+    """Seconds of silence after which a worker is gone."""
+    join_timeout_s: float = 60.0
+    """Seconds that those who are ready for a round wait for those who are not."""
+    token_file: Path | None = None
+    """Holds the run's token; default is THINWIRE_TOKEN, and without it a new one is made."""
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        host, port = split_address(self.bind)
+        token, made = self._token()
+        # Read by torchft when it is imported: its own lines say little that ours do not.
+        os.environ.setdefault("RUST_LOG", "warn")
+
+        def say(line: str) -> None:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        with (
+            _told_to_stop() as stop,
+            lighthouse.Lighthouse(
+                token,
+                host=host,
+                port=port,
+                min_workers=self.min_workers,
+                heartbeat_timeout_s=self.heartbeat_timeout_s,
+                join_timeout_s=self.join_timeout_s,
+                on_event=say,
+            ) as shining,
+        ):
+            if made:
+                say(f"export {TOKEN_VARIABLE}={made}")
+            address = address_text(_seen_from_outside(host), shining.port)
+            say(f"ready; workers: thinwire train --elastic {address}")
+            while not stop:
+                time.sleep(_LOOK_UP_S)
+        say("stopped")
+
+    def _token(self) -> tuple[Token, str]:
+        if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):
+            return find_token(self.token_file), ""
+        made = secrets.token_hex(16)
+        return Token(made), made
+
+
+def _seen_from_outside(host: str) -> str:
+    if host not in ("0.0.0.0", "::"):
+        return host
+    try:
+        return local_address()
+    except OSError:  # no route leads out of the networks that this machine is on
+        addresses = sorted(interface_addresses().values(), key=lambda a: a.startswith("127."))
+        return addresses[0] if addresses else socket.gethostname()
+
+
+@contextmanager
+def _told_to_stop() -> Generator[list[int]]:
+    """A list that Ctrl-C and SIGTERM put themselves into."""
+    # Not an Event: its lock may be held by the very code that a signal interrupts.
+    signals: list[int] = []
+
+    def told(number: int, _: Any) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,62 @@
+"""A finding, and how checks are made without any of them hanging."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+__all__ = ["Check", "Finding", "Status", "examine"]
+
+Status: TypeAlias = Literal["ok", "warn", "fail"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Args:
+        name: of what was looked at.
+        status: `fail` if a run cannot work so.
+        found: what there is.
+        do: what to do about it; empty if nothing.
+    """
+
+    name: str
+    status: Status
+    found: str
+    do: str = ""
+
+
+Check: TypeAlias = Callable[[], Finding]
+"""Looks at one thing."""
+
+
+def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
+    """What `check` finds within `limit_s`; else a finding which says that it was not established.
+
+    Args:
+        name: of what is looked at.
+        check: looks at it.
+        limit_s: a check that takes longer is left behind.
+
+    >>> examine("it", lambda: Finding(name="it", status="ok", found="there")).found
+    'there'
+    """
+    answers: list[Finding] = []
+    failures: Mapping[str, list[Exception]] = {name: []}
+
+    def look() -> None:
+        try:
+            answers.append(check())
+        except Exception as error:
+            failures[name].append(error)
+
+    # A look-up of a name cannot be interrupted: a daemon does not keep the process from ending.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if answers:
+        return answers[0]
+    why = repr(failures[name][0]) if failures[name] else f"no answer within {limit_s:g} s"
+    return Finding(name=name, status="warn", found=f"not established: {why}", do="look at it")

@@ -1,0 +1,326 @@
+"""The door of an elastic run: who may come in, who is there, and where their state can be had.
+
+It runs beside torchft's lighthouse, which decides who takes part in a round and asks nobody for a
+token. Workers know only the door's address.
+"""
+
+import ipaddress
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from thinwire.errors import ConfigurationError, MismatchError
+from thinwire.membership.address import address_text, split_address
+from thinwire.membership.register import Peer, Refusal, Register
+from thinwire.membership.signed_http import (
+    Answer,
+    Handler,
+    SignedServer,
+    json_answer,
+    request,
+)
+from thinwire.membership.token import Token
+from thinwire.membership.ward import Position
+
+__all__ = ["Beat", "Door", "DoorClient", "Welcome"]
+
+_PROBE_S = 2.0
+_PAUSE_S = 0.3
+_GRACE_S = 1.0
+
+
+@final
+class Door:
+    """Answers workers until it is closed.
+
+    Args:
+        token: of the run.
+        host: address to listen on.
+        port: 0 takes any that is free.
+        lighthouse_port: of torchft's lighthouse on this machine.
+        heartbeat_timeout_s: without a beat, after which a worker is gone.
+        on_event: is told in a line who came, left or was refused, and why; from any thread.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        token: Token,
+        *,
+        host: str,
+        port: int,
+        lighthouse_port: int,
+        heartbeat_timeout_s: float,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._facts = {
+            "lighthouse_port": lighthouse_port,
+            "heartbeat_timeout_s": heartbeat_timeout_s,
+        }
+        self._register = Register(expiry_s=heartbeat_timeout_s)
+        self._on_event = on_event
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._server = SignedServer(
+            token, self._routes(), host=host, port=port, on_refusal=self._refused
+        )
+        self.port: int = self._server.port
+        self._watch = threading.Thread(target=self._expire, daemon=True)
+        self._watch.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._closed.set()
+        self._server.close()
+        self._watch.join()
+
+    def _routes(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            ("POST", "/join"): _reading(self._join),
+            ("POST", "/beat"): _reading(self._beat),
+            ("POST", "/leave"): _reading(self._leave),
+            ("GET", "/peers"): _reading(self._peers),
+            ("GET", "/time"): _reading(_time),
+            ("POST", "/probe"): _reading(_probe),
+        }
+
+    @contextmanager
+    def _open(self) -> Generator[Register]:
+        with self._lock:
+            self._register.expire()
+            yield self._register
+            news = self._register.take_news()
+        # Unlocked: a terminal that does not take its lines must not stop the beats.
+        for line in news:
+            self._on_event(line)
+
+    def _expire(self) -> None:
+        while not self._closed.wait(self._register.expiry_s / 5):
+            with self._open():
+                pass
+
+    def _refused(self, host: str, reason: str) -> None:
+        with self._open() as register:
+            register.tell(f"somebody at {host}: {reason}", (host, reason[:20]))
+
+    def _join(self, data: Any) -> Answer:
+        peer, card = Peer.read(data), {str(k): str(v) for k, v in data["card"].items()}
+        with self._open() as register:
+            refusal = register.join(peer, card)
+            peers = register.others(peer.identity)
+        if refusal is not None:
+            return _refusal_answer(refusal)
+        return json_answer({**self._facts, "peers": [p.describe() for p in peers]})
+
+    def _beat(self, data: Any) -> Answer:
+        identity, position = str(data["identity"]), Position.read(data["position"])
+        with self._open() as register:
+            known = register.beat(
+                identity, str(data["nonce"]), position=position, finished=bool(data["finished"])
+            )
+            if known is None:
+                return json_answer({"error": f"{identity!r} is not in the run"}, status=410)
+            peers, refused = register.others(identity), register.take_untold(identity)
+        return json_answer({"peers": [p.describe() for p in peers], "refused": refused})
+
+    def _leave(self, data: Any) -> Answer:
+        with self._open() as register:
+            register.leave(str(data["identity"]), str(data["nonce"]))
+        return json_answer({})
+
+    def _peers(self, _: Any) -> Answer:
+        with self._open() as register:
+            peers = register.others()
+        return json_answer({**self._facts, "peers": [p.describe() for p in peers]})
+
+
+def _reading(answer: Callable[[Any], Answer]) -> Handler:
+    def handle(body: bytes) -> Answer:
+        try:
+            return answer(json.loads(body or b"null"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            said = f"this request cannot be read: {error!r}"
+            return json_answer({"error": said}, status=400)
+
+    return handle
+
+
+def _refusal_answer(refusal: Refusal) -> Answer:
+    said = {"error": refusal.reason, "do": refusal.do, "retry_s": refusal.retry_s}
+    return json_answer(said, status=refusal.status)
+
+
+def _time(_: Any) -> Answer:
+    return json_answer({"time": time.time()})
+
+
+def _probe(data: Any) -> Answer:
+    # An address and not a name: a look-up could take long, and nobody asks for one.
+    host, port = str(ipaddress.ip_address(data["host"])), int(data["port"])
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port}")
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+    except OSError as error:
+        return json_answer({"reached": False, "why": str(error) or type(error).__name__})
+    return json_answer({"reached": True, "why": ""})
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Welcome:
+    """What a worker learns at the door.
+
+    Args:
+        lighthouse: HOST:PORT of torchft's lighthouse.
+        heartbeat_timeout_s: how long it may be silent.
+        peers: the others that are there.
+    """
+
+    lighthouse: str
+    heartbeat_timeout_s: float
+    peers: tuple[Peer, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """What a worker learns from a beat.
+
+    Args:
+        peers: the others that are there.
+        refused: who was refused since the last beat, and why, a line each.
+        again: whether the door had forgotten this worker and let it in again.
+    """
+
+    peers: tuple[Peer, ...]
+    refused: tuple[str, ...] = ()
+    again: bool = False
+
+
+@final
+class DoorClient:
+    """A worker at the door; `beat` and `leave` may be called from different threads.
+
+    Args:
+        token: of the run.
+        address: HOST:PORT of the door.
+        identity: of this worker, its own in this run.
+        card: what has to be the same on all workers, as one text per field.
+        timeout_s: without a byte from the door.
+        nonce: of this process; default random.
+    """
+
+    def __init__(
+        self,
+        token: Token,
+        address: str,
+        identity: str,
+        card: Mapping[str, str],
+        *,
+        timeout_s: float = 5.0,
+        nonce: str | None = None,
+    ) -> None:
+        self._host, _ = split_address(address)
+        self._token, self._door, self._timeout_s = token, address, timeout_s
+        self.identity, self.nonce = identity, nonce or secrets.token_hex(8)
+        self._card = dict(card)
+        self._address = ""
+        self._finished = self._left = False
+
+    def join(self, position: Position, address: str) -> Welcome:
+        """Come in; waits until a worker that had this identity and is gone has been forgotten.
+
+        Args:
+            position: where this worker stands.
+            address: HOST:PORT of its healing server, as others reach it.
+
+        Raises:
+            ExchangeError: the door cannot be reached.
+            MismatchError: it refuses: another token, card or holder of the identity.
+        """
+        self._address, self._left = address, False
+        told = self._ask("/join", {**self._me(position), "address": address, "card": self._card})
+        waited_s, first = 0.0, told
+        while told.status == 409 and waited_s < json.loads(first.body)["retry_s"] + _GRACE_S:
+            time.sleep(_PAUSE_S)
+            waited_s += _PAUSE_S
+            told = self._ask(
+                "/join", {**self._me(position), "address": address, "card": self._card}
+            )
+        data = self._accepted(told)
+        return Welcome(
+            lighthouse=address_text(self._host, int(data["lighthouse_port"])),
+            heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
+            peers=_peers_of(data),
+        )
+
+    def finish(self) -> None:
+        """Say in all later beats that this worker has taken all its steps."""
+        self._finished = True
+
+    def beat(self, position: Position) -> Beat:
+        """Say that this worker is there; comes in again if the door has forgotten it.
+
+        Args:
+            position: where this worker stands.
+
+        Raises:
+            ConfigurationError: it has not joined.
+            ExchangeError: the door cannot be reached.
+            MismatchError: it refuses.
+        """
+        if not self._address:
+            raise ConfigurationError(
+                "beat at the door", because="this worker has not joined", do="call join first"
+            )
+        told = self._ask("/beat", self._me(position))
+        if told.status == 410 and self._left:
+            return Beat(peers=())
+        if told.status == 410:
+            return Beat(peers=self.join(position, self._address).peers, again=True)
+        data = self._accepted(told)
+        return Beat(peers=_peers_of(data), refused=tuple(map(str, data["refused"])))
+
+    def leave(self) -> None:
+        """Go; a beat that comes after it does not bring this worker back.
+
+        Raises:
+            ExchangeError: the door cannot be reached; it forgets this worker by itself.
+        """
+        self._left = True
+        self._ask("/leave", {"identity": self.identity, "nonce": self.nonce})
+
+    def _me(self, position: Position) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "nonce": self.nonce,
+            "position": position.describe(),
+            "finished": self._finished,
+        }
+
+    def _ask(self, path: str, value: Mapping[str, Any]) -> Answer:
+        body = json.dumps(value).encode()
+        return request(self._token, self._door, path, body=body, timeout_s=self._timeout_s)
+
+    def _accepted(self, told: Answer) -> Any:
+        data = json.loads(told.body)
+        if told.status != 200:
+            raise MismatchError(
+                f"take part as {self.identity!r} in the run at {self._door}",
+                because=str(data.get("error", told.status)),
+                do=str(data.get("do", "give all of them the same token, version and time of day")),
+            )
+        return data
+
+
+def _peers_of(data: Any) -> tuple[Peer, ...]:
+    return tuple(map(Peer.read, data["peers"]))

@@ -1,0 +1,470 @@
+"""The door of an elastic run, torchft's lighthouse beside it, and the command that starts both."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from thinwire.cli import lighthouse as command
+from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.membership.address import address_text, split_address
+from thinwire.membership.door import Door, DoorClient
+from thinwire.membership.lighthouse import Lighthouse
+from thinwire.membership.register import Peer, Register
+from thinwire.membership.signed_http import ask_json, request
+from thinwire.membership.token import Token
+from thinwire.membership.ward import Position
+
+TOKEN = Token("a secret of many characters")
+CARD = {"method.sync_every": "5", "thinwire": "0.1.0"}
+OTHER = CARD | {"method.sync_every": "10"}
+EXPIRY_S = 5.0
+
+
+def at(version: int) -> Position:
+    return Position(version=version, step=5 * version, digest=f"{version:064x}")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rules:
+    """A register with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.register = Register(expiry_s=EXPIRY_S, clock=self.clock)
+
+    def join(self, identity: str, *, card=CARD, version: int = 0, process: int = 0):
+        peer = Peer(
+            identity=identity,
+            nonce=f"{identity}{process}",
+            address="10.0.0.1:4000",
+            position=at(version),
+        )
+        return self.register.join(peer, card)
+
+    def beat(self, identity: str, *, process: int = 0, **changes):
+        return self.register.beat(identity, f"{identity}{process}", **changes)
+
+    def after(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.register.expire()
+
+    def there(self) -> list[str]:
+        return [peer.identity for peer in self.register.others()]
+
+
+def test_the_first_card_is_the_runs_and_another_is_refused_on_all_sides() -> None:
+    rules = Rules()
+    assert rules.join("a") is None
+    assert rules.join("b") is None
+    rules.register.take_news()
+    refusal = rules.join("c", card=OTHER)
+    assert refusal is not None
+    assert refusal.status == 403
+    assert refusal.reason == "method.sync_every is 10 here and 5 in the run"
+    line = "'c' at 10.0.0.1:4000: method.sync_every is 10 there and 5 in the run"
+    assert rules.register.take_news() == [f"refused {line}"]
+    for member in ("a", "b"):
+        assert rules.register.take_untold(member) == [line]
+        assert rules.register.take_untold(member) == []
+    assert rules.there() == ["a", "b"]
+
+
+def test_a_field_that_one_side_lacks_is_a_difference() -> None:
+    rules = Rules()
+    rules.join("a")
+    refusal = rules.join("b", card={"thinwire": "0.1.0"})
+    assert refusal is not None
+    assert refusal.reason == "method.sync_every is none here and 5 in the run"
+
+
+def test_who_asks_again_and_again_is_told_of_once() -> None:
+    rules = Rules()
+    rules.join("a")
+    for _ in range(7):
+        rules.join("c", card=OTHER)
+        rules.after(0.5)
+        rules.beat("a")
+    assert len(rules.register.take_untold("a")) == 1
+    for _ in range(61):
+        rules.after(1.0)
+        rules.beat("a")
+    rules.join("c", card=OTHER)
+    assert len(rules.register.take_untold("a")) == 1
+
+
+def test_an_identity_is_taken_until_its_holder_has_been_silent_for_long_enough() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.after(0.4)
+    refusal = rules.join("a", process=1)
+    assert refusal is not None
+    assert refusal.status == 409
+    taken = "identity 'a' is taken by a worker at 10.0.0.1:4000, last heard 0.4 s ago"
+    assert refusal.reason == taken
+    assert refusal.retry_s == pytest.approx(EXPIRY_S - 0.4)
+    rules.after(EXPIRY_S - 0.4)
+    assert rules.there() == ["a"]  # at the limit and not beyond it
+    rules.after(0.01)
+    assert rules.there() == []
+    assert rules.join("a", process=1) is None
+    assert rules.beat("a") is None  # the old process is not the new one
+    assert rules.beat("a", process=1) is not None
+
+
+def test_the_same_process_may_join_twice() -> None:
+    """Its first answer may have been lost on the way."""
+    rules = Rules()
+    assert rules.join("a") is None
+    assert rules.join("a") is None
+    assert len(rules.register.take_news()) == 1
+
+
+def test_a_worker_restarted_with_another_card_waits_for_its_own_past_only() -> None:
+    rules = Rules()
+    rules.join("a")
+    refusal = rules.join("a", process=1, card=OTHER)
+    assert refusal is not None
+    assert refusal.status == 409
+    rules.after(EXPIRY_S + 1)
+    assert rules.join("a", process=1, card=OTHER) is None
+
+
+@pytest.mark.parametrize("end", ["leave", "expire"])
+def test_the_card_is_forgotten_with_the_last_worker(end: str) -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.register.leave("a", "a0")
+    assert rules.join("c", card=OTHER) is not None
+    if end == "leave":
+        rules.register.leave("b", "b0")
+    else:
+        rules.after(EXPIRY_S + 0.1)
+    assert rules.join("c", card=OTHER) is None
+    news = rules.register.take_news()
+    assert news[-2].startswith("b left (" if end == "leave" else "b is gone (version 0, step 0): ")
+
+
+def test_a_state_that_took_outer_steps_displaces_those_at_the_beginning() -> None:
+    rules = Rules()
+    rules.join("wrong", card=OTHER)
+    rules.join("wrong2", card=OTHER)
+    assert rules.join("new") is not None  # at the beginning itself
+    assert rules.join("old", version=3) is None
+    assert rules.there() == ["old"]
+    assert any("as 'old' brings it (version 3, step 15)" in n for n in rules.register.take_news())
+    assert rules.beat("wrong") is None
+    refusal = rules.join("wrong", card=OTHER)
+    assert refusal is not None
+    assert refusal.status == 403
+
+
+def test_nobody_is_displaced_who_took_outer_steps() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.beat("b", position=at(1))
+    assert rules.join("c", card=OTHER, version=9) is not None
+    assert rules.there() == ["a", "b"]
+
+
+@pytest.mark.parametrize("address", ["", "node", ":1", "node:", "node:x", "node:65536", "::1:5"])
+def test_addresses_without_host_or_port_are_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="not HOST:PORT"):
+        split_address(address)
+
+
+@pytest.mark.parametrize("address", ["node:0", "10.0.0.1:65535", "[fe80::1]:7"])
+def test_addresses_come_back_as_they_were(address: str) -> None:
+    assert address_text(*split_address(address)) == address
+
+
+@contextmanager
+def door(*, expiry_s: float = EXPIRY_S, port: int = 0, told=None) -> Iterator[Door]:
+    opened = Door(
+        TOKEN,
+        host="127.0.0.1",
+        port=port,
+        lighthouse_port=4321,
+        heartbeat_timeout_s=expiry_s,
+        on_event=([] if told is None else told).append,
+    )
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def client(port: int, identity: str, card=CARD, token: Token = TOKEN) -> DoorClient:
+    return DoorClient(token, f"127.0.0.1:{port}", identity, card)
+
+
+def test_workers_see_each_other_at_the_door() -> None:
+    told: list[str] = []
+    with door(told=told) as opened:
+        a, b = client(opened.port, "a"), client(opened.port, "b")
+        welcome = a.join(at(0), "10.0.0.1:4000")
+        assert (welcome.lighthouse, welcome.peers) == ("127.0.0.1:4321", ())
+        assert welcome.heartbeat_timeout_s == EXPIRY_S
+        b.finish()
+        (seen,) = b.join(at(2), "10.0.0.2:4000").peers
+        expected = Peer(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(0))
+        assert seen == expected
+        (seen,) = a.beat(at(7)).peers
+        assert (seen.identity, seen.finished, seen.position) == ("b", True, at(2))
+        assert b.beat(at(2)).peers[0].position == at(7)
+        with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
+            client(opened.port, "c", OTHER).join(at(0), "10.0.0.3:4000")
+        (line,) = a.beat(at(7)).refused
+        assert "sync_every is 10 there and 5 in the run" in line
+        a.leave()
+        assert b.beat(at(2)).peers == ()
+    assert told[0] == "a came from 10.0.0.1:4000 (version 0, step 0)"
+    assert told[-1] == "a left (version 7, step 35)"
+    assert sum(line.startswith("refused 'c'") for line in told) == 1
+
+
+def test_the_silent_are_gone_without_anybody_asking() -> None:
+    gone = threading.Event()
+
+    def on_event(line: str) -> None:
+        if line.startswith("a is gone"):
+            gone.set()
+
+    opened = Door(
+        TOKEN,
+        host="127.0.0.1",
+        port=0,
+        lighthouse_port=1,
+        heartbeat_timeout_s=0.2,
+        on_event=on_event,
+    )
+    client(opened.port, "a").join(at(0), "10.0.0.1:4000")
+    assert gone.wait(5)
+    opened.close()
+
+
+def test_a_restarted_worker_waits_at_the_door_for_its_own_past() -> None:
+    with door(expiry_s=0.5) as opened:
+        client(opened.port, "a").join(at(0), "10.0.0.1:4000")
+        assert client(opened.port, "a").join(at(0), "10.0.0.1:4001").peers == ()
+
+
+def test_a_second_worker_of_one_identity_is_refused(monkeypatch) -> None:
+    with door(expiry_s=0.4) as opened:
+        holder, second = client(opened.port, "a"), client(opened.port, "a")
+        holder.join(at(0), "10.0.0.1:4000")
+        # In the place of its pause: the holder goes on beating.
+        monkeypatch.setattr("thinwire.membership.door.time.sleep", lambda _: holder.beat(at(0)))
+        with pytest.raises(MismatchError, match=r"identity 'a' is taken .* 10\.0\.0\.1:4000, last"):
+            second.join(at(0), "10.0.0.1:4001")
+        assert len(holder.beat(at(0)).refused) == 0  # told with an earlier beat
+
+
+def test_a_door_that_was_restarted_lets_everybody_in_again() -> None:
+    with door() as opened:
+        port = opened.port
+        a = client(port, "a")
+        a.join(at(0), "10.0.0.1:4000")
+        assert not a.beat(at(1)).again
+    with pytest.raises(ExchangeError, match=f"127.0.0.1:{port}"):
+        a.beat(at(2))
+    with door(port=port):
+        wrong = client(port, "w", OTHER)
+        wrong.join(at(0), "10.0.0.9:4000")
+        beat = a.beat(at(2))  # it took outer steps: the one that came first has to go
+        assert (beat.again, beat.peers) == (True, ())
+        assert not a.beat(at(2)).again
+        with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
+            wrong.beat(at(0))
+
+
+def test_a_beat_after_leaving_does_not_bring_a_worker_back() -> None:
+    with door() as opened:
+        a = client(opened.port, "a")
+        with pytest.raises(ConfigurationError, match="call join first"):
+            a.beat(at(0))
+        a.join(at(0), "10.0.0.1:4000")
+        a.leave()
+        assert a.beat(at(1)).peers == ()
+        assert ask_json(TOKEN, f"127.0.0.1:{opened.port}", "/peers")["peers"] == []
+
+
+def test_another_token_is_refused_and_the_lighthouse_hears_of_it_once() -> None:
+    told: list[str] = []
+    stranger = Token("another secret of many characters")
+    with door(told=told) as opened:
+        member = client(opened.port, "a")
+        member.join(at(0), "10.0.0.1:4000")
+        for _ in range(3):
+            with pytest.raises(MismatchError, match="not signed with this run's token"):
+                client(opened.port, "b", token=stranger).join(at(0), "10.0.0.2:4000")
+        (line,) = member.beat(at(0)).refused
+    assert line == "somebody at 127.0.0.1: the token is another one"
+    assert told.count(f"refused {line}") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"identity": "a"}',
+        b'{"identity": "", "nonce": "n", "address": "h:1", "card": {}, '
+        b'"position": {"version": 0, "step": 0, "digest": ""}}',
+        b'{"identity": "a\\u001b[2J", "nonce": "n", "address": "h:1", "card": {}, '
+        b'"position": {"version": 0, "step": 0, "digest": ""}}',
+        b'{"identity": "a", "nonce": "n", "address": "h", "card": {}, '
+        b'"position": {"version": 0, "step": 0, "digest": ""}}',
+        b'{"identity": "a", "nonce": "n", "address": "h:1", "card": [], '
+        b'"position": {"version": 0, "step": 0, "digest": ""}}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/join", "/beat", "/leave", "/probe"])
+def test_a_body_of_another_form_is_an_error_of_the_asker(body: bytes, path: str) -> None:
+    with door() as opened:
+        address = f"127.0.0.1:{opened.port}"
+        status = request(TOKEN, address, path, body=body).status
+        assert status in ((400, 200) if path == "/leave" else (400, 410))
+        assert ask_json(TOKEN, address, "/peers")["peers"] == []
+
+
+def test_the_door_tries_a_port_once_and_looks_no_names_up() -> None:
+    with door() as opened, socket.create_server(("127.0.0.1", 0)) as listener:
+        address, port = f"127.0.0.1:{opened.port}", listener.getsockname()[1]
+        reached = ask_json(TOKEN, address, "/probe", {"host": "127.0.0.1", "port": port})
+        assert reached == {"reached": True, "why": ""}
+        listener.accept()[0].close()
+        listener.close()
+        missed = ask_json(TOKEN, address, "/probe", {"host": "127.0.0.1", "port": port})
+        assert not missed["reached"]
+        assert "refused" in missed["why"]
+        for odd in ({"host": "localhost", "port": port}, {"host": "127.0.0.1", "port": 0}):
+            with pytest.raises(MismatchError, match="cannot be read"):
+                ask_json(TOKEN, address, "/probe", odd)
+
+
+def shining(port: int = 0, **settings) -> Lighthouse:
+    pytest.importorskip("torchft")
+    defaults = {"heartbeat_timeout_s": 1.0, "join_timeout_s": 1.0, "on_event": lambda _: None}
+    return Lighthouse(TOKEN, host="127.0.0.1", port=port, **defaults | settings)
+
+
+def test_a_lighthouse_forms_quorums_one_port_above_its_door() -> None:
+    with shining() as lighthouse:
+        welcome = client(lighthouse.port, "a").join(at(0), "10.0.0.1:4000")
+        assert split_address(welcome.lighthouse)[1] == lighthouse.port + 1
+        from torchft.coordination import LighthouseClient
+
+        member = LighthouseClient(
+            addr=f"http://{welcome.lighthouse}", connect_timeout=timedelta(seconds=5)
+        )
+        quorum = member.quorum(
+            replica_id="a", timeout=timedelta(seconds=5), address="", store_address=""
+        )
+        assert [p.replica_id for p in quorum.participants] == ["a"]
+    with shining(lighthouse.port) as again:  # its ports are free once it is closed
+        assert again.port == lighthouse.port
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_port_that_is_taken_is_named(above: int) -> None:
+    with shining() as lighthouse:
+        port = lighthouse.port
+    with (
+        socket.create_server(("127.0.0.1", port + above)),
+        pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port + above};") as e,
+    ):
+        shining(port)
+    with shining(port):  # what was started before the error does not stay
+        assert e.value.__traceback__ is not None  # though the error holds on to it
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 65535},
+        {"port": -1},
+        {"min_workers": 0},
+        {"heartbeat_timeout_s": 0.0},
+        {"heartbeat_timeout_s": float("nan")},
+        {"join_timeout_s": -1.0},
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(wrong) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"cannot start a lighthouse with {next(iter(wrong))}="
+    ):
+        shining(**wrong)
+
+
+def test_workers_are_told_an_address_that_others_reach(monkeypatch) -> None:
+    def no_way_out() -> str:
+        raise OSError(101, "Network is unreachable")
+
+    assert command._seen_from_outside("10.0.0.1") == "10.0.0.1"
+    monkeypatch.setattr(command, "local_address", lambda: "10.7.0.1")
+    assert command._seen_from_outside("0.0.0.0") == "10.7.0.1"
+    monkeypatch.setattr(command, "local_address", no_way_out)
+    monkeypatch.setattr(
+        command, "interface_addresses", lambda: {"lo": "127.0.0.1", "wg0": "192.168.0.2"}
+    )
+    assert command._seen_from_outside("0.0.0.0") == "192.168.0.2"
+    monkeypatch.setattr(command, "interface_addresses", dict)
+    assert command._seen_from_outside("0.0.0.0") == socket.gethostname()
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    pytest.importorskip("torchft")
+    for port in (0, 29400):
+        with pytest.raises(ConfigurationError, match=r"cannot listen on 203\.0\.113\.1"):
+            Lighthouse(TOKEN, host="203.0.113.1", port=port, on_event=lambda _: None)
+
+
+def test_without_torchft_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft.coordination", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'thinwire\[elastic\]'"):
+        Lighthouse(TOKEN, host="127.0.0.1", port=0, on_event=lambda _: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_prints_token_address_and_events_and_ends_when_told(number) -> None:
+    pytest.importorskip("torchft")
+    environment = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_TOKEN", "RUST_LOG")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"HF_HUB_OFFLINE": "1"},
+    ) as process:
+        stuck = threading.Timer(60, process.kill)
+        stuck.start()
+        assert process.stdout is not None
+        export, ready = process.stdout.readline(), process.stdout.readline()
+        secret = export.removeprefix("export THINWIRE_TOKEN=").strip()
+        assert len(secret) == 32
+        address = ready.removeprefix("ready; workers: thinwire train --elastic ").strip()
+        DoorClient(Token(secret), address, "a", CARD).join(at(0), "10.0.0.1:4000")
+        assert process.stdout.readline() == "a came from 10.0.0.1:4000 (version 0, step 0)\n"
+        process.send_signal(number)
+        out, err = process.communicate()
+        stuck.cancel()
+    assert (process.returncode, out, err) == (0, "stopped\n", "")
