@@ -191,11 +191,12 @@ class Course(Ward):
             self._note(track, flight, outcome)
 
     def _note(self, track: Track, flight: Flight, outcome: Outcome) -> None:
-        for worker, flaw in outcome.left_out.items():
-            if flaw.fault is not Fault.NOTHING:
-                self.left_out[worker] = self.left_out.get(worker, 0) + 1
-                where = (track.fragment.name, flight.round, flaw)
-                _LOG.warning("worker %d was left out of %s in round %d: %s", worker, *where)
+        flaws = outcome.left_out.items()
+        at_fault = {worker: f for worker, f in flaws if f.fault is not Fault.NOTHING}
+        for worker, flaw in at_fault.items():
+            self.left_out[worker] = self.left_out.get(worker, 0) + 1
+            where = (track.fragment.name, flight.round, flaw)
+            _LOG.warning("worker %d was left out of %s in round %d: %s", worker, *where)
         if self._convened is None:
             return
         names = enumerate(self._convened.names)
@@ -207,7 +208,7 @@ class Course(Ward):
             "workers": len(self._convened.names),
             "left_out": sorted(outcome.left_out),
             "counted": counted,
-            "flaws": {rank: str(flaw) for rank, flaw in outcome.left_out.items()},
+            "flaws": {rank: str(flaw) for rank, flaw in at_fault.items()},
         }
         version = self.version
         self._transport.remember(

@@ -22,8 +22,8 @@ from thinwire.membership.signed_http import (
     Answer,
     Handler,
     SignedServer,
+    call,
     json_answer,
-    request,
 )
 from thinwire.membership.token import Token
 from thinwire.membership.ward import Position
@@ -124,7 +124,11 @@ class Door:
         identity, position = str(data["identity"]), Position.read(data["position"])
         with self._open() as register:
             known = register.beat(
-                identity, str(data["nonce"]), position=position, finished=bool(data["finished"])
+                identity,
+                str(data["nonce"]),
+                position=position,
+                finished=bool(data["finished"]),
+                waiting_s=float(data["waiting_s"]),
             )
             if known is None:
                 return json_answer({"error": f"{identity!r} is not in the run"}, status=410)
@@ -267,11 +271,12 @@ class DoorClient:
         """Say in all later beats that this worker has taken all its steps."""
         self._finished = True
 
-    def beat(self, position: Position) -> Beat:
+    def beat(self, position: Position, *, waiting_s: float = 0.0) -> Beat:
         """Say that this worker is there; comes in again if the door has forgotten it.
 
         Args:
             position: where this worker stands.
+            waiting_s: for how long it has been waiting for others to begin a round.
 
         Raises:
             ConfigurationError: it has not joined.
@@ -282,7 +287,7 @@ class DoorClient:
             raise ConfigurationError(
                 "beat at the door", because="this worker has not joined", do="call join first"
             )
-        told = self._ask("/beat", self._me(position))
+        told = self._ask("/beat", {**self._me(position), "waiting_s": waiting_s})
         if told.status == 410 and self._left:
             return Beat(peers=())
         if told.status == 410:
@@ -309,7 +314,15 @@ class DoorClient:
 
     def _ask(self, path: str, value: Mapping[str, Any]) -> Answer:
         body = json.dumps(value).encode()
-        return request(self._token, self._door, path, body=body, timeout_s=self._timeout_s)
+        reply = call(
+            self._token,
+            self._door,
+            path,
+            body=body,
+            timeout_s=self._timeout_s,
+            accept=(200, 400, 403, 404, 409, 410),
+        )
+        return Answer(status=reply.status, body=reply.content.getvalue())
 
     def _accepted(self, told: Answer) -> Any:
         data = json.loads(told.body)

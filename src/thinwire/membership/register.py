@@ -32,6 +32,7 @@ class Peer:
         address: HOST:PORT of its healing server.
         position: where it stood at its last beat.
         finished: whether it has taken all its steps.
+        waiting_s: for how long it had been waiting then for others to begin a round.
     """
 
     identity: str
@@ -39,6 +40,7 @@ class Peer:
     address: str
     position: Position
     finished: bool = False
+    waiting_s: float = 0.0
 
     def describe(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -48,6 +50,7 @@ class Peer:
             "address": self.address,
             "position": self.position.describe(),
             "finished": self.finished,
+            "waiting_s": self.waiting_s,
         }
 
     @classmethod
@@ -65,6 +68,7 @@ class Peer:
             address=address,
             position=Position.read(data["position"]),
             finished=bool(data.get("finished", False)),
+            waiting_s=float(data.get("waiting_s", 0.0)),
         )
 
 

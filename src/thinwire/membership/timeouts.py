@@ -49,9 +49,14 @@ class Timeouts:
         return statistics.median(self._rounds) if self._rounds else None
 
     def late(self) -> float:
-        """How long others are kept waiting before a slow worker is left out."""
+        """How long others are kept waiting before a slow worker is left out.
+
+        Not less than the floor, however short rounds are: so long it takes to miss somebody.
+        """
         round_s = self.round_s
-        return self._unmeasured_s if round_s is None else self._patience * round_s
+        if round_s is None:
+            return self._unmeasured_s
+        return max(self.floor_s, self._patience * round_s)
 
     def exchange(self, nbytes: int) -> float:
         """For an exchange in which `nbytes` reach this worker."""

@@ -4,7 +4,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, final
 
@@ -21,7 +21,7 @@ from thinwire.train.data import LoadedData
 from thinwire.train.shares import ShareBatches
 from thinwire.train.standing import Batches, Standing
 from thinwire.train.worker import Worker
-from thinwire.transport import Transport
+from thinwire.transport import Elastic, Terms, Transport
 
 __all__ = ["ElasticCrew", "Membership", "Roaming"]
 
@@ -133,14 +133,15 @@ class Membership:
         Args:
             out: the run's folder.
         """
-        from thinwire.transport import Elastic  # pyright: ignore
-
-        chosen = {"patience": self.patience, "min_workers": self.min_workers}
-        return Elastic(  # pyright: ignore
+        given = {"patience": self.patience, "min_workers": self.min_workers}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        # Before torchft is imported: what it has to say belongs to nobody who trains.
+        os.environ.setdefault("RUST_LOG", "error")
+        return Elastic(
             self.lighthouse,
             token=find_token(self.token_file),
             identity=self.identity or default_identity(out),
-            **{name: value for name, value in chosen.items() if value is not None},
+            terms=replace(Terms(), **chosen),
         )
 
 

@@ -11,18 +11,21 @@ from thinwire.transport.base import (
     accept_all,
 )
 from thinwire.transport.distributed import Distributed, naming_failures
+from thinwire.transport.elastic import Elastic, Terms
 from thinwire.transport.in_process import in_process
 from thinwire.transport.meter import Metered, Traffic
 
 __all__ = [
     "Convened",
     "Distributed",
+    "Elastic",
     "Inspect",
     "Label",
     "Metered",
     "Occasion",
     "Pending",
     "Reduce",
+    "Terms",
     "Traffic",
     "Transport",
     "accept_all",

@@ -1,0 +1,393 @@
+"""A worker's part in an elastic run, from its arrival to its departure."""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch.distributed as dist
+
+from thinwire.errors import ExchangeError, MismatchError
+from thinwire.membership.address import address_text
+from thinwire.membership.attendance import Attendance
+from thinwire.membership.door import DoorClient, Welcome
+from thinwire.membership.events import EventLog
+from thinwire.membership.healing import HealingServer
+from thinwire.membership.journal import Journal
+from thinwire.membership.lighthouse_client import LighthouseClient
+from thinwire.membership.recovery import Recovery
+from thinwire.membership.register import Peer
+from thinwire.membership.roster import Standing, Team, choose_team
+from thinwire.membership.timeouts import Timeouts
+from thinwire.membership.ward import Record, Ward
+from thinwire.transport.base import Convened, Label, Occasion, Pending
+from thinwire.transport.team_group import (
+    TeamGroup,
+    discarded,
+    failed,
+    reconfigurable_group,
+)
+from thinwire.transport.terms import Settings
+
+__all__ = ["Session"]
+
+_LOG = logging.getLogger(__name__)
+_UNMEASURED_ROUND_S = 60.0
+_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_LINGER_ROUNDS = 3.0
+_SHORTEST_LINGER_S = 30.0
+
+
+@final
+class Session:
+    """Everything that is open while a worker takes part.
+
+    Args:
+        settings: of the transport.
+        ward: the worker's state.
+        card: what must be the same on all workers.
+        events: what happens is noted here.
+
+    Raises:
+        ExchangeError: nobody answers at the lighthouse.
+        MismatchError: the door refuses this worker.
+    """
+
+    def __init__(
+        self, settings: Settings, ward: Ward, card: Mapping[str, str], events: EventLog
+    ) -> None:
+        self._settings, self._ward, self._events = settings, ward, events
+        self._card = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:16]
+        self.names: tuple[str, ...] = ("",)
+        self.rank = self._generation = 0
+        self.group: TeamGroup | None = None
+        self._key = ""
+        self._seen: frozenset[str] = frozenset()
+        self._convened_at_s: float | None = None
+        self._over = False
+        self._journal = Journal(max(1, ward.shared_nbytes()))
+        self._opened = contextlib.ExitStack()
+        try:
+            self._open(card)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self, card: Mapping[str, str]) -> None:
+        settings, ward = self._settings, self._ward
+        self._network = reconfigurable_group(settings.host)
+        stores: Any = dist
+        self._store: Any = stores.TCPStore(settings.host, 0, is_master=True, wait_for_workers=False)
+        self._server = HealingServer(
+            settings.token,
+            ward.capture,
+            ward.position,
+            self._journal,
+            host=settings.host,
+            card=lambda: json.dumps(dict(card)).encode(),
+            on_helped=lambda who: self._note("helped", who=(who,)),
+        )
+        self._opened.callback(self._server.close)
+        self._address = address_text(settings.host, self._server.port)
+        door = DoorClient(settings.token, settings.lighthouse, settings.identity, card)
+        self._nonce = door.nonce
+        welcome = self._join(door)
+        self.timeouts = Timeouts(
+            floor_s=welcome.heartbeat_timeout_s,
+            patience=settings.terms.patience,
+            unmeasured_s=_UNMEASURED_ROUND_S,
+            fixed_s=settings.terms.timeout_s,
+        )
+        self._lighthouse = LighthouseClient(
+            welcome.lighthouse,
+            f"{settings.identity}:{door.nonce}",
+            heartbeat_timeout_s=welcome.heartbeat_timeout_s,
+            give_up_s=settings.terms.give_up_s,
+            tell=self._tell_lighthouse,
+        )
+        self._opened.callback(self._lighthouse.close)
+        self._attendance = Attendance(
+            door,
+            ward.position,
+            welcome.peers,
+            every_s=min(1.0, welcome.heartbeat_timeout_s / 5),
+            late_s=self.timeouts.late,
+            on_late=self._let_others_go_on,
+            on_refused=lambda line: self._note("refused", why=line),
+        )
+        self._opened.callback(self._attendance.close)
+        self._recovery = Recovery(
+            token=settings.token,
+            ward=ward,
+            who=settings.identity,
+            timeout_s=max(10.0, 2 * welcome.heartbeat_timeout_s),
+        )
+
+    def _join(self, door: DoorClient) -> Welcome:
+        """Come in, and keep knocking while nobody answers."""
+        pause_s, began_s = _PAUSE_S, time.monotonic()
+        while True:
+            try:
+                return door.join(self._ward.position(), self._address)
+            except ExchangeError as error:
+                silent_s = time.monotonic() - began_s
+                if silent_s > self._settings.terms.give_up_s:
+                    raise
+                if pause_s == _PAUSE_S:
+                    self._note("lighthouse", why=f"does not answer: {error.because}")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    # -- convening ---------------------------------------------------------------------------------
+
+    def convene(self, occasion: Occasion) -> Convened:
+        """Meet the others, and catch up with them if this worker is behind."""
+        self._attendance.wait_begins()
+        self._lighthouse.beat_on()
+        began_s = time.monotonic()
+        try:
+            convened = None
+            while convened is None:
+                convened = self._try(occasion, began_s)
+        finally:
+            self._attendance.wait_ends()
+        self._measure_round()
+        if convened.occasion is Occasion.LAST:
+            self._over = True
+        return convened
+
+    def _try(self, occasion: Occasion, began_s: float) -> Convened | None:
+        if self._attendance.refusal is not None:
+            raise self._attendance.refusal
+        over = self._catch_up_with_peers()
+        if over is not None:
+            return over
+        standings = self._lighthouse.quorum(lambda: self._standing(occasion), self._settings.token)
+        mine = [s for s in standings if s.nonce == self._nonce]
+        if not mine:
+            return None
+        team = choose_team(standings)
+        self._check_card(team)
+        names = tuple(member.name for member in team.members)
+        if mine[0].name not in names:
+            self._heal(team.leader.address, "this worker's outer parameters are not the run's")
+            return None
+        if len(names) < self._settings.terms.min_workers or self._misses_somebody(team):
+            time.sleep(_PAUSE_S)
+            return None
+        if not self._reach(team) or not self._form(team):
+            self._generation += 1
+            return None
+        return self._take_seat(team, occasion, names, began_s)
+
+    def _standing(self, occasion: Occasion) -> Standing:
+        return Standing(
+            identity=self._settings.identity,
+            nonce=self._nonce,
+            card=self._card,
+            address=self._address,
+            store=address_text(self._settings.host, self._store.port),
+            position=self._ward.position(),
+            occasion=occasion.value,
+            generation=self._generation,
+            oldest=self._journal.oldest(self._ward.position().version),
+        )
+
+    def _check_card(self, team: Team) -> None:
+        refused = [s.identity for s in team.refused]
+        if self._settings.identity in refused:
+            raise MismatchError(
+                f"take part as {self._settings.identity!r}",
+                because=f"{team.leader.identity!r} and others run another model, method or version",
+                do="start all workers from the same script, arguments and thinwire version",
+            )
+        for identity in refused:
+            self._note("refused", who=(identity,), why="it runs another model, method or version")
+
+    def _misses_somebody(self, team: Team) -> bool:
+        """Whether a run that goes on elsewhere would be begun a second time here."""
+        if team.occasion != Occasion.ENTER.value:
+            return False
+        here = {member.identity for member in team.members}
+        ahead = team.position.version
+        return any(
+            peer.identity not in here and peer.position.version > ahead and not peer.finished
+            for peer in self._attendance.peers
+        )
+
+    def _take_seat(
+        self, team: Team, occasion: Occasion, names: tuple[str, ...], began_s: float
+    ) -> Convened:
+        changed, self._key = team.key != self._key, team.key
+        me = f"{self._settings.identity}:{self._nonce}"
+        self.names, self.rank = names, names.index(me)
+        lost_s = time.monotonic() - began_s
+        joins = occasion is Occasion.ENTER and team.occasion != Occasion.ENTER.value
+        self._tell_who_came_and_went(names, lost_s)
+        return Convened(
+            changed=changed,
+            occasion=Occasion(team.occasion),
+            joins=joins,
+            step=team.position.step,
+            names=names,
+            dealt=team.position.dealt,
+        )
+
+    def _tell_who_came_and_went(self, names: tuple[str, ...], lost_s: float) -> None:
+        now, before = frozenset(names), self._seen
+        self._seen = now
+        if not before:
+            self._note("joined", who=_identities(now), why=f"as worker {self.rank} of {len(now)}")
+            return
+        if before - now:
+            self._note("left", who=_identities(before - now), lost_s=lost_s)
+        if now - before:
+            self._note("arrived", who=_identities(now - before))
+
+    def _measure_round(self) -> None:
+        now_s = time.monotonic()
+        if self._convened_at_s is not None:
+            self.timeouts.finished_round(now_s - self._convened_at_s)
+        self._convened_at_s = now_s
+
+    # -- becoming equal ----------------------------------------------------------------------------
+
+    def _catch_up_with_peers(self) -> Convened | None:
+        """Heal from whoever is furthest, if that is not this worker; says if the run is over."""
+        here = self._ward.position()
+        peers = [p for p in self._attendance.ask() if p.position.version > here.version]
+        if not peers:
+            return None
+        best = max(peers, key=lambda p: (p.finished, p.position.version))
+        if not self._heal(best.address, f"{best.identity} is {_ahead(best, here.version)} ahead"):
+            return None
+        if not best.finished:
+            return None
+        # What this worker did is in no round, and there will be none any more.
+        self._ward.drop_work()
+        self._over = True
+        return Convened(
+            changed=True,
+            occasion=Occasion.OVER,
+            joins=False,
+            step=self._ward.position().step,
+            names=(f"{self._settings.identity}:{self._nonce}",),
+            dealt=self._ward.position().dealt,
+        )
+
+    def _heal(self, address: str, why: str) -> bool:
+        began_s = time.monotonic()
+        try:
+            how = self._recovery.reach(address)
+        except ExchangeError as error:
+            _LOG.info("healing from %s failed: %s", address, error)
+            time.sleep(_PAUSE_S)
+            return False
+        self._journal.clear()
+        self._note("healed", why=f"{how}; {why}", lost_s=time.monotonic() - began_s)
+        return True
+
+    def _reach(self, team: Team) -> bool:
+        """Come to where the team stands by its last rounds; whether that worked."""
+        here = self._ward.position()
+        if (here.version, here.digest) == (team.position.version, team.position.digest):
+            return True
+        reached = self._recovery.replay(team.leader.address, team.position)
+        self._journal.clear()
+        if reached:
+            self._note("healed", why=f"by the rounds up to {team.position.version}")
+        return reached and self._ward.position().version == team.position.version
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def _form(self, team: Team) -> bool:
+        """Have a group of exactly the team; whether that worked."""
+        broken = self.group is not None and self.group.broken
+        if team.key == self._key and self.group is not None and not broken:
+            return True
+        if self.group is not None:
+            self.group.close()
+        self.group = None
+        try:
+            members = self._connect(team) if len(team.members) > 1 else None
+        except (RuntimeError, ValueError) as error:
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            self._note("discarded", why=f"the workers could not connect: {reason}")
+            return False
+        self.group = TeamGroup(members, self.timeouts, self._break)
+        return True
+
+    def _connect(self, team: Team) -> Any:
+        patience_s = max(10.0, 2 * self.timeouts.floor_s)
+        self._network.set_timeout(datetime.timedelta(seconds=patience_s))
+        names = [member.name for member in team.members]
+        me = f"{self._settings.identity}:{self._nonce}"
+        where = f"{team.members[0].store}/thinwire/{team.key}"
+        self._network.configure(where, me, names.index(me), len(names))
+        return self._network.parent
+
+    def _break(self, why: str, lost_s: float) -> None:
+        self._generation += 1
+        self._note("discarded", why=why, lost_s=lost_s)
+
+    def carry(self, start: Callable[[TeamGroup], Pending], label: Label) -> Pending:
+        """Start an exchange in the team's group; without one it fails when it is waited for."""
+        if self.group is None:
+            return failed(discarded(label, "the workers are not connected"))
+        return start(self.group)
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def remember(self, record: Callable[[], Record]) -> None:
+        """Keep a round for those who missed it."""
+        kept = record()
+        self._journal.append(kept)
+        self._server.release()
+        self._note("committed")
+        flaws: Mapping[int, str] = kept.facts["flaws"]
+        for rank in sorted(flaws):
+            who = _identities([self.names[int(rank)]])
+            self._note("left out", who=who, why=f"{flaws[rank]}")
+
+    def _let_others_go_on(self, waited_s: float) -> None:
+        self._lighthouse.hold_back()
+        self._note("late", why=f"the others have waited {waited_s:.1f} s")
+
+    def _tell_lighthouse(self, lost: str) -> None:
+        self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
+
+    def _note(self, kind: Any, **fields: Any) -> None:
+        self._events.note(kind, round=self._ward.position().version, **fields)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave; after a run that went to its end, not before the others need nothing more."""
+        try:
+            if self._over:
+                self._linger()
+        finally:
+            if self.group is not None:
+                self.group.close()
+            self._opened.close()
+
+    def _linger(self) -> None:
+        self._lighthouse.hold_back()
+        self._attendance.finish()
+        round_s = self.timeouts.round_s or 0.0
+        until_s = time.monotonic() + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
+        while any(not p.finished for p in self._attendance.ask()) and time.monotonic() < until_s:
+            time.sleep(_PAUSE_S)
+
+
+def _identities(names: Any) -> tuple[str, ...]:
+    return tuple(sorted(name.rpartition(":")[0] for name in names))
+
+
+def _ahead(peer: Peer, version: int) -> str:
+    return f"{peer.position.version - version} outer steps"
