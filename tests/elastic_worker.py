@@ -5,8 +5,10 @@ OPTIONS is JSON: steps, every (H), method, step_s (how long an inner step takes)
 transport.Terms), checkpoint (a file to write at the end and to start from).
 """
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ def tell(**what) -> None:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
     lighthouse, identity, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     torch.set_num_threads(1)
     every, steps = options.get("every", 4), options.get("steps", 40)

@@ -23,7 +23,8 @@ class Attendance:
         position: where this worker stands; called from that thread.
         peers: known so far.
         every_s: between two beats.
-        late_s: how long others are kept waiting before this worker tells them to go on.
+        team: identities of those with whom this worker is in a round.
+        late_s: how long they are kept waiting before this worker tells them to go on.
         on_late: called once in a round, when that is over, with how long they have waited.
         on_refused: told who was refused at the door, and why.
     """
@@ -35,6 +36,7 @@ class Attendance:
         peers: Sequence[Peer],
         *,
         every_s: float,
+        team: Callable[[], frozenset[str]],
         late_s: Callable[[], float],
         on_late: Callable[[float], None],
         on_refused: Callable[[str], None],
@@ -42,7 +44,8 @@ class Attendance:
         self._door, self._position = door, position
         self.peers = tuple(peers)
         self.refusal: ThinwireError | None = None
-        self._late_s, self._on_late, self._on_refused = late_s, on_late, on_refused
+        self._team, self._late_s = team, late_s
+        self._on_late, self._on_refused = on_late, on_refused
         self._waiting_since: float | None = None
         self._told = False
         self._closed = threading.Event()
@@ -98,7 +101,10 @@ class Attendance:
             self._consider_lateness()
 
     def _consider_lateness(self) -> None:
-        waits_s = max((peer.waiting_s for peer in self.peers if not peer.finished), default=0.0)
+        # Whoever is not in the round waits for the next one, however fast this one ends.
+        team = self._team()
+        waits = (p.waiting_s for p in self.peers if p.identity in team and not p.finished)
+        waits_s = max(waits, default=0.0)
         if not self._told and waits_s > self._late_s():
             self._told = True
             self._on_late(waits_s)

@@ -1,6 +1,7 @@
 """torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
 
 import datetime
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,28 @@ from thinwire.membership.token import Token
 __all__ = ["LighthouseClient"]
 
 _SLICE_S = 20.0
+_LOOK_S = 0.05
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
+
+
+@final
+class _Call:
+    """A call in a thread of its own, which can be left to itself."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._work = work
+        threading.Thread(target=self._run, name="thinwire-quorum", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except (RuntimeError, TimeoutError, ValueError) as error:
+            self.error = error
+        self.done.set()
 
 
 @final
@@ -54,6 +75,7 @@ class LighthouseClient:
         self._beats.set()
         self._closed = threading.Event()
         self._lost_since: float | None = None
+        self._finds = 0
         self._pulse = threading.Thread(target=self._beat, name="thinwire-pulse", daemon=True)
         self._pulse.start()
 
@@ -76,20 +98,21 @@ class LighthouseClient:
         Raises:
             ExchangeError: no lighthouse could be reached for too long.
         """
-        pause_s, client = _FIRST_PAUSE_S, None
-        silent_since = time.monotonic()
+        pause_s, heard_s = _FIRST_PAUSE_S, time.monotonic()
         while True:
-            started_s = time.monotonic()
-            try:
-                client = client or self._connect()
-                return self._read(self._ask(client, standing(), token), token)
-            except (RuntimeError, TimeoutError, ValueError) as error:
-                client = None
-                # While heartbeats come through, others are merely not there yet.
-                if self._lost_since is None and time.monotonic() - started_s > _SLICE_S / 2:
-                    silent_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
-                    continue
-                self._check_patience(silent_since, error)
+            call = _Call(lambda: self._ask(self._connect(), standing(), token))
+            finds = self._finds
+            while not call.done.wait(_LOOK_S):
+                # One that was asked of a lighthouse that is gone may wait for it for ever.
+                if finds != self._finds:
+                    break
+                if self._lost_since is None:
+                    heard_s = time.monotonic()
+                self._check_patience(heard_s)
+            if call.done.is_set() and call.error is None:
+                return self._read(call.result, token)
+            if self._lost_since is not None or call.error is not None:
+                self._check_patience(heard_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -108,16 +131,14 @@ class LighthouseClient:
         found = (Standing.read(member.data, token) for member in quorum.participants)
         return [standing for standing in found if standing is not None]
 
-    def _check_patience(self, silent_since: float, error: Exception) -> None:
-        silent_s = time.monotonic() - silent_since
-        if silent_s < self._give_up_s:
-            return
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ExchangeError(
-            f"reach the lighthouse at {self._address}",
-            because=f"it has not answered for {silent_s:.0f} s ({reason})",
-            do="start thinwire lighthouse there again; then go on with --resume",
-        ) from error
+    def _check_patience(self, heard_s: float) -> None:
+        silent_s = time.monotonic() - heard_s
+        if silent_s >= self._give_up_s:
+            raise ExchangeError(
+                f"reach the lighthouse at {self._address}",
+                because=f"it has not answered for {silent_s:.0f} s",
+                do="start thinwire lighthouse there again",
+            )
 
     def _connect(self) -> Any:
         return self._new(f"http://{self._address}", datetime.timedelta(seconds=self._timeout_s))
@@ -139,9 +160,17 @@ class LighthouseClient:
     def _found(self) -> None:
         if self._lost_since is not None:
             self._lost_since = None
+            self._finds += 1
             self._tell("")
 
     def _lose(self, error: Exception) -> None:
         if self._lost_since is None:
             self._lost_since = time.monotonic()
-            self._tell((str(error).strip() or repr(error)).splitlines()[0])
+            self._tell(_said(error))
+
+
+def _said(error: Exception) -> str:
+    """The message in what torchft's client raises."""
+    text = (str(error).strip() or repr(error)).splitlines()[0]
+    quoted = re.search(r'message: "([^"]*)"', text)
+    return quoted[1] if quoted else text

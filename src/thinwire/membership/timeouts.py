@@ -41,7 +41,7 @@ class Timeouts:
         self._patience, self._unmeasured_s, self._fixed_s = patience, unmeasured_s, fixed_s
         self._exchanges: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._rounds: deque[float] = deque(maxlen=_KEPT)
-        self._factor = 1.0
+        self._factor = self._connect_factor = 1.0
 
     @property
     def round_s(self) -> float | None:
@@ -69,6 +69,18 @@ class Timeouts:
             largest = max(n for n, _ in self._exchanges)
             travel_s = _SLACK * seconds * max(1.0, nbytes / max(1, largest))
         return min(_LONGEST_S, self._factor * (self.floor_s + self.late() + travel_s))
+
+    def connect(self) -> float:
+        """For the workers of a round to connect to each other."""
+        return min(_LONGEST_S, self._connect_factor * self.floor_s)
+
+    def connected(self) -> None:
+        """They did."""
+        self._connect_factor = 1.0
+
+    def not_connected(self) -> None:
+        """They did not: somebody was lost, or the link takes longer."""
+        self._connect_factor *= 2.0
 
     def exchanged(self, nbytes: int, *, seconds: float) -> None:
         """An exchange of `nbytes` took so long."""

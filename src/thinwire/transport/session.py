@@ -29,6 +29,7 @@ from thinwire.transport.team_group import (
     TeamGroup,
     discarded,
     failed,
+    reason_of,
     reconfigurable_group,
 )
 from thinwire.transport.terms import Settings
@@ -40,6 +41,7 @@ _UNMEASURED_ROUND_S = 60.0
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _LINGER_ROUNDS = 3.0
+_JOURNAL_STATES = 2  # a longer journal takes longer to fetch than the state itself
 _SHORTEST_LINGER_S = 30.0
 
 
@@ -68,9 +70,10 @@ class Session:
         self.group: TeamGroup | None = None
         self._key = ""
         self._seen: frozenset[str] = frozenset()
+        self._seen_identities: frozenset[str] = frozenset()
         self._convened_at_s: float | None = None
         self._over = False
-        self._journal = Journal(max(1, ward.shared_nbytes()))
+        self._journal = Journal(_JOURNAL_STATES * ward.shared_nbytes())
         self._opened = contextlib.ExitStack()
         try:
             self._open(card)
@@ -116,6 +119,7 @@ class Session:
             ward.position,
             welcome.peers,
             every_s=min(1.0, welcome.heartbeat_timeout_s / 5),
+            team=lambda: self._seen_identities,
             late_s=self.timeouts.late,
             on_late=self._let_others_go_on,
             on_refused=lambda line: self._note("refused", why=line),
@@ -175,7 +179,7 @@ class Session:
         self._check_card(team)
         names = tuple(member.name for member in team.members)
         if mine[0].name not in names:
-            self._heal(team.leader.address, "this worker's outer parameters are not the run's")
+            self._heal(team.leader.address, _difference(mine[0], team))
             return None
         if len(names) < self._settings.terms.min_workers or self._misses_somebody(team):
             time.sleep(_PAUSE_S)
@@ -240,7 +244,7 @@ class Session:
 
     def _tell_who_came_and_went(self, names: tuple[str, ...], lost_s: float) -> None:
         now, before = frozenset(names), self._seen
-        self._seen = now
+        self._seen, self._seen_identities = now, frozenset(_identities(now))
         if not before:
             self._note("joined", who=_identities(now), why=f"as worker {self.rank} of {len(now)}")
             return
@@ -316,15 +320,15 @@ class Session:
         try:
             members = self._connect(team) if len(team.members) > 1 else None
         except (RuntimeError, ValueError) as error:
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            self._note("discarded", why=f"the workers could not connect: {reason}")
+            self.timeouts.not_connected()
+            self._note("discarded", why=f"the workers could not connect: {reason_of(error)}")
             return False
+        self.timeouts.connected()
         self.group = TeamGroup(members, self.timeouts, self._break)
         return True
 
     def _connect(self, team: Team) -> Any:
-        patience_s = max(10.0, 2 * self.timeouts.floor_s)
-        self._network.set_timeout(datetime.timedelta(seconds=patience_s))
+        self._network.set_timeout(datetime.timedelta(seconds=self.timeouts.connect()))
         names = [member.name for member in team.members]
         me = f"{self._settings.identity}:{self._nonce}"
         where = f"{team.members[0].store}/thinwire/{team.key}"
@@ -387,6 +391,11 @@ class Session:
 
 def _identities(names: Any) -> tuple[str, ...]:
     return tuple(sorted(name.rpartition(":")[0] for name in names))
+
+
+def _difference(mine: Standing, team: Team) -> str:
+    behind = team.position.version - mine.position.version
+    return f"{behind} outer steps behind" if behind else "its outer parameters were others"
 
 
 def _ahead(peer: Peer, version: int) -> str:

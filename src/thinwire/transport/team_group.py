@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -17,7 +18,7 @@ from thinwire.transport.courier import Courier, Delivery, Errand
 from thinwire.transport.messages import Messages
 from thinwire.transport.votes import tally, vote
 
-__all__ = ["TeamGroup", "discarded", "failed", "reconfigurable_group"]
+__all__ = ["TeamGroup", "discarded", "failed", "reason_of", "reconfigurable_group"]
 
 
 def reconfigurable_group(host: str) -> Any:
@@ -187,7 +188,7 @@ class TeamGroup:
 
     def break_up(self, label: Label, error: Exception) -> RoundDiscarded:
         """Use the group no longer; returns why the exchange of `label` counts on nobody."""
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        reason = reason_of(error)
         if isinstance(error, RoundDiscarded):
             reason = error.because
         if not self.broken:
@@ -205,6 +206,17 @@ class TeamGroup:
             with contextlib.suppress(RuntimeError, ValueError):
                 Messages(self.members, 0, 0).hang_up()
         self.members = None
+
+
+def reason_of(error: Exception) -> str:
+    """What `error` says, without where in gloo it was said.
+
+    >>> reason_of(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:4. This is typical"))
+    'Connection closed by peer [::1]:4'
+    """
+    text = (str(error).strip() or repr(error)).splitlines()[0]
+    text = re.sub(r"\[[^\]]*\.(?:cc|h):\d+\] ", "", text)
+    return text.split(". This is", 1)[0]
 
 
 def discarded(label: Label, because: str) -> RoundDiscarded:
