@@ -1,6 +1,7 @@
 """torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
 
 import datetime
+import os
 import re
 import threading
 import time
@@ -62,6 +63,8 @@ class LighthouseClient:
         give_up_s: float,
         tell: Callable[[str], None],
     ) -> None:
+        # Before it is imported: what it has to say of every request belongs to nobody who trains.
+        os.environ.setdefault("RUST_LOG", "error")
         try:
             from torchft.coordination import LighthouseClient as Client
         except ImportError as error:

@@ -135,8 +135,6 @@ class Membership:
         """
         given = {"patience": self.patience, "min_workers": self.min_workers}
         chosen = {name: value for name, value in given.items() if value is not None}
-        # Before torchft is imported: what it has to say belongs to nobody who trains.
-        os.environ.setdefault("RUST_LOG", "error")
         return Elastic(
             self.lighthouse,
             token=find_token(self.token_file),
