@@ -14,7 +14,7 @@ from thinwire.optim import parameter_roles
 from thinwire.outer import OuterState, Seat
 from thinwire.replica import Replica
 from thinwire.sharding import by_holders, check_placements, sharding_of
-from thinwire.storage import Storage
+from thinwire.storage import Ledger, OnDevice, Storage
 from thinwire.track import Track
 from thinwire.transport import Transport
 
@@ -66,8 +66,15 @@ class Assembly:
         return self._method.outer.bind(seat, self._method.overlap)
 
     def exchange_state(self, fragment: Fragment, workers: int, rank: int) -> ExchangeState:
-        """A fresh exchange of `fragment` for any number of workers, to read what they wrote."""
+        """A fresh exchange of `fragment` for any number of workers."""
         return self._method.exchange.bind(self.wiring(fragment, workers, rank))
+
+    def reader(self, fragment: Fragment, workers: int) -> ExchangeState:
+        """An exchange of `fragment` that only reads what any number of workers wrote."""
+        # It is gone in a moment: the ledger counts what stays.
+        uncounted = OnDevice(self._storage.device, Ledger())
+        wiring = replace(self.wiring(fragment, workers, 0), storage=uncounted)
+        return self._method.exchange.bind(wiring)
 
     def describe(self, tracks: Sequence[Track]) -> dict[str, str]:
         """All that must be equal on all workers, and in a checkpoint, as one text per field."""

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from thinwire.agreement import check_same
 from thinwire.assembly import Assembly
-from thinwire.errors import ConfigurationError, RoundDiscarded
+from thinwire.errors import ConfigurationError, MismatchError, RoundDiscarded
 from thinwire.exchange import Outcome, Place
 from thinwire.flaws import Fault
 from thinwire.membership.ward import Position, Record, Snapshot, Ward
 from thinwire.method import Method
+from thinwire.outer import OuterState
 from thinwire.replica import Replica
 from thinwire.storage import Ledger, Storage
 from thinwire.track import Flight, Track
@@ -53,6 +54,8 @@ class Course(Ward):
         self._ended_at_step = -1
         # K as far as the outer optimizers know it.
         self._seats = transport.world_size
+        # K and rank as far as the exchanges know them.
+        self._place = transport.world_size, transport.rank
         # Whoever heals from this worker reads its state in a thread of its own.
         self._lock = threading.RLock()
         self._digest = (-1, "")
@@ -76,15 +79,17 @@ class Course(Ward):
         """Take a place among the workers, who may be under way already; once."""
         if self._entered:
             return
-        self._entered = True
         if self._transport.forgiving:
             for track in self.tracks:
                 track.outer.shared()  # a method that shares nothing is refused before it begins
         convened = self._convene(Occasion.ENTER)
+        self._entered = True
         if convened is not None and convened.joins:
             self._joining = True
-            self._send_for(convened.occasion)
-            self._joining = False
+            try:
+                self._send_for(convened.occasion)
+            finally:
+                self._joining = False
             self.finish()
 
     def begin(self) -> None:
@@ -163,11 +168,13 @@ class Course(Ward):
         # A lone worker has nobody to drift from.
         anchor = b"" if self._transport.world_size == 1 else track.digest()
         due_step = self.step + self._method.overlap.steps(sync_every=self._method.sync_every)
-        if self._joining:
-            track.send_nothing(anchor=anchor, step=self.step, due_step=due_step)
-            return
-        before = track.feedback() if self._transport.forgiving else None
-        track.send(delta, step=self.step, due_step=due_step, anchor=anchor, before=before)
+        # Whoever captures the state meanwhile must not count what is sent as what has come back.
+        with self._lock:
+            if self._joining:
+                track.send_nothing(anchor=anchor, step=self.step, due_step=due_step)
+                return
+            before = track.feedback() if self._transport.forgiving else None
+            track.send(delta, step=self.step, due_step=due_step, anchor=anchor, before=before)
 
     def _apply_all(self, flights: list[tuple[Track, Flight]]) -> None:
         # All workers must wait in one order: a sort is stable, and tracks have the plan's order.
@@ -182,15 +189,17 @@ class Course(Ward):
                 outcome = flight.exchange.finish()
         except RoundDiscarded as discarded:
             _LOG.info("%s", discarded)
-            self._abandon()
+            with self._lock:
+                self._abandon()
             return
         # Not before: a round that failed must neither be passed over nor left out of a checkpoint.
         with self._lock:
+            before = b"" if self._convened is None else track.digest()
             track.apply(flight, outcome, rank=self._transport.rank)
             self.version += 1
-            self._note(track, flight, outcome)
+            self._note(track, flight, outcome, before)
 
-    def _note(self, track: Track, flight: Flight, outcome: Outcome) -> None:
+    def _note(self, track: Track, flight: Flight, outcome: Outcome, before: bytes) -> None:
         flaws = outcome.left_out.items()
         at_fault = {worker: f for worker, f in flaws if f.fault is not Fault.NOTHING}
         for worker, flaw in at_fault.items():
@@ -200,11 +209,15 @@ class Course(Ward):
         if self._convened is None:
             return
         names = enumerate(self._convened.names)
-        counted = [name for rank, name in names if rank not in outcome.left_out]
+        flaws = outcome.left_out
+        # What was refused for good is over, too: its sender must not try again.
+        counted = [name for rank, name in names if rank not in flaws or flaws[rank].is_final]
         track.remember_counted(flight.round, counted)
         facts = {
             "track": self.tracks.index(track),
             "round": flight.round,
+            "anchor": flight.exchange.place.anchor.hex(),
+            "before": before.hex(),
             "workers": len(self._convened.names),
             "left_out": sorted(outcome.left_out),
             "counted": counted,
@@ -255,9 +268,11 @@ class Course(Ward):
         if convened is None:
             return None
         with self._lock:
-            if convened.changed:
+            if convened.changed or convened.occasion is Occasion.OVER:
                 self._abandon()
-                self._reseat()
+            if convened.changed:
+                self._reseat_exchange()
+            self._reseat_outer(self._transport.world_size)
             self._convened, self.step = convened, convened.step
             self._name = convened.names[self._transport.rank]
             self.dealt = convened.dealt + len(convened.names)
@@ -276,17 +291,25 @@ class Course(Ward):
             track.sent_at_step = -1
         self._ended_at_step = -1
 
-    def _reseat(self) -> None:
-        self._reseat_outer(self._transport.world_size)
-        for track in self.tracks:
-            workers, rank = self._transport.world_size, self._transport.rank
-            track.reseat_exchange(self._assembly.exchange_state(track.fragment, workers, rank))
-
-    def _reseat_outer(self, workers: int) -> None:
-        if workers == self._seats:
+    def _reseat_exchange(self) -> None:
+        workers, rank = self._transport.world_size, self._transport.rank
+        if (workers, rank) == self._place:
             return
         for track in self.tracks:
-            track.reseat_outer(self._assembly.outer_state(track.fragment, workers))
+            track.reseat_exchange(self._assembly.exchange_state(track.fragment, workers, rank))
+        self._place = workers, rank
+
+    def _reseat_outer(self, workers: int) -> None:
+        self._take_seats(workers, self._outers(workers))
+
+    def _outers(self, workers: int) -> list[OuterState]:
+        if workers == self._seats:
+            return [track.outer for track in self.tracks]
+        return [self._assembly.outer_state(track.fragment, workers) for track in self.tracks]
+
+    def _take_seats(self, workers: int, outers: Sequence[OuterState]) -> None:
+        for track, outer in zip(self.tracks, outers, strict=True):
+            track.reseat_outer(outer)
         self._seats = workers
 
     def position(self) -> Position:
@@ -302,7 +325,7 @@ class Course(Ward):
     def shared_nbytes(self) -> int:
         """Bytes of a snapshot's tensors."""
         with self._lock:
-            states = [track.outer.shared() for track in self.tracks]
+            states = [track.shared() for track in self.tracks]
             return sum(value.nbytes for state in states for value in state.values())
 
     def capture(self) -> Snapshot:
@@ -311,7 +334,7 @@ class Course(Ward):
             tensors = {
                 f"{index}.{key}": value.detach().cpu().clone()
                 for index, track in enumerate(self.tracks)
-                for key, value in track.outer.shared().items()
+                for key, value in track.shared().items()
             }
             tracks = [
                 {"sends": t.sends - len(t.flights), "counted": list(t.counted.items())}
@@ -335,12 +358,18 @@ class Course(Ward):
         """
         facts = snapshot.facts
         self._check_run(facts["run"])
+        shared = [_of_track(snapshot.tensors, index) for index in range(len(self.tracks))]
         with self._lock:
+            workers = int(facts["workers"])
+            outers = self._outers(workers)
+            # All of it before anything changes.
+            for track, theirs, outer in zip(self.tracks, shared, outers, strict=True):
+                track.check_shared(theirs, outer)
             self._abandon()
             unsent = [track.outer.unsent() for track in self.tracks]
-            self._reseat_outer(int(facts["workers"]))
-            for index, track in enumerate(self.tracks):
-                track.adopt(_of_track(snapshot.tensors, index), facts["tracks"][index])
+            self._take_seats(workers, outers)
+            for track, theirs, known in zip(self.tracks, shared, facts["tracks"], strict=True):
+                track.adopt(theirs, known)
             self.version, self.step = int(facts["version"]), int(facts["step"])
             self.dealt, self._digest = int(facts["dealt"]), (-1, "")
             for track, work in zip(self.tracks, unsent, strict=True):
@@ -364,22 +393,44 @@ class Course(Ward):
 
     @torch.no_grad()
     def replay(self, record: Record) -> None:
-        """Take the outer step of a round that this worker missed."""
+        """Take the outer step of a round that this worker missed.
+
+        Raises:
+            MismatchError: it does not follow on what this worker has.
+            ExchangeError: its messages are damaged.
+        """
         facts = record.facts
         track, workers = self.tracks[int(facts["track"])], int(facts["workers"])
         with self._lock:
+            self._check_follows(record, track)
+            # Before anything changes: the messages may turn out to be unusable.
+            mean = self._remade(record, track, workers)
             self._abandon()
             unsent = track.outer.unsent()
             self._reseat_outer(workers)
-            label = Label(what=track.fragment.name, round=int(facts["round"]))
-            place = Place(label=label, anchor=track.digest())
-            reader = self._assembly.exchange_state(track.fragment, workers, 0)
-            left_out = [int(rank) for rank in facts["left_out"]]
-            track.outer.advance(reader.remake(record.messages, place, left_out=left_out))
-            track.sends = label.round
-            track.remember_counted(label.round, facts["counted"])
+            track.advance(mean, round=int(facts["round"]), counted=facts["counted"])
             self.version = record.version
             track.settle(self._name, unsent)
+
+    def _check_follows(self, record: Record, track: Track) -> None:
+        mine = self.version, track.digest().hex()
+        theirs = record.version - 1, str(record.facts["before"])
+        if mine != theirs:
+            raise MismatchError(
+                f"take the outer step of {track.fragment.name} in a round that was missed",
+                because="it follows on version {} with digest {}".format(*theirs)
+                + ", and here is version {} with {}".format(*mine),
+                do="take over a snapshot",
+            )
+
+    def _remade(self, record: Record, track: Track, workers: int) -> Tensor:
+        facts = record.facts
+        label = Label(what=track.fragment.name, round=int(facts["round"]))
+        # With overlap they were sent before the step that this one follows on.
+        place = Place(label=label, anchor=bytes.fromhex(facts["anchor"]))
+        reader = self._assembly.reader(track.fragment, workers)
+        left_out = [int(rank) for rank in facts["left_out"]]
+        return reader.remake(record.messages, place, left_out=left_out)
 
 
 def _of_track(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -50,5 +50,10 @@ class Flaw:
         """Whether the sender may contribute the same again: nothing is wrong with it itself."""
         return self.fault is Fault.DAMAGED
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the sender must not contribute it again: something is wrong with it itself."""
+        return self.fault not in (Fault.NOTHING, Fault.DAMAGED)
+
     def __str__(self) -> str:
         return _TEXTS[self.fault] + (f" ({self.detail})" if self.detail else "")

@@ -284,8 +284,8 @@ class OuterLoop:
                 because=f"it has {sorted(state)}, not facts and tensors",
                 do="pass what shared_state() of an OuterLoop returned",
             )
-        self._course.drop_work()
         self._course.adopt(Snapshot(facts=state["facts"], tensors=state["tensors"]))
+        self._course.drop_work()
 
     # -- following an optimizer --------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ class Ledger:
     peak_device_bytes: int = 0
     peak_host_bytes: int = 0
     # A transport may encode a reduced shard on a thread of its own.
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # What is dropped is uncounted wherever that happens, perhaps in here.
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def add(self, *, device_bytes: int = 0, host_bytes: int = 0) -> None:
         """Count what came (or, below zero, went)."""
@@ -98,9 +99,19 @@ class Storage(ABC):
 
 @final
 class _KeptOnDevice(Kept):
+    _counted_bytes = 0
+
     def __init__(self, value: Tensor, ledger: Ledger) -> None:
         self._value, self._ledger = value, ledger
-        ledger.add(device_bytes=value.nbytes)
+        self._count(value.nbytes)
+
+    def __del__(self) -> None:
+        self._count(0)
+
+    def _count(self, nbytes: int) -> None:
+        if nbytes != self._counted_bytes:
+            self._ledger.add(device_bytes=nbytes - self._counted_bytes)
+            self._counted_bytes = nbytes
 
     def prefetch(self) -> None:
         pass
@@ -109,7 +120,7 @@ class _KeptOnDevice(Kept):
         return self._value
 
     def store(self, value: Tensor) -> None:
-        self._ledger.add(device_bytes=value.nbytes - self._value.nbytes)
+        self._count(value.nbytes)
         self._value = value
 
     def release(self) -> None:
@@ -119,7 +130,7 @@ class _KeptOnDevice(Kept):
         return self._value
 
     def discard(self) -> None:
-        self._ledger.add(device_bytes=-self._value.nbytes)
+        self._count(0)
 
 
 @final
@@ -143,16 +154,26 @@ class OnDevice(Storage):
 class _KeptOnHost(Kept):
     """Copies to the device run on a stream of their own, beside the training."""
 
+    _counted_bytes = 0
+
     def __init__(self, value: Tensor, device: torch.device, storage: "OnHost") -> None:
         self._device, self._storage = device, storage
         # Pinned memory is what a GPU can copy from by itself.
         self._host = torch.empty(
             value.shape, dtype=value.dtype, device="cpu", pin_memory=device.type == "cuda"
         )
-        storage.ledger.add(host_bytes=self._host.nbytes)
-        self._host.copy_(value)
         self._here: Tensor | None = None
         self._arrived: torch.Event | None = None
+        self._count(self._host.nbytes)
+        self._host.copy_(value)
+
+    def __del__(self) -> None:
+        if self._counted_bytes:
+            self.discard()
+
+    def _count(self, nbytes: int) -> None:
+        self._storage.ledger.add(host_bytes=nbytes - self._counted_bytes)
+        self._counted_bytes = nbytes
 
     def prefetch(self) -> None:
         if self._here is None:
@@ -197,7 +218,7 @@ class _KeptOnHost(Kept):
 
     def discard(self) -> None:
         self.release()
-        self._storage.ledger.add(host_bytes=-self._host.nbytes)
+        self._count(0)
 
 
 @final

@@ -82,6 +82,8 @@ class Track:
         self.counted: dict[int, Sequence[str]] = {}
         self._slots = slots
         self._lost: _Lost | None = None
+        # Of another K's outer optimizer: it is gone only when one without it has taken a step.
+        self._dormant: dict[str, Tensor] = {}
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -136,10 +138,12 @@ class Track:
         it.
         """
         self.flights.remove(flight)
+        self._lost = None  # what was lost has been sent again since
         mine = outcome.left_out.get(rank)
         again = mine is not None and mine.keeps_work and not self.flights
         unsent = self.outer.unsent() if again else None
         self.outer.apply(outcome.mean)
+        self._dormant = {}
         if unsent is not None:
             self.outer.place(unsent)
         spoilt = mine is not None and mine.fault is not Fault.NOTHING
@@ -150,7 +154,7 @@ class Track:
 
     def feedback(self) -> dict[str, Tensor]:
         """A copy of what is left to be sent."""
-        return {key: value.clone() for key, value in self.exchange.state_dict().items()}
+        return self.exchange.feedback()
 
     def abandon(self) -> None:
         """Give up what is in flight: the next round sends it with what was done since."""
@@ -179,36 +183,54 @@ class Track:
             unsent: what it did that is in no outer step it knew of.
         """
         lost, self._lost = self._lost, None
-        if lost is not None and name in self.counted.get(lost.round, ()):
+        if lost is not None and self._may_have_counted(lost.round, name):
             # It counted after all. What was done after it was sent cannot be told apart any more.
             self.exchange.load_state_dict(lost.after)
             unsent = None
         finite = unsent is not None and bool(torch.isfinite(unsent).all())
         self.outer.place(unsent if finite else None)
 
-    def adopt(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over outer parameters and what is known of rounds; `settle` must follow.
+    def _may_have_counted(self, round: int, name: str) -> bool:
+        # Of a round that nobody remembers any more it is better to lose work than to send it twice.
+        return round <= self.sends and name in self.counted.get(round, (name,))
 
-        Raises:
-            MismatchError: they are of another shape, or of another outer optimizer.
-        """
-        mine = {key: value.shape for key, value in self.outer.shared().items()}
-        theirs = {key: value.shape for key, value in shared.items()}
-        if mine != theirs:
+    def shared(self) -> dict[str, Tensor]:
+        """What is equal on all workers; it shares memory with this track."""
+        return self._dormant | self.outer.shared()
+
+    def check_shared(self, shared: Mapping[str, Tensor], outer: OuterState) -> None:
+        """Raise `MismatchError` unless `shared` has what `outer` needs, and in that shape."""
+        mine, theirs = _forms(outer.shared()), _forms(shared)
+        if mine != {key: theirs.get(key) for key in mine}:
             raise MismatchError(
                 f"take over the outer parameters of {self.fragment.name}",
                 because=f"they have {theirs} and here are {mine}",
                 do="give all workers the same model and method",
             )
-        self.outer.adopt(shared)
+
+    def adopt(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take over what was checked, and what is known of rounds; `settle` must follow."""
+        mine = self.outer.shared().keys()
+        self.outer.adopt({key: value for key, value in shared.items() if key in mine})
+        self._dormant = {k: v.clone() for k, v in shared.items() if k not in mine}
         self.sends = int(facts["sends"])
         self.counted = {int(round): names for round, names in facts["counted"]}
 
+    def advance(self, mean: Tensor, *, round: int, counted: Sequence[str]) -> None:
+        """Take the outer step of `round`, which this worker missed; `settle` must follow."""
+        self.outer.advance(mean)
+        self._dormant = {}
+        self.sends = round
+        self.remember_counted(round, counted)
+
     def reseat_outer(self, outer: OuterState) -> None:
         """Go on with `outer`, made for another number of workers."""
-        old, new, unsent = self.outer.shared(), outer.shared(), self.outer.unsent()
+        if outer is self.outer:
+            return
+        old, new, unsent = self.shared(), outer.shared(), self.outer.unsent()
         # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
         outer.adopt({key: old.get(key, value) for key, value in new.items()})
+        self._dormant = {key: value.clone() for key, value in old.items() if key not in new}
         self.outer.close()
         self.outer = outer
         self.outer.place(unsent)
@@ -272,6 +294,10 @@ class Track:
         """Bytes of `anchor`, `outer state` and `feedback`."""
         feedback = sum(tensor.nbytes for tensor in self.exchange.state_dict().values())
         return {**self.outer.memory(), "feedback": feedback}
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {key: f"{value.dtype} {list(value.shape)}" for key, value in tensors.items()}
 
 
 def _saved(flight: Flight) -> dict[str, Any]:

@@ -157,6 +157,13 @@ class ExchangeState(ABC):
     def prefetch(self) -> None:
         """Begin to bring what `encode` needs to the device."""
 
+    def feedback(self) -> dict[str, Tensor]:
+        """A copy of feedback as it is now; `state_dict` has it as it was before what is in flight.
+
+        Where the two are one, this need not be changed.
+        """
+        return {key: value.clone() for key, value in self.state_dict().items()}
+
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept between rounds: feedback."""

@@ -18,14 +18,13 @@ from thinwire.exchange.base import (
     Wiring,
     header_of,
 )
-from thinwire.flaws import Fault, Flaw
+from thinwire.flaws import Flaw
 from thinwire.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
 from thinwire.transport import Pending
 
 __all__ = ["Gather"]
 
 _WHOLE = "whole"
-_UNKNOWN = Flaw(fault=Fault.DAMAGED)
 
 
 @final
@@ -69,7 +68,7 @@ class _Gathering(ExchangeState):
         self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
     ) -> Tensor:
         reading = _Reading(self._wiring, self._coder.at(place.label.round), place)
-        return reading.combine(messages, dict.fromkeys(left_out, _UNKNOWN)).mean
+        return reading.combine_again(messages, left_out)
 
     def residual(self) -> Tensor | None:
         held = self._feedback.state_dict()
@@ -111,16 +110,23 @@ class _Reading:
 
     def combine(self, messages: Sequence[Tensor], left_out: Mapping[int, Flaw]) -> Outcome:
         """The mean of all messages but those of `left_out`, and of what else turns out unusable."""
+        senders, received = self._received(messages, left_out)
+        limit = self._wiring.transport.norm_limit
+        mean, flaws = combine_sound(self._wiring.aggregate, received, norm_limit=limit)
+        worse = {senders[place]: flaw for place, flaw in flaws.items()}
+        return Outcome(mean=mean, left_out={**left_out, **worse}, messages=messages)
+
+    def combine_again(self, messages: Sequence[Tensor], left_out: Collection[int]) -> Tensor:
+        """The same mean, when it is known who is not in it: nobody else turns out unusable."""
+        return self._wiring.aggregate.combine(self._received(messages, left_out)[1])
+
+    def _received(
+        self, messages: Sequence[Tensor], left_out: Collection[int]
+    ) -> tuple[list[int], Received]:
         senders = [rank for rank in range(len(messages)) if rank not in left_out]
         device = self._wiring.storage.device
         payloads = [self._body(messages, rank).to(device) for rank in senders]
-        mean, flaws = combine_sound(
-            self._wiring.aggregate,
-            Received(coder=self._coder, payloads=payloads),
-            norm_limit=self._wiring.transport.norm_limit,
-        )
-        worse = {senders[place]: flaw for place, flaw in flaws.items()}
-        return Outcome(mean=mean, left_out={**left_out, **worse}, messages=messages)
+        return senders, Received(coder=self._coder, payloads=payloads)
 
     def _body(self, messages: Sequence[Tensor], rank: int) -> Tensor:
         if len(messages) == 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.aggregate import Received, combine_sound
 from thinwire.codecs import Coder
-from thinwire.errors import NonFiniteError
+from thinwire.errors import NonFiniteError, RoundDiscarded
 from thinwire.exchange.base import (
     Exchange,
     ExchangeState,
@@ -41,10 +41,21 @@ class _Owner:
     def __init__(self, feedback: FeedbackState) -> None:
         self._feedback, self._lock = feedback, threading.Lock()
         self._before: deque[dict[str, Tensor]] = deque()
+        self._life = 0
 
-    def encode(self, mean: Tensor, coder: Coder) -> Tensor:
-        """As `FeedbackState.encode`."""
+    def life(self) -> int:
+        """Number of the life in which an exchange begins; `load_state_dict` begins another."""
         with self._lock:
+            return self._life
+
+    def encode(self, mean: Tensor, coder: Coder, life: int) -> Tensor:
+        """As `FeedbackState.encode`, for an exchange that was begun in `life`."""
+        with self._lock:
+            if life != self._life:
+                # It was given up while a thread was at it: feedback is no longer its own.
+                raise RoundDiscarded(
+                    "combine a shard", because="its round was given up", do="nothing"
+                )
             self._before.append(self._copy())
             return self._feedback.encode(mean, coder)
 
@@ -52,6 +63,11 @@ class _Owner:
         """The oldest exchange was applied and need not be sent again."""
         with self._lock:
             self._before.popleft()
+
+    def now(self) -> dict[str, Tensor]:
+        """A copy of the feedback, whatever is in flight."""
+        with self._lock:
+            return self._copy()
 
     def state_dict(self) -> dict[str, Tensor]:
         with self._lock:
@@ -61,6 +77,7 @@ class _Owner:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         with self._lock:
             self._before.clear()
+            self._life += 1
             self._feedback.load_state_dict(state)
 
     def _copy(self) -> dict[str, Tensor]:
@@ -162,12 +179,18 @@ class _ReduceScattering(ExchangeState):
     def _at(self, place: Place) -> list[Coder]:
         return [coder.at(place.label.round) for coder in self._coders]
 
+    def feedback(self) -> dict[str, Tensor]:
+        return {key: value.clone() for key, value in self._named(self._owner.now()).items()}
+
     def state_dict(self) -> dict[str, Tensor]:
+        return self._named(self._owner.state_dict())
+
+    def _named(self, owner: Mapping[str, Tensor]) -> dict[str, Tensor]:
         states = [feedback.state_dict() for feedback in self._feedback]
         parts = {f"shard{i}": state for i, state in enumerate(states)}
         return {
             f"{part}.{key}": value
-            for part, state in {**parts, "owner": self._owner.state_dict()}.items()
+            for part, state in {**parts, "owner": owner}.items()
             for key, value in state.items()
         }
 
@@ -256,7 +279,7 @@ class _Reading:
 class _Scattered(InFlight):
     def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], owner: _Owner) -> None:
         super().__init__(reading.place, messages)
-        self._reading, self._owner = reading, owner
+        self._reading, self._owner, self._life = reading, owner, owner.life()
         self._left_out: dict[int, Flaw] = {}
         self.pending: Pending | None = None
 
@@ -265,15 +288,27 @@ class _Scattered(InFlight):
         """My shard of all workers in, my shard of the result out, filled up to `nbytes`."""
         reading = self._reading
         received, flaws = reading.sound_shards(messages)
+        self._check_whole(flaws)
         senders = [sender for sender in range(len(messages)) if sender not in flaws]
         wiring = reading.wiring
         limit = wiring.transport.norm_limit
         mean, worse = combine_sound(wiring.aggregate, received, norm_limit=limit)
         self._left_out = {**flaws, **{senders[place]: flaw for place, flaw in worse.items()}}
         mine = wiring.rank
-        body = self._owner.encode(mean, reading.coders[mine])
+        body = self._owner.encode(mean, reading.coders[mine], self._life)
         message = seal(body, reading.header(mine, sender=mine, kind=Kind.MEAN))
         return torch.cat([message, message.new_zeros(nbytes - len(message))])
+
+    def _check_whole(self, flaws: Mapping[int, Flaw]) -> None:
+        # Its sender hears nothing of it, and would not know what to send again.
+        damaged = {sender: flaw for sender, flaw in flaws.items() if flaw.keeps_work}
+        workers = self._reading.wiring.workers
+        if damaged or len(flaws) == workers:
+            raise RoundDiscarded(
+                f"use {self.place.label}",
+                because="; ".join(f"worker {sender}: {flaw}" for sender, flaw in flaws.items()),
+                do="nothing: the next round sends it again",
+            )
 
     def finish(self) -> Outcome:
         assert self.pending is not None

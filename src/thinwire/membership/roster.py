@@ -129,7 +129,8 @@ def choose_team(standings: Iterable[Standing]) -> Team:
             version=furthest,
             digest=digest,
             step=max(s.position.step for s in concerned),
-            dealt=max(s.position.dealt for s in members),
+            # Those who must be healed were dealt theirs, too.
+            dealt=max(s.position.dealt for s in fit),
         ),
     )
 

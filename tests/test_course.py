@@ -1,0 +1,751 @@
+"""A loop whose workers come and go: what is lost, what counts twice, and who drifts."""
+
+import dataclasses
+import math
+import threading
+
+import pytest
+import torch
+
+import thinwire as tw
+from elastic_hub import Hub, Player, crew, exchange, flush, sum_of, train
+from thinwire.errors import MismatchError
+from thinwire.flaws import Fault
+from thinwire.message import Header, Kind, seal
+from toy import Team, adamw, build_model, muon, same_bits, sgd
+
+H = 3
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+PLAIN = tw.outer.SGD(lr=1.0)
+TOP_K = tw.codecs.TopK(k=512)
+FEEDBACK = tw.ErrorFeedback(decay=0.9)
+
+
+def method(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": H, "outer": NESTEROV, **fields})
+
+
+def half(seed: int = 0):
+    return build_model(seed).to(torch.bfloat16)
+
+
+# -- a discarded round is no round ---------------------------------------------------------------
+
+CASES = {
+    "adamw": (method(), adamw, build_model),
+    "muon": (method(), muon, build_model),
+    "feedback": (method(codec=TOP_K, feedback=FEEDBACK), adamw, build_model),
+    "2 bit": (
+        method(codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()),
+        adamw,
+        build_model,
+    ),
+    "owner feedback": (
+        method(
+            codec=tw.codecs.Quantise(bits=2),
+            feedback=FEEDBACK,
+            exchange=tw.ReduceScatter(owner_feedback=FEEDBACK),
+        ),
+        adamw,
+        build_model,
+    ),
+    "bf16": (method(), adamw, half),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_discarding_every_other_round_is_half_as_many_rounds(case: str) -> None:
+    described, build, model = CASES[case]
+    hub = Hub()
+    players = crew(hub, described, 3, build=build, model=model, of=3)
+    for boundary in range(1, 7):
+        hub.discards = lambda _, odd=boundary % 2: bool(odd)
+        train(players, H)
+    whole = dataclasses.replace(described, sync_every=2 * H)
+    team = Team(whole, build, 3, model=model).train(6 * H)
+    for player, loop in zip(players, team.loops, strict=True):
+        assert player.loop.digest() == loop.digest()
+        assert player.loop.stats.rounds == 3
+    hub.discards = lambda _: False
+    train(players, H)  # the control: one that is not discarded counts
+    assert players[0].loop.stats.rounds == 4
+
+
+# -- newcomers, and those who missed rounds ------------------------------------------------------
+
+
+def same_state(a: Player, b: Player) -> bool:
+    mine, theirs = a.shared(), b.shared()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+
+def streaming(**fields) -> tw.Method:
+    paper = {"sync_every": H, "outer": NESTEROV, "fragments": tw.Balanced(count=2)}
+    overlap = tw.Delay(tau=1, mixing=0.5)
+    return tw.presets.streaming_diloco(**{**paper, "overlap": overlap, **fields})
+
+
+TABLE = tw.outer.PerWorkers(table=((1, PLAIN), (3, NESTEROV)))
+METHODS = {
+    "plain": method(),
+    "top-k": method(codec=TOP_K, feedback=FEEDBACK),
+    "top-k, reduced": method(codec=TOP_K, feedback=FEEDBACK, exchange=tw.ReduceScatter()),
+    "2 bit": method(codec=tw.codecs.Quantise(bits=2), exchange=tw.ReduceScatter()),
+    "e3m0": method(codec=tw.codecs.E3M0(), feedback=FEEDBACK),
+    "table": method(outer=TABLE),
+    "eager": method(overlap=tw.Eager()),
+    "eager, reduced": method(overlap=tw.Eager(), exchange=tw.ReduceScatter()),
+    "streaming": streaming(),
+    "adamw outside": method(outer=tw.outer.AdamW(lr=0.3)),
+}
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, METHODS[name], 3)
+    train(players, H * rounds)
+    late = Player(hub, "late", METHODS[name], number=3, model=lambda: build_model(7))
+    left = [t.exchange.residual() for t in late.course.tracks]
+    left = [None if r is None else torch.randn(len(r)) for r in left]
+    for track, residual in zip(late.course.tracks, left, strict=True):
+        if residual is not None:
+            track.exchange.take_residual(residual)
+    for player in players:
+        player.inner(H)
+    for _ in range(H - 1):
+        exchange(players)
+    hub.seat(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    assert late.loop.share == max(hub.shares)
+    for player in players:
+        player.loop.finish()
+    assert same_state(late, players[0])
+    if not players[0].course.tracks[0].flights:
+        assert late.loop.digest() == players[0].loop.digest()
+        assert same_bits(late.live(), [p.data for p in players[0].model.parameters()]) or (
+            name in ("streaming", "eager", "eager, reduced")
+        )
+    for track, residual in zip(late.course.tracks, left, strict=True):
+        assert residual is None or torch.equal(track.exchange.residual(), residual)
+    everyone = [*players, late]
+    train(everyone, 2 * H)
+    flush(everyone)
+    assert len({p.loop.digest() for p in everyone}) == 1
+    assert all(same_state(p, late) for p in players)
+    assert {p.loop.inner_step for p in everyone} == {H * (rounds + 3)}
+
+
+@pytest.mark.parametrize("missed", [1, 2, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: int) -> None:
+    hub = Hub()
+    players = crew(hub, METHODS[name], 4)
+    *others, slow = players
+    train(players, 2 * H)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    hub.seat(*(p.node for p in others[: 2 + missed % 2]))
+    train_on = others[: 2 + missed % 2]
+    exchange(train_on)
+    train(train_on, H * (missed - 1))
+    train(train_on, H - 1)
+    for player in train_on:
+        player.inner()
+    back = [*train_on, slow]
+    hub.seat(*(p.node for p in back))
+    before, held, version = slow.unsent(), slow.feedback(), slow.loop.stats.rounds
+    # the last begin() of everybody, by hand: what is replayed is looked at before it goes out
+    seen = {}
+    sends = slow.course._send_for
+
+    def look(occasion):
+        seen["unsent"], seen["feedback"] = slow.unsent(), slow.feedback()
+        seen["same"] = same_state(slow, train_on[0])
+        sends(occasion)
+
+    slow.course._send_for = look
+    exchange(back)
+    assert seen["same"]
+    # The only one that eager updates sent was still on its way.
+    assert slow.loop.stats.rounds > version - (missed == 1 and "eager" in name)
+    scale = max(float(w.abs().max()) for w in [*before, *slow.anchor()])
+    for old, new in zip(before, seen["unsent"], strict=True):
+        assert float(old.abs().max()) > 1e-4  # the control: there is work to be kept
+        assert torch.allclose(old, new, rtol=0, atol=4 * torch.finfo(torch.float32).eps * scale)
+    total = [sum(float(v.double().sum()) for v in f.values()) for f in (held, seen["feedback"])]
+    assert total[0] == pytest.approx(total[1], rel=1e-6)
+    train(back, H)
+    flush(back)
+    assert len({p.loop.digest() for p in back}) == 1
+    assert all(same_state(p, slow) for p in back)
+
+
+# -- rounds that were given up here and counted there --------------------------------------------
+
+
+EXCHANGES = [tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback(decay=1.0))]
+
+
+def done(player: Player, start: list[torch.Tensor]) -> torch.Tensor:
+    return sum_of(start) - sum_of(player.anchor())
+
+
+@pytest.mark.parametrize("heal", ["records", "snapshot"])
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+@pytest.mark.parametrize("codec", [tw.codecs.Identity(), TOP_K], ids=["exact", "top-k"])
+def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
+    heal: str, exchange_kind, codec
+) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(outer=PLAIN, exchange=exchange_kind, codec=codec, feedback=feedback)
+    hub = Hub()
+    hub.heal = heal
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    deaf = players[1]
+    work = {p.node.name: torch.zeros_like(sum_of(start)) for p in players}
+
+    def trained(player: Player) -> None:
+        old = sum_of(player.unsent())
+        player.inner()
+        work[player.node.name] += sum_of(player.unsent()) - old
+
+    for boundary in range(4):
+        hub.deaf = {"w1"} if boundary == 1 else set()
+        for _ in range(H):
+            if boundary == 2 and deaf.course.version < players[0].course.version:
+                # What it did after it sent cannot be told apart and is lost: it does nothing.
+                trained(players[0])
+                deaf.trained += 1
+            else:
+                for player in players:
+                    trained(player)
+            exchange(players)
+    assert players[0].loop.digest() == players[1].loop.digest()
+    left = sum(sum_of([t.exchange.residual() for t in p.course.tracks]) for p in players)
+    total = 2 * done(players[0], start) + left
+    assert torch.allclose(total, sum(work.values()), rtol=0, atol=2e-5)
+    assert float(work["w1"].abs().max()) > 0.01  # a delta too much or too few would be seen
+
+
+def test_what_counted_on_nobody_is_sent_once() -> None:
+    described = method(outer=PLAIN)
+    hub = Hub()
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    hub.discards = lambda _: True
+    train(players, H)
+    lost = sum(sum_of(p.unsent()) for p in players)
+    hub.discards = lambda _: False
+    train(players, 0)
+    flush(players)
+    assert torch.allclose(2 * done(players[0], start), lost, rtol=0, atol=2e-6)
+    assert float(lost.abs().max()) > 0.01
+
+
+def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
+    """Its second attempt counted: a later absence must not be taken for it."""
+    hub = Hub()
+    players = crew(hub, method(outer=PLAIN, codec=TOP_K, feedback=FEEDBACK), 3, build=sgd)
+    hub.discards = lambda _: True
+    train(players, H)
+    hub.discards = lambda _: False
+    train(players, H)  # round 1, the second attempt, with all three
+    *others, slow = players
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    hub.seat(*(p.node for p in others))
+    exchange(others)
+    train(others, H - 1)
+    for player in others:
+        player.inner()
+    hub.seat(*(p.node for p in players))
+    before = slow.unsent()
+    sent = []
+    original = slow.course._send
+    slow.course._send = lambda track: (sent.extend(slow.unsent()), original(track))
+    exchange(players)
+    assert torch.allclose(sum_of(sent), sum_of(before), rtol=0, atol=1e-6)
+    assert float(sum_of(before).abs().max()) > 1e-3
+
+
+def test_a_lost_round_that_nobody_remembers_is_not_sent_twice() -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, method(outer=PLAIN), 3, build=sgd)
+    *others, lost = players
+    hub.deaf = {"w2"}
+    train(players, H)
+    hub.deaf = set()
+    hub.seat(*(p.node for p in others))
+    train(others, 10 * H)
+    train(others, H - 1)
+    for player in others:
+        player.inner()
+    for _ in range(H - 1):
+        lost.loop.begin()
+    hub.seat(*(p.node for p in players))
+    sent = []
+    original = lost.course._send
+    lost.course._send = lambda track: (sent.extend(lost.unsent()), original(track))
+    exchange(players)
+    assert float(sum_of(sent).abs().max()) == 0.0
+
+
+# -- messages that cannot be used ----------------------------------------------------------------
+
+
+def flipped(payload: torch.Tensor) -> torch.Tensor:
+    damaged = payload.clone()
+    damaged[-1] ^= 1
+    return damaged
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=1, mixing=0.5)], ids=["wait", "late"])
+def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(outer=PLAIN, codec=TOP_K, feedback=feedback, overlap=overlap)
+    hub = Hub()
+    players = crew(hub, described, 3, build=sgd)
+    twin = crew(Hub(), described, 2, build=sgd)
+    train(players, H - 1)
+    train(twin, H - 1)
+    for player in (*players, *twin):
+        player.inner()
+    held, work = players[2].feedback(), sum_of(players[2].unsent())
+    hub.tamper = lambda sender, to, p: flipped(p) if (sender, to) == (2, 0) else p
+    exchange(players)
+    exchange(twin)
+    if overlap.tau:
+        for player in (*players, *twin):
+            player.inner()
+        work = sum_of(players[2].unsent())
+        exchange(players)
+        exchange(twin)
+    hub.tamper = lambda sender, to, p: p
+    # as if the third had not been there, and all three have it
+    assert {p.loop.digest() for p in players} == {twin[0].loop.digest()}
+    assert all(torch.equal(players[2].feedback()[k], v) for k, v in held.items())
+    assert torch.allclose(sum_of(players[2].unsent()), work, rtol=0, atol=1e-6)
+    assert [p.loop.stats.left_out for p in players] == [{2: 1}] * 3
+    start = players[0].anchor()
+    before = sum(sum_of([t.exchange.residual() for t in p.course.tracks]) for p in players)
+    before = before + sum(sum_of(p.unsent()) for p in players)
+    exchange_all = H if not overlap.tau else H - 1
+    for _ in range(exchange_all):
+        exchange(players)
+    flush(players)
+    after = sum(sum_of([t.exchange.residual() for t in p.course.tracks]) for p in players)
+    if not overlap.tau:  # the very same comes again: nothing was trained
+        assert torch.allclose(3 * done(players[0], start) + after, before, rtol=0, atol=2e-5)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+@pytest.mark.parametrize("half_way", ["a shard", "a result"])
+def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
+    described = method(
+        codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()
+    )
+    hub = Hub()
+    players = crew(hub, described, 3)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    before = [(p.live(), p.feedback(), p.anchor()) for p in players]
+    seen = []
+
+    def tamper(sender, to, payload):
+        seen.append((sender, to))
+        first = seen.count((sender, to)) == 1
+        chosen = (sender, to) == (1, 2) and first == (half_way == "a shard")
+        return flipped(payload) if chosen and first else (
+            torch.cat([payload[:70] ^ 1, payload[70:]]) if chosen else payload
+        )
+
+    hub.tamper = tamper
+    exchange(players)
+    hub.tamper = lambda sender, to, p: p
+    for player, (live, feedback, anchor) in zip(players, before, strict=True):
+        assert same_bits(player.live(), live)
+        assert same_bits(player.anchor(), anchor)
+        assert all(torch.equal(player.feedback()[k], v) for k, v in feedback.items())
+        assert player.loop.stats.rounds == 0
+    train(players, H)
+    assert len({p.loop.digest() for p in players}) == 1
+    assert players[0].loop.stats.rounds == 1  # the control
+
+
+def test_a_newcomer_is_not_in_the_mean() -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, method(outer=PLAIN), 2)
+    twin = crew(Hub(), method(outer=PLAIN), 2)
+    train(twin, H)
+    train(players, H - 1)
+    late = Player(hub, "late", method(outer=PLAIN), number=2)
+    for player in players:
+        player.inner()
+    hub.seat(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    _ = late.loop.share
+    for player in players:
+        player.loop.finish()
+    assert {p.loop.digest() for p in [*players, late]} == {twin[0].loop.digest()}
+    assert players[0].loop.stats.left_out == {}  # nothing was wrong with it
+    train([*players, late], H)
+    train(twin, H)
+    assert players[0].loop.digest() != twin[0].loop.digest()  # the control: now it is in it
+
+
+def poisoned(message: torch.Tensor) -> torch.Tensor:
+    anchor = bytes(message[48:56].tolist())
+    body = torch.full((139,), math.nan, dtype=torch.bfloat16).view(torch.uint8)
+    places = {"fragment": 0, "kind": Kind.WHOLE, "shard": 0, "round": 1, "sender": 1}
+    return seal(body, Header(codec="cast/bf16", elements=139, anchor=anchor, **places))
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_FINITE, Fault.OUTSIZED])
+def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, caplog) -> None:
+    described = method(outer=PLAIN, codec=tw.codecs.CastBF16(), feedback=FEEDBACK)
+    hub = Hub(norm_limit=10)
+    players = crew(hub, described, 3, build=sgd)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    with torch.no_grad():
+        next(players[1].model.parameters()).add_(100.0)
+    node, start = players[1].node, players[1].node.start
+    if fault is Fault.NOT_FINITE:
+        node.start = lambda payload, label, inspect: start(poisoned(payload), label, inspect)
+    held = players[1].feedback()
+    exchange(players)
+    node.start = start
+    text = {"NOT_FINITE": "is not finite", "OUTSIZED": "is far longer"}[fault.name]
+    assert f"worker 1 was left out of {players[0].course.tracks[0].fragment.name}" in caplog.text
+    assert text in caplog.text
+    assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
+    assert len({p.loop.digest() for p in players}) == 1
+    assert float(sum_of(players[1].unsent()).abs().max()) == 0
+    assert all(torch.equal(players[1].feedback()[k], v) for k, v in held.items())
+    assert list(hub.journal[1].facts["counted"]) == ["w0", "w1", "w2"]  # it must not come again
+    train(players, H)
+    assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
+
+
+def test_an_outsized_contribution_is_left_out_of_a_replay_and_nobody_else() -> None:
+    """Without the one, the median is another, and by it two more would be outsized."""
+    hub = Hub(norm_limit=8)
+    players = crew(hub, method(outer=PLAIN, exchange=tw.Gather()), 6, build=sgd, of=6)
+    *five, slow = players
+    for _ in range(H - 1):
+        exchange(players)
+    for player, norm in zip(five, (1.0, 1.0, 9.0, 9.0, 95.0), strict=True):
+        with torch.no_grad():
+            next(player.model.parameters()).view(-1)[0].add_(norm)
+    hub.seat(*(p.node for p in five))
+    exchange(five)
+    assert hub.journal[1].facts["left_out"] == [4]
+    for _ in range(H - 1):
+        exchange(five)
+    hub.seat(*(p.node for p in players))
+    exchange(players)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+@pytest.mark.parametrize("exchange_kind", [tw.Gather(), tw.ReduceScatter()], ids=["gather", "reduce"])
+def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind) -> None:
+    hub = Hub()
+    players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind), 2)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    before = [(p.live(), p.feedback(), p.anchor(), p.course.position()) for p in players]
+    hub.tamper = lambda sender, to, p: flipped(p)
+    exchange(players)
+    for player, (live, feedback, anchor, position) in zip(players, before, strict=True):
+        assert same_bits(player.live(), live)
+        assert same_bits(player.anchor(), anchor)
+        assert all(torch.equal(player.feedback()[k], v) for k, v in feedback.items())
+        after = player.course.position()
+        assert (after.version, after.digest) == (position.version, position.digest)
+    hub.tamper = lambda sender, to, p: p
+    train(players, H)
+    assert players[0].loop.stats.rounds == 1
+
+
+# -- another K -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kind) -> None:
+    described = method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
+    hub = Hub()
+    (first,) = crew(hub, described, 1, of=5)
+    train([first], H)
+    team = [first]
+    for workers in (2, 5, 3):
+        while len(team) < workers:
+            team.append(Player(hub, f"w{len(team)}", described, number=len(team), of=5))
+        team = team[:workers]
+        held = [sum_of([t.exchange.residual() for t in p.course.tracks]) for p in team]
+        assert float(held[0].abs().max()) > 1e-3
+        hub.heal = "snapshot"
+        for player in team:
+            player.inner(H)
+        hub.seat(*(p.node for p in team))
+        seen = []
+        for player in team:
+            send = player.course._send_for
+
+            def look(occasion, player=player, send=send) -> None:
+                seen.append(sum_of([t.exchange.residual() for t in player.course.tracks]))
+                send(occasion)
+
+            player.course._send_for = look
+        veterans = [p for p in team if p.course._entered]
+        for _ in range(H - 1):
+            for player in veterans:
+                player.course.step += 1
+        for player in team:
+            player.course._entered = True  # the others come without a first round of nothing
+            if player not in veterans:
+                player.course.step = veterans[0].course.step - 1
+            player.loop.begin()
+        for player in team:
+            player.loop.finish()
+            del player.course._send_for
+        for old, new in zip(held, seen, strict=True):
+            # K times a residual, divided by K again: one rounding each way
+            assert torch.allclose(old, new, rtol=1e-6, atol=0)
+        assert len({p.loop.digest() for p in team}) == 1
+
+
+def test_ddp_is_refused_when_it_is_used_first() -> None:
+    hub = Hub()
+    player = Player(hub, "a", tw.presets.ddp())
+    hub.seat(player.node)
+    with pytest.raises(tw.ConfigurationError, match="among workers that come and go.*diloco"):
+        _ = player.loop.share
+
+
+def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> None:
+    """K = 3 has momentum and K = 2 has none: whoever saw K = 2 come to nothing still has it."""
+    hub = Hub()
+    players = crew(hub, method(outer=TABLE), 3)
+    *others, slow = players
+    train(players, 2 * H)
+    assert float(players[0].shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
+    hub.seat(*(p.node for p in others))
+    hub.discards = lambda _: True
+    train(others, H)
+    snapshot = others[0].course.capture()
+    hub.discards = lambda _: False
+    for player in players:
+        player.inner(H)
+    for _ in range(H - 1):
+        exchange(others)
+        slow.loop.begin()
+    hub.seat(*(p.node for p in players))
+    exchange(players)
+    assert same_state(slow, others[0])
+    late = Player(hub, "late", method(outer=TABLE))
+    late.course.adopt(snapshot)
+    late.course._reseat_outer(3)
+    assert float(late.shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
+
+
+# -- the end, and shares -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_end_is_repeated_until_it_counts(name: str) -> None:
+    hub = Hub()
+    players = crew(hub, METHODS[name], 1, of=1)
+    (player,) = players
+    twin = crew(Hub(), METHODS[name], 1, of=1)[0]
+    train(players, H + 2)
+    train([twin], H + 2)
+    left = [True, True, True]
+    hub.discards = lambda _: bool(left) and left.pop()
+    player.loop.flush()
+    twin.loop.flush()
+    assert not left
+    assert player.course.is_settled()
+    # mixing keeps a part of what was sent
+    assert name == "streaming" or float(sum_of(player.unsent()).abs().max()) == 0
+    if name == "plain":
+        assert player.loop.digest() == twin.loop.digest()
+
+
+def test_no_share_is_dealt_twice_however_workers_come_and_go() -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, method(), 3)
+    read: list[int] = []
+    generator = torch.Generator().manual_seed(3)
+    everyone, team = list(players), list(players)
+    for boundary in range(12):
+        read += [p.loop.share for p in team]
+        for player in team:
+            player.inner()
+        for _ in range(H - 1):
+            exchange(team)
+        wanted = int(torch.randint(1, 5, (), generator=generator))
+        kept = team[: min(wanted, len(team))]
+        joining = wanted > len(kept)
+        if joining:
+            everyone.append(Player(hub, f"n{boundary}", method(), model=lambda: build_model(5)))
+        newcomer = everyone[-1:] if joining else []
+        hub.discards = lambda _, odd=boundary % 3 == 1: odd
+        hub.seat(*(p.node for p in [*kept, *newcomer]))
+        for player in kept:
+            player.loop.begin()
+        for player in newcomer:
+            _ = player.loop.share
+        for player in kept:
+            player.loop.finish()
+        team = [*kept, *newcomer]
+    assert len(read) == len(set(read)) > 20
+    assert len(everyone) > 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int) -> None:
+    hub = Hub()
+    players = crew(hub, method(), workers)
+    fixed = Team(method(), adamw, workers)
+    for step in range(3 * H):
+        shares = [p.loop.share for p in players]
+        assert shares == [loop.share for loop in fixed.loops]
+        assert shares == [step // H * workers + rank for rank in range(workers)]
+        exchange(players)
+        fixed.exchange()
+
+
+# -- whoever looks while it trains ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "top-k, reduced", "eager", "streaming"])
+def test_nobody_sees_half_a_step(name: str) -> None:
+    hub = Hub()
+    players = crew(hub, METHODS[name], 2)
+    course, seen, stop = players[0].course, {}, threading.Event()
+    wrong: list[str] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            position, snapshot = course.position(), course.capture()
+            version = snapshot.facts["version"]
+            sends = sum(track["sends"] for track in snapshot.facts["tracks"])
+            if sends != version:
+                wrong.append(f"{sends} rounds at version {version}")
+            state = torch.cat([t.double().flatten() for t in snapshot.tensors.values()])
+            if not torch.equal(seen.setdefault(version, state), state):
+                wrong.append(f"two states at version {version}")
+            if seen.setdefault(f"digest {position.version}", position.digest) != position.digest:
+                wrong.append(f"two digests at version {position.version}")
+
+    watchers = [threading.Thread(target=look) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    for boundary in range(20):
+        hub.discards = lambda _, odd=boundary % 4 == 1: odd
+        train(players, H)
+    stop.set()
+    for watcher in watchers:
+        watcher.join()
+    assert wrong == []
+    assert len(seen) > 10
+
+
+# -- states that do not fit ----------------------------------------------------------------------
+
+
+def wider():
+    return torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 3))
+
+
+MISFITS = {
+    "model": (method(), wider),
+    "method": (method(sync_every=5), build_model),
+    "shape": (method(), build_model),
+    "dtype": (method(), build_model),
+    "optimizer": (method(), build_model),
+}
+
+
+@pytest.mark.parametrize("how", ["adopt", "load"])
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(kind: str, how: str) -> None:
+    described, model = MISFITS[kind]
+    hub = Hub()
+    (giver,) = crew(hub, described, 1, model=model, of=1)
+    snapshot = giver.course.capture()
+    tensors = dict(snapshot.tensors)
+    if kind == "shape":
+        tensors["0.anchor"] = tensors["0.anchor"][:-1]
+    elif kind == "dtype":
+        tensors["0.anchor"] = tensors["0.anchor"].double()
+    elif kind == "optimizer":
+        del tensors["0.optimizer.momentum_buffer"]
+    snapshot = dataclasses.replace(snapshot, tensors=tensors)
+    players = crew(Hub(), method(outer=TABLE if kind == "never" else NESTEROV), 3)
+    taker = players[0]
+    train(players, H + 1)
+    before = taker.live(), taker.shared(), taker.course.position(), taker.feedback()
+    named = {"model": "parameters|wire order", "method": "sync_every"}.get(kind, "anchor|momentum")
+    with pytest.raises(MismatchError, match=named):
+        if how == "adopt":
+            taker.course.adopt(snapshot)
+        else:
+            taker.loop.load_shared_state({"facts": snapshot.facts, "tensors": tensors})
+    assert same_bits(taker.live(), before[0])
+    assert all(torch.equal(taker.shared()[k], v) for k, v in before[1].items())
+    assert taker.course.position() == before[2]
+    train(players, 2 * H)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+def test_a_record_that_does_not_follow_is_refused_and_changes_nothing() -> None:
+    hub = Hub()
+    players = crew(hub, method(), 2)
+    other = crew(Hub(), method(), 1)[0]
+    train(players, 2 * H)
+    before = other.live(), other.shared(), other.course.position()
+    damaged = hub.journal[1].messages[0].clone()
+    damaged[80] ^= 1
+    with pytest.raises(tw.ExchangeError, match="checksum"):
+        other.course.replay(dataclasses.replace(hub.journal[1], messages=[damaged] * 2))
+    with pytest.raises(MismatchError, match="follows on version 1"):
+        other.course.replay(hub.journal[2])
+    assert same_bits(other.live(), before[0])
+    assert other.course.position() == before[2]
+    other.course.replay(hub.journal[1])
+    other.course.replay(hub.journal[2])
+    assert other.loop.digest() == players[0].loop.digest()
+
+
+def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
+    hub = Hub()
+    players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK), 2)
+    train(players, H)
+    peak = players[0].loop.stats.peak_outer_device_bytes
+    for _ in range(5):
+        hub.seat(players[0].node)
+        train(players[:1], H)
+        players[1].inner(1)
+        for _ in range(H - 1):
+            exchange(players[:1])
+        hub.seat(*(p.node for p in players))
+        for _ in range(H - 1):
+            players[1].course.step += 1
+        exchange(players)
+    assert players[1].loop.stats.peak_outer_device_bytes <= 2 * peak
+    assert players[0].loop.stats.peak_outer_device_bytes <= 2 * peak
