@@ -1,6 +1,6 @@
 """Training by workers that come and go, checkpoints across worlds, and folders that stay whole.
 
-What the network does is played by a fake: a world of one whose schedule others may move.
+What the network does is played by a fake: a world of one that convenes as a script says.
 """
 
 import contextlib
@@ -23,66 +23,78 @@ import thinwire as tw
 from test_train import corpus, records, run_ranked, script, stop_after, tiny  # noqa: F401
 from thinwire.cli import main
 from thinwire.membership.events import EventLog
-from thinwire.outer_loop import OuterLoop
 from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import Periods
 from thinwire.train.elastic import Membership
 from thinwire.train.folder_lock import locked
 from thinwire.train.run_folder import RunFolder
 from thinwire.train.trainer import resume, train
-from thinwire.transport import Transport, in_process
+from thinwire.transport import Convened, Occasion, Transport, in_process
+from thinwire.transport.base import accept_all
 
 MEMBERSHIP = Membership(lighthouse="127.0.0.1:1", identity="me")
+EVERY = 5  # H of `make`
 
 
 class FakeElastic(Transport):
-    """A world of one that says what an elastic transport says."""
+    """A world of one, whose convenings say what the script says."""
 
     made: ClassVar[list["FakeElastic"]] = []
     fails_at_round = 0
+    rank, world_size, forgiving = 0, 1, True
 
     def __init__(self, lighthouse, *, token, identity, **options) -> None:
         self.lighthouse, self.identity, self.options = lighthouse, identity, options
-        self.events, self.closed, self.cards = EventLog(), 0, []
+        self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
         self._inner = in_process(1)[0]
         self.made.append(self)
         self.events.note("joined", round=0, who=(identity,))
-
-    rank, world_size = 0, 1
 
     def introduce(self, card):
         self.cards.append(json.loads(card))
         return {0: card}
 
-    def start(self, payload, label):
+    def convene(self, ward, occasion):
+        step = ward.position().step
+        return Convened(
+            changed=False,
+            occasion=occasion,
+            joins=False,
+            step=step,
+            names=(self.identity,),
+            dealt=step // EVERY,
+        )
+
+    def start(self, payload, label, inspect=accept_all):
         if label.round == self.fails_at_round:
             raise tw.ExchangeError("reach the lighthouse", because="it is gone", do="start it")
         self.events.note("committed", round=label.round)
-        return self._inner.start(payload, label)
+        return self._inner.start(payload, label, inspect)
 
-    def start_reduce(self, payloads, reduce, label):
+    def start_reduce(self, payloads, reduce, label, inspect=accept_all):
         raise AssertionError("unused")
+
+    def leave(self) -> None:
+        self.left += 1
 
     def close(self) -> None:
         self.closed += 1
 
 
-def _shared_state(self) -> dict:
-    tensors = {
-        f"{i}.{key}": value.clone()
-        for i, track in enumerate(self._tracks)
-        for key, value in track.outer.state_dict().items()
-    }
-    return {"facts": {"version": self._rounds, "step": self._step}, "tensors": tensors}
+@pytest.fixture
+def scripted(monkeypatch):
+    """Changes what convenings say: takes a function of (step, occasion) that returns fields."""
 
+    def script(fields) -> None:
+        original = FakeElastic.convene
 
-def _load_shared_state(self, state) -> None:
-    self._rounds, self._step = state["facts"]["version"], state["facts"]["step"]
-    for i, track in enumerate(self._tracks):
-        own = {k: v for k, v in state["tensors"].items() if k.startswith(f"{i}.")}
-        track.outer.load_state_dict({k.split(".", 1)[1]: v for k, v in own.items()})
-        track.sent_at_step = self._step
-        self._replica.mix(track.fragment.names, track.outer.flat_anchor(), 0.0)
+        def convene(self, ward, occasion):
+            said = original(self, ward, occasion)
+            return dataclasses.replace(said, **fields(said.step, occasion))
+
+        monkeypatch.setattr(FakeElastic, "convene", convene)
+
+    return script
 
 
 @pytest.fixture
@@ -91,16 +103,6 @@ def elastic(monkeypatch):
     monkeypatch.setattr(tw.transport, "Elastic", FakeElastic, raising=False)
     monkeypatch.setattr(FakeElastic, "made", [])
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    every = 5
-    parts = {
-        "inner_step": property(lambda self: self._step),
-        "share": property(lambda self: self._step // every),
-        "workers": property(lambda self: 3),
-        "shared_state": _shared_state,
-        "load_shared_state": _load_shared_state,
-    }
-    for name, part in parts.items():
-        monkeypatch.setattr(OuterLoop, name, part, raising=False)
     return FakeElastic.made
 
 
@@ -129,17 +131,20 @@ def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_pat
     assert summary["events"]["counts"] == {"joined": 1, "committed": 4}
     assert [event["kind"] for event in events(out)] == ["joined"]  # counted ones are not kept
     assert summary["steps"] == 20
-    assert summary["workers"] == 3
+    assert summary["workers"] == 1
     # global_batch / workers sequences a step, whoever is there, and only those it read itself
     assert summary["tokens"] == 20 * (4 // 2) * 16
-    assert {record["workers"] for record in records(out)} == {3}
+    assert {record["workers"] for record in records(out)} == {1}
     assert records(out)[-1]["tokens"] == summary["tokens"]
     assert [transport.closed for transport in elastic] == [1]
+    assert [transport.left for transport in elastic] == [1]
     assert [p.name for p in out.iterdir()] != []
     assert not (out / "lock").exists()
 
 
-def test_it_reads_the_shares_that_it_is_dealt(make, tmp_path, elastic, monkeypatch) -> None:
+def test_it_reads_the_shares_that_it_is_dealt(
+    make, tmp_path, elastic, scripted, monkeypatch
+) -> None:
     from thinwire.train.shares import Shares
 
     read, original = [], Shares.batch
@@ -149,7 +154,7 @@ def test_it_reads_the_shares_that_it_is_dealt(make, tmp_path, elastic, monkeypat
         return original(self, share, index)
 
     monkeypatch.setattr(Shares, "batch", batch)
-    monkeypatch.setattr(OuterLoop, "share", property(lambda self: 7 + 2 * (self._step // 5)))
+    scripted(lambda step, _: {"dealt": 7 + 2 * (step // 5)})
     train(make(steps=7), tmp_path / "run", membership=MEMBERSHIP)
     assert read == [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4), (9, 0), (9, 1)]
 
@@ -158,11 +163,12 @@ def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
     make, tmp_path, elastic
 ) -> None:
     alone = train(make(workers=1, global_batch=2), tmp_path / "alone")
-    config = make()  # two workers are meant, each with two of four rows
-    assert (
-        train(config, tmp_path / "e", membership=MEMBERSHIP)["outer_digest"]
-        == alone["outer_digest"]
-    )
+    # two workers are meant, each with two of four rows
+    elastic = train(make(), tmp_path / "e", membership=MEMBERSHIP)
+    other = train(make(seed=5), tmp_path / "o", membership=MEMBERSHIP)
+    # One that stays alone keeps its very own weights; this one goes by what others would see.
+    assert elastic["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
+    assert other["val_loss"] != pytest.approx(alone["val_loss"], rel=1e-4)
 
 
 def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
@@ -176,17 +182,8 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     assert not [f for f in card if f.startswith(("machine", "periods"))]
 
 
-def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, monkeypatch):
-    original = OuterLoop.finish
-
-    def finish(self) -> None:
-        original(self)
-        if self._step == 5:
-            self._step = 15
-            for track in self._tracks:
-                track.sent_at_step = 15
-
-    monkeypatch.setattr(OuterLoop, "finish", finish)
+def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, scripted):
+    scripted(lambda step, _: {"step": 15} if step == 5 else {})
     out = tmp_path / "run"
     summary = train(make(), out, membership=MEMBERSHIP)
     steps = [record["step"] for record in records(out)]
@@ -202,12 +199,8 @@ def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, 
     assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [15]
 
 
-def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, monkeypatch) -> None:
-    def share(self) -> int:
-        self._step = 20
-        return 0
-
-    monkeypatch.setattr(OuterLoop, "share", property(share))
+def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, scripted) -> None:
+    scripted(lambda step, _: {"step": 20, "occasion": Occasion.OVER, "changed": True})
     summary = train(make(), tmp_path / "run", membership=MEMBERSHIP)
     assert summary["tokens"] == 0
     assert summary["steps"] == 20
@@ -220,10 +213,10 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
 ) -> None:
     original = FakeElastic.start
 
-    def start(self, payload, label):
+    def start(self, payload, label, inspect):
         if label.round == 2:
             self.events.note("left", round=2, who=("bob",), why="no heartbeat for 5 s", lost_s=5.2)
-        return original(self, payload, label)
+        return original(self, payload, label, inspect)
 
     monkeypatch.setattr(FakeElastic, "start", start)
     out = tmp_path / "run"
@@ -232,7 +225,7 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     assert main(["train", "--elastic", "h:1", "--out", str(out), *small]) == 0
     printed = capsys.readouterr().out
     assert printed.count("round 2: left bob no heartbeat for 5 s (5.2 s lost)") == 1
-    assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 3")
+    assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
     assert [event["kind"] for event in events(out)] == ["joined", "left"]
 
 
@@ -330,7 +323,7 @@ def test_a_lighthouse_that_was_never_there_leaves_no_run_in_the_way(
         if asked == "to come in":
             patch.setattr(FakeElastic, "introduce", nobody)
         else:
-            patch.setattr(OuterLoop, "share", property(nobody))
+            patch.setattr(FakeElastic, "convene", nobody)
         with pytest.raises(tw.ExchangeError, match=r"do: start it$"):
             train(make(), tmp_path / "run", membership=MEMBERSHIP)
     assert elastic[-1].closed == 1
@@ -448,10 +441,10 @@ def test_what_eager_workers_had_sent_is_sent_again(make, tmp_path, monkeypatch) 
     file = out / "checkpoints" / "step-00000008.worker-0.pt"
     saved = torch.load(file, weights_only=True)["worker"]
     crew = started(make(method=method, workers=4), out, monkeypatch)
-    (track,), (old,) = crew.workers[0].outer._tracks, saved["outer"]["fragments"]
+    (track,), (old,) = crew.workers[0].outer._course.tracks, saved["outer"]["fragments"]
     assert int(old["outer"]["sent.count"]) == 1
     fresh = started(make(method=method), out_with(out, tmp_path / "b"), monkeypatch).workers[0]
-    unsent = fresh.outer._tracks[0].outer.collect()
+    unsent = fresh.outer._course.tracks[0].outer.collect()
     expected = unsent + old["outer"]["sent.0"]
     assert float(old["outer"]["sent.0"].norm()) > 1e-2
     assert torch.allclose(track.outer.collect(), expected, atol=1e-6)

@@ -28,33 +28,6 @@ __all__ = ["ElasticCrew", "Membership", "Roaming"]
 T = TypeVar("T")
 
 
-class SharedLoop(Protocol):
-    """An outer loop over an elastic transport, as far as only such a loop has it."""
-
-    @property
-    def inner_step(self) -> int:
-        """Inner steps by the schedule; those of a worker that is healed jump."""
-        ...
-
-    @property
-    def share(self) -> int:
-        """The share of the data that is this worker's until the next round boundary."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """Workers present."""
-        ...
-
-    def shared_state(self) -> dict[str, Any]:
-        """What all workers share; it does not depend on their number."""
-        ...
-
-    def load_shared_state(self, state: Mapping[str, Any]) -> None:
-        """Start from there: live weights become the anchor, feedback stays."""
-        ...
-
-
 class ElasticTransport(Protocol):
     """An elastic transport, as far as only such a one has it."""
 
@@ -71,11 +44,6 @@ class ElasticTransport(Protocol):
     def close(self) -> None:
         """Leave the run."""
         ...
-
-
-def shared(outer: OuterLoop) -> SharedLoop:
-    """`outer` with what it has over an elastic transport."""
-    return cast(SharedLoop, outer)
 
 
 @final
@@ -173,7 +141,7 @@ class Roaming(Standing):
             rows=config.global_batch // config.workers, sync_every=every, seed=config.seed
         )
         # The share first: asking for it may take this worker to where the others are.
-        return ShareBatches(shares, lambda: (shared(outer).share, shared(outer).inner_step % every))
+        return ShareBatches(shares, lambda: (outer.share, outer.inner_step % every))
 
 
 @final
@@ -187,7 +155,7 @@ class ElasticCrew(Crew):
 
     def __init__(self, worker: Worker, transport: Transport) -> None:
         super().__init__([worker])
-        self._worker, self._outer = worker, shared(worker.outer)
+        self._worker, self._outer = worker, worker.outer
         self._transport = cast(ElasticTransport, transport)
         self._follow()
 
@@ -227,7 +195,7 @@ class ElasticCrew(Crew):
 
     def flush(self) -> None:
         """Exchange what is left."""
-        super().flush()
+        self.each(lambda worker: worker.outer.flush())  # it is repeated until it counts
         self._follow()
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
