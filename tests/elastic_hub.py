@@ -237,7 +237,9 @@ class Player:
         return [track.outer.unsent().clone() for track in self.course.tracks]
 
     def feedback(self) -> dict[str, Tensor]:
-        return {f"{i}.{k}": v for i, t in enumerate(self.course.tracks) for k, v in t.feedback().items()}
+        return {
+            f"{i}.{k}": v for i, t in enumerate(self.course.tracks) for k, v in t.feedback().items()
+        }
 
     def anchor(self) -> list[Tensor]:
         return [t.outer.flat_anchor().clone() for t in self.course.tracks]
@@ -274,9 +276,7 @@ def flush(players: Sequence[Player]) -> None:
 
 def crew(hub: Hub, method, workers: int, **options) -> list[Player]:
     """Workers that have entered together."""
-    players = [
-        Player(hub, f"w{k}", method, number=k, **options) for k in range(workers)
-    ]
+    players = [Player(hub, f"w{k}", method, number=k, **options) for k in range(workers)]
     hub.seat(*(p.node for p in players))
     for player in players:
         _ = player.loop.share

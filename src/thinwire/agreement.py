@@ -12,6 +12,7 @@ from thinwire.errors import MismatchError
 __all__ = [
     "check_cards",
     "check_same",
+    "check_same_run",
     "digest",
     "first_difference",
     "flatten_description",
@@ -123,4 +124,18 @@ def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, 
         do="seed all workers alike before building the model, or load the same weights"
         if field == _WEIGHTS
         else "start all workers from the same script, arguments and thinwire version",
+    )
+
+
+def check_same_run(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
+    """Raise `MismatchError` unless both describe one run, whatever the number of workers.
+
+    >>> check_same_run({"method.sync_every": "5", "workers": "2"}, {"method.sync_every": "5"})
+    """
+    check_same(
+        {field: value for field, value in theirs.items() if field != "workers"},
+        {field: value for field, value in mine.items() if field != "workers"},
+        cannot="take over this state",
+        whose="the state",
+        do="start all workers from the same script, arguments and thinwire version",
     )

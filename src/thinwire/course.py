@@ -9,18 +9,19 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from thinwire.agreement import check_same
+from thinwire.agreement import check_same_run
 from thinwire.assembly import Assembly
-from thinwire.errors import ConfigurationError, MismatchError, RoundDiscarded
-from thinwire.exchange import Outcome, Place
+from thinwire.errors import ConfigurationError, RoundDiscarded
+from thinwire.exchange import Outcome
 from thinwire.flaws import Fault
 from thinwire.membership.ward import Position, Record, Snapshot, Ward
 from thinwire.method import Method
+from thinwire.missed_rounds import check_follows, describe_round, remake
 from thinwire.outer import OuterState
 from thinwire.replica import Replica
 from thinwire.storage import Ledger, Storage
 from thinwire.track import Flight, Track
-from thinwire.transport import Convened, Label, Metered, Occasion
+from thinwire.transport import Convened, Metered, Occasion
 
 __all__ = ["Course"]
 
@@ -208,21 +209,9 @@ class Course(Ward):
             _LOG.warning("worker %d was left out of %s in round %d: %s", worker, *where)
         if self._convened is None:
             return
-        names = enumerate(self._convened.names)
-        flaws = outcome.left_out
-        # What was refused for good is over, too: its sender must not try again.
-        counted = [name for rank, name in names if rank not in flaws or flaws[rank].is_final]
-        track.remember_counted(flight.round, counted)
-        facts = {
-            "track": self.tracks.index(track),
-            "round": flight.round,
-            "anchor": flight.exchange.place.anchor.hex(),
-            "before": before.hex(),
-            "workers": len(self._convened.names),
-            "left_out": sorted(outcome.left_out),
-            "counted": counted,
-            "flaws": {rank: str(flaw) for rank, flaw in at_fault.items()},
-        }
+        index, names = self.tracks.index(track), self._convened.names
+        facts = describe_round(index, flight, outcome, names, before=before)
+        track.remember_counted(flight.round, facts["counted"])
         version = self.version
         self._transport.remember(
             lambda: Record(version=version, facts=facts, messages=outcome.messages)
@@ -357,7 +346,7 @@ class Course(Ward):
             MismatchError: it is of another model or method.
         """
         facts = snapshot.facts
-        self._check_run(facts["run"])
+        check_same_run(facts["run"], self.description)
         shared = [_of_track(snapshot.tensors, index) for index in range(len(self.tracks))]
         with self._lock:
             workers = int(facts["workers"])
@@ -375,15 +364,6 @@ class Course(Ward):
             for track, work in zip(self.tracks, unsent, strict=True):
                 track.settle(self._name, work)
 
-    def _check_run(self, description: Mapping[str, str]) -> None:
-        check_same(
-            _without_workers(description),
-            _without_workers(self.description),
-            cannot="take over this state",
-            whose="the state",
-            do="start all workers from the same script, arguments and thinwire version",
-        )
-
     def drop_work(self) -> None:
         """Forget what this worker has done since its outer parameters last moved."""
         with self._lock:
@@ -400,44 +380,19 @@ class Course(Ward):
             ExchangeError: its messages are damaged.
         """
         facts = record.facts
-        track, workers = self.tracks[int(facts["track"])], int(facts["workers"])
+        track = self.tracks[int(facts["track"])]
         with self._lock:
-            self._check_follows(record, track)
+            check_follows(record, track, version=self.version)
             # Before anything changes: the messages may turn out to be unusable.
-            mean = self._remade(record, track, workers)
+            mean = remake(record, track, self._assembly)
             self._abandon()
             unsent = track.outer.unsent()
-            self._reseat_outer(workers)
+            self._reseat_outer(int(facts["workers"]))
             track.advance(mean, round=int(facts["round"]), counted=facts["counted"])
             self.version = record.version
             track.settle(self._name, unsent)
-
-    def _check_follows(self, record: Record, track: Track) -> None:
-        mine = self.version, track.digest().hex()
-        theirs = record.version - 1, str(record.facts["before"])
-        if mine != theirs:
-            raise MismatchError(
-                f"take the outer step of {track.fragment.name} in a round that was missed",
-                because="it follows on version {} with digest {}".format(*theirs)
-                + ", and here is version {} with {}".format(*mine),
-                do="take over a snapshot",
-            )
-
-    def _remade(self, record: Record, track: Track, workers: int) -> Tensor:
-        facts = record.facts
-        label = Label(what=track.fragment.name, round=int(facts["round"]))
-        # With overlap they were sent before the step that this one follows on.
-        place = Place(label=label, anchor=bytes.fromhex(facts["anchor"]))
-        reader = self._assembly.reader(track.fragment, workers)
-        left_out = [int(rank) for rank in facts["left_out"]]
-        return reader.remake(record.messages, place, left_out=left_out)
 
 
 def _of_track(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     prefix = f"{index}."
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _without_workers(description: Mapping[str, str]) -> dict[str, str]:
-    """What must be equal though K is not."""
-    return {field: value for field, value in description.items() if field != "workers"}
