@@ -758,3 +758,17 @@ def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
         exchange(players)
     assert players[1].loop.stats.peak_outer_device_bytes <= 2 * peak
     assert players[0].loop.stats.peak_outer_device_bytes <= 2 * peak
+
+
+@pytest.mark.parametrize("buffer", ["anchor", "optimizer.momentum_buffer"])
+def test_a_position_tells_states_apart_that_differ_in_any_part(buffer: str) -> None:
+    """A momentum that differs would show as drift one round late."""
+    players = crew(Hub(), method(), 2)
+    train(players, H)
+    first, second = (player.course.position() for player in players)
+    assert first == second
+    snapshot = players[1].course.capture()
+    snapshot.tensors[f"0.{buffer}"][3] += 1e-3
+    players[1].course.adopt(snapshot)
+    third = players[1].course.position()
+    assert (third.version, third.digest != first.digest) == (first.version, True)

@@ -305,7 +305,7 @@ class Course(Ward):
         """Where this worker stands; safe from any thread."""
         with self._lock:
             if self._digest[0] != self.version:
-                digests = b"".join(track.digest() for track in self.tracks)
+                digests = b"".join(track.shared_digest() for track in self.tracks)
                 self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
             return Position(
                 version=self.version, step=self.step, digest=self._digest[1], dealt=self.dealt

@@ -1,5 +1,6 @@
 """One fragment on one worker: its outer state, its exchange, and what is under way."""
 
+import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -245,6 +246,15 @@ class Track:
     def digest(self) -> bytes:
         """Eight bytes that tell outer parameters apart."""
         return anchor_digest(self.outer.flat_anchor())
+
+    def shared_digest(self) -> bytes:
+        """The same of all that workers share.
+
+        A buffer of zeros may be there for one number of workers and not for another.
+        """
+        held = ((key, value.reshape(-1).float()) for key, value in sorted(self.shared().items()))
+        parts = (key.encode() + anchor_digest(v) for key, v in held if bool(v.any()))
+        return hashlib.sha256(b"".join(parts)).digest()[:8]
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ class Position:
     Args:
         version: outer steps that its shared state has taken, each fragment's counted.
         step: inner steps of the schedule.
-        digest: of the outer parameters, hexadecimal; equal versions have equal digests.
+        digest: of the shared state, hexadecimal; equal versions have equal digests.
         dealt: data shares dealt so far.
 
     >>> Position.read(Position(version=1, step=10, digest="ab").describe()).step
