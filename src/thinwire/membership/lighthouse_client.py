@@ -1,14 +1,14 @@
 """torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
 
 import datetime
-import os
 import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, final
 
-from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.errors import ExchangeError
+from thinwire.membership import torchft
 from thinwire.membership.roster import Standing
 from thinwire.membership.token import Token
 
@@ -63,15 +63,7 @@ class LighthouseClient:
         give_up_s: float,
         tell: Callable[[str], None],
     ) -> None:
-        # Before it is imported: what it has to say of every request belongs to nobody who trains.
-        os.environ.setdefault("RUST_LOG", "error")
-        try:
-            from torchft.coordination import LighthouseClient as Client
-        except ImportError as error:
-            raise ConfigurationError(
-                "join an elastic run", because=str(error), do="pip install 'thinwire[elastic]'"
-            ) from error
-        self._new: Any = Client
+        self._new: Any = torchft.load("coordination").LighthouseClient
         self._address, self._name, self._tell = address, name, tell
         self._timeout_s, self._give_up_s = heartbeat_timeout_s, give_up_s
         self._beats = threading.Event()  # set while this worker wants to be waited for
@@ -79,6 +71,7 @@ class LighthouseClient:
         self._closed = threading.Event()
         self._lost_since: float | None = None
         self._finds = 0
+        self._client: Any = None
         self._pulse = threading.Thread(target=self._beat, name="thinwire-pulse", daemon=True)
         self._pulse.start()
 
@@ -103,7 +96,7 @@ class LighthouseClient:
         """
         pause_s, heard_s = _FIRST_PAUSE_S, time.monotonic()
         while True:
-            call = _Call(lambda: self._ask(self._connect(), standing(), token))
+            call = _Call(lambda: self._ask(standing(), token))
             finds = self._finds
             while not call.done.wait(_LOOK_S):
                 # One that was asked of a lighthouse that is gone may wait for it for ever.
@@ -119,8 +112,10 @@ class LighthouseClient:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _ask(self, client: Any, standing: Standing, token: Token) -> Any:
-        return client.quorum(
+    def _ask(self, standing: Standing, token: Token) -> Any:
+        # Taken along and not shared: a call that is left to itself keeps its client.
+        client, self._client = self._client or self._connect(), None
+        found = client.quorum(
             self._name,
             datetime.timedelta(seconds=_SLICE_S),
             address=standing.address,
@@ -129,6 +124,8 @@ class LighthouseClient:
             world_size=1,
             data=standing.signed(token),
         )
+        self._client = client
+        return found
 
     def _read(self, quorum: Any, token: Token) -> list[Standing]:
         found = (Standing.read(member.data, token) for member in quorum.participants)

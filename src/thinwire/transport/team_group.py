@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, RoundDiscarded, ThinwireError
+from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.flaws import Flaw
+from thinwire.membership import torchft
 from thinwire.membership.timeouts import Timeouts
 from thinwire.transport.base import Inspect, Label, Pending, Reduce
 from thinwire.transport.courier import Courier, Delivery, Errand
@@ -27,27 +29,24 @@ def reconfigurable_group(host: str) -> Any:
     Raises:
         ConfigurationError: torchft is not installed.
     """
-    try:
-        from torch.distributed import ProcessGroup, ProcessGroupGloo
-        from torchft.process_group import ProcessGroupGloo as Reconfigurable
-    except ImportError as error:
-        raise ConfigurationError(
-            "join an elastic run", because=str(error), do="pip install 'thinwire[elastic]'"
-        ) from error
+    kinds: Any = dist
+    reconfigurable: Any = torchft.load("process_group").ProcessGroupGloo
 
     @final
-    class Listening(Reconfigurable):
+    class Listening(reconfigurable):
         """Differs from torchft's in the address it listens on: not what the host's name means."""
 
         def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
-            backend_kind: Any = ProcessGroupGloo
+            backend_kind = kinds.ProcessGroupGloo
             options = backend_kind._Options()
             options._devices = [backend_kind.create_device(hostname=host)]
             options._timeout = self._timeout
-            group: Any = ProcessGroup(store, rank, world_size)
-            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            group = kinds.ProcessGroup(store, rank, world_size)
+            group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
             backend = backend_kind(store, rank, world_size, options)
-            group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+            group._register_backend(
+                torch.device("cpu"), kinds.ProcessGroup.BackendType.GLOO, backend
+            )
             return group
 
     return Listening(timeout=datetime.timedelta(seconds=60))
