@@ -1,57 +1,151 @@
-"""Elastic workers as real processes, and what can happen to them."""
+"""Elastic workers as real processes, and what can happen to them.
 
+They are forked from a server that has loaded torch and thinwire already: a start takes
+milliseconds, and not three seconds of one of two cores.
+"""
+
+import ctypes
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-from processes import HERE, free_port
+from processes import free_port
 
 TOKEN = "a token for tests, long enough"
+ENVIRONMENT = {
+    "THINWIRE_TOKEN": TOKEN,
+    "RUST_LOG": "error",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+HEARTBEAT_S = 1.0
+CLONE_NEWNET = 0x40000000
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {
-        "THINWIRE_TOKEN": TOKEN,
-        "RUST_LOG": "error",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+def _enter(
+    function: str, arguments: list[Any], out: Any, errors: str, environment: dict, namespace: str
+) -> None:
+    """In the forked process: what `ip netns exec` and a shell would do, then `function`."""
+    if namespace:
+        with Path(f"/var/run/netns/{namespace}").open() as there:
+            if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+    os.dup2(out.fileno(), 1)
+    out.close()
+    with Path(errors).open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    os.environ.update(environment)
+    import elastic_worker
+
+    getattr(elastic_worker, function)(*arguments)
 
 
-class Worker:
-    """A process and what it told."""
+def _context() -> Any:
+    """The server; it starts with the first process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["elastic_worker"])
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)  # some of it is read when a library is loaded
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
 
-    def __init__(self, process: subprocess.Popen, identity: str) -> None:
-        self.process, self.identity = process, identity
-        self.told: list[dict[str, Any]] = []
+
+class Program:
+    """A process and the lines that it wrote."""
+
+    def __init__(
+        self,
+        function: str,
+        *arguments: Any,
+        errors: Path,
+        namespace: str = "",
+        **environment: str,
+    ) -> None:
+        context = _context()
+        reader, writer = context.Pipe(duplex=False)
+        self.errors = errors
+        self.process: BaseProcess = context.Process(
+            target=_enter,
+            args=(
+                function,
+                arguments,
+                writer,
+                str(errors),
+                {**ENVIRONMENT, **environment},
+                namespace,
+            ),
+        )
+        self.process.start()
+        writer.close()
+        self.lines: list[str] = []
+        self._stdout = os.fdopen(os.dup(reader.fileno()))
+        reader.close()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self.process.stdout:
-            # A killed process may leave half a line.
-            if line.endswith("\n"):
-                self.told.append(json.loads(line))
+        with self._stdout:
+            for line in self._stdout:
+                # A killed process may leave half a line.
+                if line.endswith("\n"):
+                    self.hear(line)
+
+    def hear(self, line: str) -> None:
+        self.lines.append(line)
 
     def send(self, number: int) -> None:
-        self.process.send_signal(number)
+        os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
 
-    def wait(self, timeout_s: float) -> int:
-        status = self.process.wait(timeout_s)
+    @property
+    def gone(self) -> bool:
+        return self.process.exitcode is not None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status, that of a signal negative; None if it runs on."""
+        self.process.join(timeout_s)
+        if self.gone:
+            self._reader.join(10)
+        return self.process.exitcode
+
+    def end(self) -> None:
+        if not self.gone:
+            self.send(signal.SIGCONT)
+        self.kill()
         self._reader.join(10)
-        return status
+        self.process.close()
+
+
+class Worker(Program):
+    """A worker and what it told."""
+
+    def __init__(self, identity: str, *arguments: Any, **options: Any) -> None:
+        self.identity = identity
+        self.told: list[dict[str, Any]] = []
+        super().__init__(*arguments, **options)
+
+    def hear(self, line: str) -> None:
+        self.told.append(json.loads(line))
 
     @property
     def version(self) -> int:
@@ -59,11 +153,11 @@ class Worker:
 
     @property
     def digest(self) -> str | None:
-        return next((t["digest"] for t in self.told if "digest" in t), None)
+        return self.last("digest")
 
-    @property
-    def taken(self) -> int:
-        return next(t["taken"] for t in self.told if "taken" in t)
+    def last(self, field: str) -> Any:
+        """What it said at the end."""
+        return next((t[field] for t in list(self.told) if field in t), None)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         found = [t["event"] for t in list(self.told) if "event" in t]
@@ -71,6 +165,10 @@ class Worker:
 
     def steps(self) -> list[dict[str, Any]]:
         return [t for t in list(self.told) if "share" in t]
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Those that counted: number and names of those whose work did."""
+        return [t for t in list(self.told) if "counted" in t]
 
     def longest_stall_s(self) -> float:
         """Between two inner steps."""
@@ -85,87 +183,133 @@ class Team:
         self,
         tmp_path: Path,
         *,
-        heartbeat_s: float = 1.5,
-        start=subprocess.Popen,
-        host="127.0.0.1",
+        heartbeat_s: float = HEARTBEAT_S,
+        host: str = "127.0.0.1",
+        namespaces: list[str] | None = None,
         **options: Any,
     ) -> None:
         self.address = f"{host}:{free_port_pair()}"
         self.options, self.heartbeat_s = options, heartbeat_s
-        self._folder, self._start, self._host = tmp_path, start, host
         self.workers: list[Worker] = []
-        self.lighthouse: subprocess.Popen | None = None
+        self.lighthouses: list[Program] = []
+        self._folder, self._namespaces = tmp_path, namespaces or [""]
 
     def __enter__(self) -> Self:
         self.light()
         return self
 
-    def __exit__(self, *_) -> None:
-        for worker in self.workers:
-            worker.process.send_signal(signal.SIGCONT)
-            worker.process.kill()
-            worker.process.wait()
-        self.put_out()
+    def __exit__(self, *_: object) -> None:
+        for program in (*self.workers, *self.lighthouses):
+            program.end()
+
+    # -- what can be done --------------------------------------------------------------------------
 
     def light(self) -> None:
         """Start the lighthouse."""
-        command = [sys.executable, "-m", "thinwire", "lighthouse", "--bind", self.address]
+        command = ["lighthouse", "--bind", self.address, "--join-timeout-s", "20"]
         command += ["--heartbeat-timeout-s", str(self.heartbeat_s)]
-        command += ["--join-timeout-s", "20"]
-        self.lighthouse = self._start(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        first = self.lighthouse.stdout.readline()
-        assert "ready" in first, first
+        errors = self._folder / f"lighthouse-{len(self.lighthouses)}.txt"
+        lighthouse = Program("command", *command, errors=errors, namespace=self._namespaces[0])
+        self.lighthouses.append(lighthouse)
+        self.until(lambda: any("ready" in line for line in lighthouse.lines) or lighthouse.gone)
+        assert not lighthouse.gone, (lighthouse.lines, errors.read_text())
 
     def put_out(self) -> None:
         """Kill it."""
-        if self.lighthouse is not None:
-            self.lighthouse.kill()
-            self.lighthouse.wait()
-            self.lighthouse = None
+        self.lighthouses[-1].kill()
 
-    def start(self, identity: str, **options: Any) -> Worker:
+    def start(self, identity: str, *, node: int = 0, token: str = TOKEN, **options: Any) -> Worker:
         """Start a worker, or one again that was killed."""
-        command = [sys.executable, str(HERE / "elastic_worker.py"), self.address, identity]
-        command += [json.dumps({**self.options, **options})]
-        with (self._folder / f"{identity}-{len(self.workers)}.txt").open("w") as errors:
-            process = self._start(
-                command, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self.workers.append(Worker(process, identity))
-        return self.workers[-1]
+        worker = Worker(
+            identity,
+            "work",
+            self.address,
+            identity,
+            {**self.options, **options},
+            errors=self._folder / f"{identity}-{len(self.workers)}.txt",
+            namespace=self._namespaces[node],
+            THINWIRE_TOKEN=token,
+        )
+        self.workers.append(worker)
+        return worker
 
-    def errors(self) -> str:
-        """What the workers wrote to standard error."""
-        texts = [f"{file.name}:\n{file.read_text()}" for file in self._folder.glob("*.txt")]
-        return "\n".join(texts)
+    def start_all(self, *identities: str, **options: Any) -> list[Worker]:
+        """Start workers, and wait until they have gone some rounds together."""
+        workers = [self.start(identity, **options) for identity in identities]
+        self.until(lambda: all(self.met(w, len(workers)) for w in workers))
+        return workers
 
-    def until(self, what: Callable[[], Any], timeout_s: float = 60) -> Any:
+    def met(self, worker: Worker, workers: int) -> bool:
+        """Whether `worker` has trained among so many."""
+        return any(t["workers"] == workers and t["version"] for t in worker.steps())
+
+    def until(self, what: Callable[[], Any], timeout_s: float = 40) -> Any:
         """Wait for something to become true."""
         end_s = time.monotonic() + timeout_s
         while not (found := what()):
-            assert time.monotonic() < end_s, f"it did not happen\n{self.errors()}"
+            assert time.monotonic() < end_s, f"it did not happen\n{self.report()}"
             time.sleep(0.01)
         return found
 
-    def finish(self, timeout_s: float = 60) -> list[str]:
-        """Wait for all that are not killed; returns their digests."""
+    def finish(self, timeout_s: float = 50) -> list[Worker]:
+        """Wait for all that were not killed: they end well, with equal digests; returns them."""
         end_s = time.monotonic() + timeout_s
-        alive = [worker for worker in self.workers if worker.process.returncode is None]
+        alive = [w for w in self.workers if w.process.exitcode in (None, 0)]
         for worker in alive:
-            try:
-                status = worker.wait(max(0.1, end_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"{worker.identity} hangs\n{self.errors()}") from None
-            assert status == 0, f"{worker.identity} ended with {status}\n{self.errors()}"
-        return [worker.digest for worker in alive]
+            status = worker.wait(max(0.1, end_s - time.monotonic()))
+            if status is None:
+                worker.send(signal.SIGUSR1)
+                time.sleep(0.5)
+            assert status == 0, f"{worker.identity} ended with {status}\n{self.report()}"
+        digests = {worker.digest for worker in alive}
+        assert len(digests) == 1, f"digests differ: {digests}\n{self.report()}"
+        assert None not in digests
+        self.check_shares()
+        return alive
+
+    # -- what is to be seen ------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """What the lighthouses said."""
+        return "".join(line for lighthouse in self.lighthouses for line in lighthouse.lines)
+
+    def check_shares(self) -> None:
+        """No share was dealt to two processes, and none read twice by one."""
+        owners: dict[int, int] = {}
+        for number, worker in enumerate(self.workers):
+            seen = set()
+            for told in worker.steps():
+                share = told["share"]
+                assert owners.setdefault(share, number) == number, (share, self.report())
+                assert (share, told["step"]) not in seen, (share, told, self.report())
+                seen.add((share, told["step"]))
+
+    def report(self) -> str:
+        """What happened, for whoever has to find out why."""
+        lines = []
+        for worker in self.workers:
+            status = worker.process.exitcode
+            steps = worker.steps()
+            lines.append(
+                f"{worker.identity} status {status} version {worker.version} digest "
+                f"{str(worker.digest)[:8]} steps {len(steps)} last {steps[-1:]} "
+                f"stall {worker.longest_stall_s():.2f}"
+            )
+            lines += [f"  error {worker.last('error')}"] if worker.last("error") else []
+            lines += [
+                f"  {e['at_s'] % 1000:.2f} {e['round']} {e['kind']} {' '.join(e['who'])} "
+                f"{e['why']} {e['lost_s']:.2f}"
+                for e in worker.events()
+                if e["kind"] != "committed"
+            ]
+            lines.append(worker.errors.read_text()[-3000:] if worker.errors.exists() else "")
+        lines += ["lighthouse:", self.said()]
+        lines += [p.errors.read_text()[-1000:] for p in self.lighthouses if p.errors.exists()]
+        return "\n".join(lines)
 
 
 def free_port_pair() -> int:
     """A port that is free, and the one above it, too."""
-    import socket
-
     while True:
         port = free_port()
         try:

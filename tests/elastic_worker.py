@@ -1,9 +1,4 @@
-"""One elastic worker: `python elastic_worker.py LIGHTHOUSE IDENTITY OPTIONS`; tells what it does in
-JSON lines on standard output.
-
-OPTIONS is JSON: steps, every (H), method, step_s (how long an inner step takes), terms (of
-transport.Terms), checkpoint (a file to write at the end and to start from).
-"""
+"""One elastic worker of a toy model, which tells what it does in JSON lines on standard output."""
 
 import faulthandler
 import json
@@ -16,65 +11,100 @@ from pathlib import Path
 import torch
 
 import thinwire as tw
+
+# Whoever forks from a process that has this module shall not have to load these.
+import thinwire.cli
+import thinwire.transport.session  # noqa: F401
+import torchft.coordination
+import torchft.process_group  # noqa: F401
+from elastic_faults import Meddling, die, die_while
+from thinwire.outer import Eager
 from toy import adamw, build_model, loss
 
 
 def tell(**what) -> None:
-    print(json.dumps({"at_s": time.time(), **what}), flush=True)
+    sys.stdout.write(json.dumps({"at_s": time.time(), **what}) + "\n")
+    sys.stdout.flush()
 
 
-def main() -> None:
+def build_method(options: dict) -> tw.Method:
+    fields = {"sync_every": options.get("every", 4)}
+    if options.get("overlap") == "eager":
+        fields["overlap"] = Eager()
+    if options.get("exchange") == "reduce_scatter":
+        fields["exchange"] = tw.exchange.ReduceScatter()
+    return tw.presets.from_text(options.get("method", "diloco"), **fields)
+
+
+def work(lighthouse: str, identity: str, options: dict) -> None:
+    """Train, and end with status 1 if the run has no place for this worker.
+
+    Options: steps, every (H), method, exchange, overlap, step_s (how long an inner step takes),
+    terms (of transport.Terms), host, width (of a layer more), checkpoint (a file to write at the
+    end and to start from), die (["step", n], ["started", round] and others: see elastic_faults),
+    damage (as Meddling has it).
+    """
     faulthandler.register(signal.SIGUSR1)
-    lighthouse, identity, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     torch.set_num_threads(1)
-    every, steps = options.get("every", 4), options.get("steps", 40)
-    method = tw.presets.from_text(options.get("method", "diloco"), sync_every=every)
+    try:
+        train(lighthouse, identity, options)
+    except tw.ThinwireError as error:
+        tell(error=str(error), kind=type(error).__name__)
+        sys.stdout.flush()
+        os._exit(1)
+    # What torch leaves running must not decide how this ends.
+    os._exit(0)
+
+
+def train(lighthouse: str, identity: str, options: dict) -> None:
+    kind, moment = options.get("die", ("never", 0))
+    if kind == "while":
+        die_while(moment)
     model = build_model()
+    if "width" in options:
+        model.append(torch.nn.Linear(3, options["width"]))
+        model.append(torch.nn.Linear(options["width"], 3))
     optimizer = adamw(model)
-    transport = tw.transport.Elastic(
+    elastic = tw.transport.Elastic(
         lighthouse,
         identity=identity,
         terms=tw.transport.Terms(**options.get("terms", {})),
         host=options.get("host"),
     )
-    transport.events.listen(lambda event: tell(event=event.describe(), worker=identity))
-    if "damage" in options:
-        import elastic_faults
-
-        transport = elastic_faults.Damaging(transport, **options["damage"])
-    outer = tw.OuterLoop(model, optimizer, method, transport=transport)
+    elastic.events.listen(lambda event: tell(event=event.describe()))
+    transport = Meddling(elastic, tell, die_at=(kind, moment), damage=options.get("damage"))
+    outer = tw.OuterLoop(model, optimizer, build_method(options), transport=transport)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
         outer.load_shared_state(torch.load(checkpoint, weights_only=True))
-    taken = 0
     while True:
         share = outer.share
         step = outer.inner_step
-        if step >= steps:
+        if step >= options.get("steps", 40):
             break
         tell(step=step, share=share, workers=outer.workers, version=outer.stats.rounds)
+        if (kind, moment) == ("step", step):
+            die()
         loss(model, step, share % 5, workers=5).backward()
         time.sleep(options.get("step_s", 0.01))
         optimizer.step()
         optimizer.zero_grad()
         outer.step()
-        taken += 1
+    if kind == "flushing":
+        elastic.start = lambda *_: die()
     outer.flush()
     tell(
         digest=outer.digest(),
         version=outer.stats.rounds,
-        step=outer.inner_step,
-        taken=taken,
+        last_step=outer.inner_step,
+        left_out=outer.stats.left_out,
         wait_s=outer.stats.wait_s,
-        events=dict(transport.events.summary()),
     )
     if "checkpoint" in options:
         torch.save(outer.shared_state(), checkpoint)
     outer.close()
-    # What torch leaves running must not decide how this ends.
-    sys.stdout.flush()
-    os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
+def command(*arguments: str) -> None:
+    """What `thinwire ARGUMENTS` does."""
+    sys.exit(thinwire.cli.main(list(arguments)))
