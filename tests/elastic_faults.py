@@ -49,7 +49,7 @@ class Meddling(Transport):
     Args:
         inner: the transport.
         tell: is told who counted in every round.
-        die_at: "started", "landed" or "reduced", and in which round.
+        die_at: "started", "landed" or "reduced", and in which exchange among `among` workers.
         damage: how, in which rounds; if `from_rank` is given what comes from there, otherwise what
             is sent.
     """
@@ -62,9 +62,11 @@ class Meddling(Transport):
         tell: Callable[..., None],
         *,
         die_at: tuple[str, int] = ("never", 0),
+        among: int = 3,
         damage: dict[str, Any] | None = None,
     ) -> None:
-        self._inner, self._tell, self._die_at = inner, tell, die_at
+        self._inner, self._tell, self._die_at, self._among = inner, tell, tuple(die_at), among
+        self._exchanges = 0
         self._damage = damage or {"how": "flip", "rounds": []}
 
     rank = property(lambda self: self._inner.rank)
@@ -86,28 +88,31 @@ class Meddling(Transport):
         self._inner.leave()
 
     def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all):
+        self._exchanges += self.world_size == self._among
         if self._strikes(label) and "from_rank" not in self._damage:
             payload = DAMAGES[self._damage["how"]](payload)
         pending = self._inner.start(payload, label, self._meddled(inspect, label))
-        self._reached("started", label)
+        self._reached("started")
         return pending
 
     def start_reduce(self, payloads, reduce, label, inspect=accept_all):
+        self._exchanges += self.world_size == self._among
+
         def reduced(received: Sequence[Tensor]) -> Tensor:
             result = reduce(received)
-            self._reached("reduced", label)
+            self._reached("reduced")
             return result
 
         if self._strikes(label) and "from_rank" not in self._damage:
             payloads = [DAMAGES[self._damage["how"]](payload) for payload in payloads]
         meddled = self._meddled(inspect, label)
         pending = self._inner.start_reduce(payloads, reduced, label, meddled)
-        self._reached("started", label)
+        self._reached("started")
         return pending
 
     def _meddled(self, inspect: Inspect, label: Label) -> Inspect:
         def meddled(messages: Sequence[Tensor]):
-            self._reached("landed", label)
+            self._reached("landed")
             rank = self._damage.get("from_rank")
             if self._strikes(label) and rank is not None and rank < len(messages):
                 messages = list(messages)
@@ -119,8 +124,8 @@ class Meddling(Transport):
     def _strikes(self, label: Label) -> bool:
         return label.round in self._damage["rounds"] and self.world_size > 1
 
-    def _reached(self, point: str, label: Label) -> None:
-        if (point, label.round) == tuple(self._die_at) and self.world_size > 1:
+    def _reached(self, point: str) -> None:
+        if (point, self._exchanges) == self._die_at:
             die()
 
 

@@ -58,6 +58,7 @@ def _context() -> Any:
     context.set_forkserver_preload(["elastic_worker"])
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT)  # some of it is read when a library is loaded
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Python 3.11 forgets to pass it on
     try:
         multiprocessing.forkserver.ensure_running()
     finally:

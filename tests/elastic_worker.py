@@ -14,7 +14,8 @@ import thinwire as tw
 
 # Whoever forks from a process that has this module shall not have to load these.
 import thinwire.cli
-import thinwire.transport.session  # noqa: F401
+import thinwire.transport.session
+import torch._dynamo
 import torchft.coordination
 import torchft.process_group  # noqa: F401
 from elastic_faults import Meddling, die, die_while
@@ -41,7 +42,7 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
 
     Options: steps, every (H), method, exchange, overlap, step_s (how long an inner step takes),
     terms (of transport.Terms), host, width (of a layer more), checkpoint (a file to write at the
-    end and to start from), die (["step", n], ["started", round] and others: see elastic_faults),
+    end and to start from), die (["step", n]: in the n-th among three workers; others: see elastic_faults),
     damage (as Meddling has it).
     """
     faulthandler.register(signal.SIGUSR1)
@@ -77,13 +78,15 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
         outer.load_shared_state(torch.load(checkpoint, weights_only=True))
+    steps_together = 0
     while True:
         share = outer.share
         step = outer.inner_step
         if step >= options.get("steps", 40):
             break
         tell(step=step, share=share, workers=outer.workers, version=outer.stats.rounds)
-        if (kind, moment) == ("step", step):
+        steps_together += outer.workers == 3
+        if (kind, moment) == ("step", steps_together):
             die()
         loss(model, step, share % 5, workers=5).backward()
         time.sleep(options.get("step_s", 0.01))

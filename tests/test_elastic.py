@@ -1,12 +1,25 @@
 """Workers that are killed, stopped, cut off and damaged, as real processes: what is left is equal.
+
+`Team.finish` is part of every test: all workers end well, with equal digests, and no share of the
+data was dealt twice.
 """
 
+import contextlib
+import json
+import os
+import random
+import re
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from elastic_team import HEARTBEAT_S, Team, Worker
+import thinwire as tw
+from elastic_schedule import OPTIONS, strike
+from elastic_team import HEARTBEAT_S, Program, Team, Worker, free_port_pair
+from test_wan import real, wan  # noqa: F401
 
 EVERY, STEP_S = 4, 0.03
 ROUND_S = EVERY * STEP_S
@@ -30,19 +43,249 @@ def longest_stall_s(workers: list[Worker]) -> float:
 
 @pytest.mark.parametrize(
     "moment",
-    [("step", 30), ("started", 7), ("landed", 7)],
+    [("step", 18), ("started", 5), ("landed", 5)],
     ids=["between rounds", "while payloads travel", "before its vote"],
 )
 def test_a_killed_worker_costs_the_others_one_heartbeat_timeout(team: Team, moment) -> None:
     first, second, victim = team.start("w0"), team.start("w1"), team.start("w2", die=moment)
     team.until(lambda: victim.gone)
     assert victim.wait(5) == -signal.SIGKILL
-    assert first.digest is None
     again = team.start("w2")
     team.finish()
     assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S, team.report()
     assert again.events("healed")
-    assert team.met(again, 3)
+    assert team.met(again, 3), team.report()
     for worker in (first, second):
-        assert any("w2" in event["who"] for event in worker.events("left"))
-        assert any("w2" in event["who"] for event in worker.events("arrived"))
+        assert any("w2" in event["who"] for event in worker.events("left")), team.report()
+        assert any("w2" in event["who"] for event in worker.events("arrived")), team.report()
+
+
+@pytest.mark.parametrize("doing", ["fetching", "adopting"])
+def test_a_worker_killed_in_its_healing_costs_the_others_nothing(team: Team, doing) -> None:
+    first, second = team.start_all("w0", "w1")
+    victim = team.start("w2", die=("while", doing))
+    team.until(lambda: victim.gone)
+    assert victim.wait(5) == -signal.SIGKILL
+    assert not victim.steps()
+    again = team.start("w2")
+    team.finish()
+    assert longest_stall_s([first, second]) <= ROUND_S + ALLOWANCE_S, team.report()
+    assert again.events("healed")
+
+
+@pytest.mark.parametrize("moment", [("while", "connecting"), ("flushing", 0)])
+def test_a_worker_killed_where_all_wait_for_each_other(team: Team, moment) -> None:
+    team.options["steps"] = 60
+    first, second = team.start_all("w0", "w1")
+    victim = team.start("w2", die=moment)
+    team.until(lambda: victim.gone)
+    assert victim.wait(5) == -signal.SIGKILL
+    team.start("w2")
+    team.finish(20)
+    # Those who wait for a connection do so for a heartbeat timeout.
+    assert longest_stall_s([first, second]) <= 2 * HEARTBEAT_S + ROUND_S + ALLOWANCE_S
+
+
+# -- a worker, or the lighthouse, is silent -------------------------------------------------------
+
+
+def test_a_stopped_worker_costs_the_others_one_heartbeat_timeout(team: Team) -> None:
+    team.options["steps"] = 200
+    first, second, victim = team.start_all("w0", "w1", "w2")
+    victim.send(signal.SIGSTOP)
+    began = first.version
+    time.sleep(3 * HEARTBEAT_S)
+    assert first.version > began + 3, team.report()
+    victim.send(signal.SIGCONT)
+    team.until(lambda: any(t["workers"] == 3 for t in first.steps()[-1:]))
+    team.finish()
+    assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S, team.report()
+    assert victim.events("healed"), team.report()
+
+
+def test_nobody_ends_when_the_lighthouse_does(team: Team) -> None:
+    team.options["steps"] = 200
+    workers = team.start_all("w0", "w1", "w2")
+    team.put_out()
+    time.sleep(1.5)
+    team.light()
+    versions = [worker.version for worker in workers]
+    team.until(lambda: all(w.version > v for w, v in zip(workers, versions, strict=True)))
+    for worker in workers:
+        lost, found = worker.events("lighthouse")
+        assert lost["why"].startswith("is lost")
+        assert found["why"] == "is there again"
+        # They found each other again at once, and none went on without the others.
+        assert all(told["workers"] == 3 for told in worker.steps() if told["at_s"] > lost["at_s"])
+    team.put_out()
+    workers[2].kill()
+    time.sleep(0.5)
+    team.light()
+    again = team.start("w2")
+    team.finish()
+    assert again.events("healed")
+
+
+def test_a_worker_that_is_cut_off_goes_on_with_the_others(tmp_path, real) -> None:  # noqa: F811
+    with real.Link(nodes=3, rate_bps=100e6, delay_s=0.005) as link:
+        options = {"steps": 330, "every": EVERY, "step_s": 0.05}
+        host = link.addresses[0]
+        with Team(tmp_path, host=host, namespaces=link.namespaces, **options) as team:
+            workers = [team.start(f"w{n}", node=n, host=link.addresses[n]) for n in range(3)]
+            team.until(lambda: all(team.met(worker, 3) for worker in workers))
+            link.partition(2)
+            time.sleep(12.0)
+            # It does not go on by itself: its half has no lighthouse.
+            lone = workers[2].version
+            assert workers[0].version >= lone + 20, team.report()
+            assert workers[2].digest is None
+            link.heal(2)
+            team.finish()
+            bound_s = HEARTBEAT_S + EVERY * 0.05 + ALLOWANCE_S
+            assert longest_stall_s(workers[:2]) <= bound_s, team.report()
+            assert workers[2].events("healed")
+            assert workers[2].steps()[-1]["workers"] == 3, team.report()
+
+
+# -- payloads are damaged -------------------------------------------------------------------------
+
+
+def test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round(team: Team) -> None:
+    team.options |= {"steps": 80, "terms": {"min_workers": 3}}
+    damages = [
+        {"how": "cut", "rounds": [8], "from_rank": 2},
+        {"how": "flip", "rounds": [4]},
+        {"how": "fill", "rounds": [6]},
+    ]
+    for number, damage in enumerate(damages):
+        team.start(f"w{number}", damage=damage)
+    reasons = {4: ("w1", "checksum"), 6: ("w2", "checksum"), 8: ("w2", "bytes of|found")}
+    for worker in team.finish():
+        assert worker.last("left_out") == {"1": 1, "2": 2}, team.report()
+        counted = {t["round"]: {n.split(":")[0] for n in t["counted"]} for t in worker.rounds()}
+        left_out = {event["round"]: event for event in worker.events("left out")}
+        assert sorted(left_out) == sorted(reasons)
+        for round, (who, why) in reasons.items():
+            assert left_out[round]["who"] == [who]
+            assert "did not arrive as it was sent" in left_out[round]["why"]
+            assert re.search(why, left_out[round]["why"])
+            assert counted[round] == {"w0", "w1", "w2"} - {who}
+            assert counted[round + 1] == {"w0", "w1", "w2"}
+        # 20 rounds of all, and none was lost.
+        assert len(counted) == 20
+
+
+def test_a_payload_of_another_size_discards_the_round(team: Team) -> None:
+    team.options |= {"steps": 60, "terms": {"min_workers": 3}}
+    team.start("w0")
+    team.start("w1")
+    team.start("w2", damage={"how": "cut", "rounds": [4], "once": True})
+    for worker in team.finish():
+        assert worker.events("discarded")
+        assert worker.rounds()[-1]["round"] == 15
+
+
+# -- a slow worker --------------------------------------------------------------------------------
+
+
+def test_a_slow_worker_is_left_behind_and_its_work_comes_later(tmp_path) -> None:
+    heartbeat_s, step_s, every, patience = 0.8, 0.15, 4, 0.5
+    options = {"steps": 40, "every": every, "step_s": step_s, "terms": {"patience": patience}}
+    with Team(tmp_path, heartbeat_s=heartbeat_s, **options) as team:
+        first, second = team.start("w0"), team.start("w1")
+        slow = team.start("w2", step_s=5 * step_s)
+        team.finish()
+        # Patience is no shorter than the heartbeat timeout, after which the lighthouse gives up.
+        bound_s = step_s + 2 * heartbeat_s + 0.7
+        assert bound_s < step_s + every * 4 * step_s  # what waiting for it would take
+        assert longest_stall_s([first, second]) <= bound_s, team.report()
+        assert slow.events("late"), team.report()
+        late_at = slow.events("late")[0]["at_s"]
+        later = [t for w in (first, second) for t in w.rounds() if t["at_s"] > late_at]
+        assert any(name.startswith("w2:") for told in later for name in told["counted"])
+
+
+# -- methods --------------------------------------------------------------------------------------
+
+
+METHODS = {
+    "muloco of 2 bits": {"method": "muloco:bits=2"},
+    "reduce-scatter of 2 bits": {"method": "muloco:bits=2", "exchange": "reduce_scatter"},
+    "sparseloco": {"method": "sparseloco:density=1/8"},
+    "streaming": {"method": "streaming_diloco:tau=2"},
+    "eager": {"method": "diloco", "overlap": "eager"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_survives_a_kill_and_a_restart(team: Team, name: str) -> None:
+    """In streaming and eager runs, fragments are in flight at any step."""
+    team.options |= METHODS[name]
+    first, second = team.start("w0"), team.start("w1")
+    victim = team.start("w2", die=("step", 19))
+    team.until(lambda: victim.gone)
+    again = team.start("w2")
+    team.finish()
+    assert again.events("healed"), team.report()
+    assert team.met(again, 3), team.report()
+    assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S, team.report()
+
+
+# -- what cannot take part ------------------------------------------------------------------------
+
+
+def test_who_does_not_belong_is_refused_with_the_reason_on_both_sides(team: Team) -> None:
+    first, second = team.start_all("w0", "w1")
+    strangers = {
+        "token": team.start("t", token="another token, which is long, too"),
+        "parameters": team.start("m", width=5),
+        "sync_every": team.start("h", every=5),
+        "method": team.start("o", method="sparseloco"),
+        "identity": team.start("w0"),
+    }
+    for reason, stranger in strangers.items():
+        team.until(lambda stranger=stranger: stranger.gone)
+        assert stranger.wait(5) == 1, team.report()
+        assert stranger.last("kind") == "MismatchError"
+        assert reason in stranger.last("error").lower() or reason == "method", team.report()
+        assert stranger.errors.read_text() == ""
+    team.workers = [first, second]
+    team.finish()
+    refused = " ".join(e["why"] for w in (first, second) for e in w.events("refused"))
+    for side in (team.said(), refused):
+        for told in ("'m' at", "'h' at", "'o' at", "identity 'w0' is taken", "not signed"):
+            assert told in side, (told, team.report())
+
+
+def test_a_lighthouse_that_is_not_there_is_named_in_time(tmp_path) -> None:
+    address = f"127.0.0.1:{free_port_pair()}"
+    began_s = time.monotonic()
+    options = {"terms": {"give_up_s": 2.0}}
+    lone = Worker("w0", "work", address, "w0", options, errors=tmp_path / "e.txt")
+    try:
+        assert lone.wait(20) == 1
+    finally:
+        lone.end()
+    assert 2.0 <= time.monotonic() - began_s <= 4.0
+    assert lone.last("kind") == "ExchangeError"
+    assert address in lone.last("error")
+    assert "thinwire" in lone.last("error").split("do:")[1]
+    assert lone.errors.read_text() == ""
+
+
+def test_a_worker_that_stays_alone_says_so(team: Team) -> None:
+    lone = team.start("w0", terms={"min_workers": 2, "give_up_s": 1.5})
+    assert lone.wait(20) == 1, team.report()
+    assert lone.last("kind") == "ExchangeError"
+    assert "min_workers" in lone.last("error")
+
+
+# -- at random ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_random_schedule_ends_with_equal_digests(tmp_path, seed: int) -> None:
+    """`make soak` has more of them."""
+    with Team(tmp_path, **OPTIONS) as team:
+        strike(team, seed)
+        team.finish()
