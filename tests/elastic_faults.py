@@ -122,7 +122,12 @@ class Meddling(Transport):
         return meddled
 
     def _strikes(self, label: Label) -> bool:
-        return label.round in self._damage["rounds"] and self.world_size > 1
+        rounds = self._damage["rounds"]
+        if label.round not in rounds or self.world_size == 1:
+            return False
+        if self._damage.get("once"):
+            rounds.remove(label.round)
+        return True
 
     def _reached(self, point: str) -> None:
         if (point, self._exchanges) == self._die_at:

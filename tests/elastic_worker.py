@@ -37,6 +37,12 @@ def build_method(options: dict) -> tw.Method:
     return tw.presets.from_text(options.get("method", "diloco"), **fields)
 
 
+def build_layers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    stack = torch.nn.Sequential(*[torch.nn.Linear(6, 6) for _ in range(4)])
+    return torch.nn.Sequential(torch.nn.Embedding(11, 6), stack, torch.nn.Linear(6, 3))
+
+
 def work(lighthouse: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
@@ -61,7 +67,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     kind, moment = options.get("die", ("never", 0))
     if kind == "while":
         die_while(moment)
-    model = build_model()
+    model = build_layers() if options.get("layers") else build_model()
     if "width" in options:
         model.append(torch.nn.Linear(3, options["width"]))
         model.append(torch.nn.Linear(options["width"], 3))

@@ -1,6 +1,7 @@
 """torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
 
 import datetime
+import math
 import re
 import threading
 import time
@@ -70,6 +71,7 @@ class LighthouseClient:
         self._beats.set()
         self._closed = threading.Event()
         self._lost_since: float | None = None
+        self._found_s = -math.inf
         self._finds = 0
         self._client: Any = None
         self._pulse = threading.Thread(target=self._beat, name="thinwire-pulse", daemon=True)
@@ -83,13 +85,25 @@ class LighthouseClient:
         """Send them again."""
         self._beats.set()
 
+    def is_new(self) -> bool:
+        """Whether it was lost, and others may not have found it again yet."""
+        lost = self._lost_since is not None
+        return lost or time.monotonic() - self._found_s < self._timeout_s
+
     def close(self) -> None:
         """End the heartbeats."""
         self._closed.set()
         self._pulse.join(self._timeout_s)
 
-    def quorum(self, standing: Callable[[], Standing], token: Token) -> list[Standing]:
+    def quorum(
+        self, standing: Callable[[], Standing], token: Token, *, check: Callable[[], None]
+    ) -> list[Standing]:
         """Everybody who convenes, once all who have a heartbeat do.
+
+        Args:
+            standing: this worker's; called whenever the lighthouse is asked.
+            token: of the run.
+            check: called while it is waited for; what it raises ends that.
 
         Raises:
             ExchangeError: no lighthouse could be reached for too long.
@@ -105,6 +119,7 @@ class LighthouseClient:
                 if self._lost_since is None:
                     heard_s = time.monotonic()
                 self._check_patience(heard_s)
+                check()
             if call.done.is_set() and call.error is None:
                 return self._read(call.result, token)
             if self._lost_since is not None or call.error is not None:
@@ -159,7 +174,7 @@ class LighthouseClient:
 
     def _found(self) -> None:
         if self._lost_since is not None:
-            self._lost_since = None
+            self._lost_since, self._found_s = None, time.monotonic()
             self._finds += 1
             self._tell("")
 

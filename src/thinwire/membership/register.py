@@ -32,7 +32,8 @@ class Peer:
         address: HOST:PORT of its healing server.
         position: where it stood at its last beat.
         finished: whether it has taken all its steps.
-        waiting_s: for how long it had been waiting then for others to begin a round.
+        waiting_s: for how long it had been waiting then, longer than it is ready to, for others to
+            begin a round.
     """
 
     identity: str

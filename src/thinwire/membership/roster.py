@@ -30,6 +30,8 @@ class Standing:
         occasion: "enter", "round" or "last".
         generation: how many groups it has lost; a group is not formed again with its ruins.
         oldest: version from which it can bring others up to its own by records.
+        group: key of the team whose group it has; "" without one that can be used.
+        awaits: names of those without whom it begins no round.
 
     >>> token = Token("a secret of many characters")
     >>> start = Position(version=0, step=0, digest="")
@@ -50,6 +52,8 @@ class Standing:
     occasion: str
     generation: int
     oldest: int
+    group: str = ""
+    awaits: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,7 +74,7 @@ class Standing:
                 return None
             fields: dict[str, Any] = json.loads(text)
             position = Position.read(fields.pop("position"))
-            return cls(position=position, **fields)
+            return cls(position=position, awaits=tuple(fields.pop("awaits")), **fields)
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -98,9 +102,15 @@ class Team:
 
     @property
     def key(self) -> str:
-        """Equal for equal processes whose groups have not broken since."""
-        parts = [f"{m.name} {m.generation}" for m in self.members]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        """That of the group that all members have, as long as they are all of it; else a new one.
+
+        A worker that was away still has a group that the others have left.
+        """
+        groups = {member.group for member in self.members}
+        names = _digest([member.name for member in self.members])
+        if len(groups) == 1 and (group := groups.pop()).startswith(names):
+            return group
+        return names + _digest([f"{m.generation} {m.group}" for m in self.members])
 
 
 def choose_team(standings: Iterable[Standing]) -> Team:
@@ -133,6 +143,10 @@ def choose_team(standings: Iterable[Standing]) -> Team:
             dealt=max(s.position.dealt for s in fit),
         ),
     )
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _most(ahead: Sequence[Standing]) -> tuple[str, str]:

@@ -58,6 +58,13 @@ class Timeouts:
             return self._unmeasured_s
         return max(self.floor_s, self._patience * round_s)
 
+    def lenient(self) -> float:
+        """How long others are kept waiting before a slow worker sends no heartbeats any more.
+
+        It takes the floor until the lighthouse misses them.
+        """
+        return self.late() - self.floor_s
+
     def exchange(self, nbytes: int) -> float:
         """For an exchange in which `nbytes` reach this worker."""
         if self._fixed_s is not None:

@@ -139,6 +139,11 @@ class Courier:
             self._thread.start()
         return errand.delivery
 
+    @property
+    def busy(self) -> bool:
+        """Whether an errand is being run."""
+        return self._current is not None
+
     def close(self) -> None:
         """End the thread; what is under way then fails.
 

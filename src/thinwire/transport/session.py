@@ -25,6 +25,7 @@ from thinwire.membership.roster import Standing, Team, choose_team
 from thinwire.membership.timeouts import Timeouts
 from thinwire.membership.ward import Record, Ward
 from thinwire.transport.base import Convened, Label, Occasion, Pending
+from thinwire.transport.company import Company
 from thinwire.transport.team_group import (
     TeamGroup,
     discarded,
@@ -69,8 +70,6 @@ class Session:
         self.rank = self._generation = 0
         self.group: TeamGroup | None = None
         self._key = ""
-        self._seen: frozenset[str] = frozenset()
-        self._seen_identities: frozenset[str] = frozenset()
         self._convened_at_s: float | None = None
         self._over = False
         self._journal = Journal(_JOURNAL_STATES * ward.shared_nbytes())
@@ -119,12 +118,16 @@ class Session:
             ward.position,
             welcome.peers,
             every_s=min(1.0, welcome.heartbeat_timeout_s / 5),
-            team=lambda: self._seen_identities,
-            late_s=self.timeouts.late,
-            on_late=self._let_others_go_on,
+            team=lambda: frozenset(self.names),
+            lenient_s=self.timeouts.lenient,
+            floor_s=welcome.heartbeat_timeout_s,
+            on_awaited=self._lighthouse.hold_back,
+            on_late=lambda s: self._note("late", why=f"the others have waited {s:.1f} s too long"),
+            on_gone=self._lose,
             on_refused=lambda line: self._note("refused", why=line),
         )
         self._opened.callback(self._attendance.close)
+        self._company = Company(settings.terms, self._attendance, self._lighthouse.is_new)
         self._recovery = Recovery(
             token=settings.token,
             ward=ward,
@@ -139,12 +142,12 @@ class Session:
             try:
                 return door.join(self._ward.position(), self._address)
             except ExchangeError as error:
-                silent_s = time.monotonic() - began_s
-                if silent_s > self._settings.terms.give_up_s:
+                left_s = began_s + self._settings.terms.give_up_s - time.monotonic()
+                if left_s <= 0:
                     raise
                 if pause_s == _PAUSE_S:
                     self._note("lighthouse", why=f"does not answer: {error.because}")
-                time.sleep(pause_s)
+                time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     # -- convening ---------------------------------------------------------------------------------
@@ -166,12 +169,13 @@ class Session:
         return convened
 
     def _try(self, occasion: Occasion, began_s: float) -> Convened | None:
-        if self._attendance.refusal is not None:
-            raise self._attendance.refusal
+        self._check_place()
         over = self._catch_up_with_peers()
         if over is not None:
             return over
-        standings = self._lighthouse.quorum(lambda: self._standing(occasion), self._settings.token)
+        standings = self._lighthouse.quorum(
+            lambda: self._standing(occasion), self._settings.token, check=self._check_place
+        )
         mine = [s for s in standings if s.nonce == self._nonce]
         if not mine:
             return None
@@ -181,13 +185,18 @@ class Session:
         if mine[0].name not in names:
             self._heal(team.leader.address, _difference(mine[0], team))
             return None
-        if len(names) < self._settings.terms.min_workers or self._misses_somebody(team):
+        if self._company.lacks_somebody(team):
             time.sleep(_PAUSE_S)
             return None
         if not self._reach(team) or not self._form(team):
             self._generation += 1
             return None
         return self._take_seat(team, occasion, names, began_s)
+
+    def _check_place(self) -> None:
+        if self._attendance.refusal is not None:
+            raise self._attendance.refusal
+        self._company.check_alone()
 
     def _standing(self, occasion: Occasion) -> Standing:
         return Standing(
@@ -200,6 +209,8 @@ class Session:
             occasion=occasion.value,
             generation=self._generation,
             oldest=self._journal.oldest(self._ward.position().version),
+            group=self._key if self.group is not None and not self.group.broken else "",
+            awaits=self._company.awaited(),
         )
 
     def _check_card(self, team: Team) -> None:
@@ -212,17 +223,6 @@ class Session:
             )
         for identity in refused:
             self._note("refused", who=(identity,), why="it runs another model, method or version")
-
-    def _misses_somebody(self, team: Team) -> bool:
-        """Whether a run that goes on elsewhere would be begun a second time here."""
-        if team.occasion != Occasion.ENTER.value:
-            return False
-        here = {member.identity for member in team.members}
-        ahead = team.position.version
-        return any(
-            peer.identity not in here and peer.position.version > ahead and not peer.finished
-            for peer in self._attendance.peers
-        )
 
     def _take_seat(
         self, team: Team, occasion: Occasion, names: tuple[str, ...], began_s: float
@@ -243,8 +243,8 @@ class Session:
         )
 
     def _tell_who_came_and_went(self, names: tuple[str, ...], lost_s: float) -> None:
-        now, before = frozenset(names), self._seen
-        self._seen, self._seen_identities = now, frozenset(_identities(now))
+        now, before = frozenset(names), self._company.names
+        self._company.met(now)
         if not before:
             self._note("joined", who=_identities(now), why=f"as worker {self.rank} of {len(now)}")
             return
@@ -311,9 +311,9 @@ class Session:
 
     def _form(self, team: Team) -> bool:
         """Have a group of exactly the team; whether that worked."""
-        broken = self.group is not None and self.group.broken
-        if team.key == self._key and self.group is not None and not broken:
-            return True
+        if team.key == self._key and self.group is not None:
+            # One that broke since all said that they had it is gone for all.
+            return not self.group.broken
         if self.group is not None:
             self.group.close()
         self.group = None
@@ -339,6 +339,11 @@ class Session:
         self._generation += 1
         self._note("discarded", why=why, lost_s=lost_s)
 
+    def _lose(self, names: frozenset[str]) -> None:
+        group = self.group
+        if group is not None:
+            group.lose(f"{' and '.join(_identities(names))} is gone")
+
     def carry(self, start: Callable[[TeamGroup], Pending], label: Label) -> Pending:
         """Start an exchange in the team's group; without one it fails when it is waited for."""
         if self.group is None:
@@ -357,10 +362,6 @@ class Session:
         for rank in sorted(flaws):
             who = _identities([self.names[int(rank)]])
             self._note("left out", who=who, why=f"{flaws[rank]}")
-
-    def _let_others_go_on(self, waited_s: float) -> None:
-        self._lighthouse.hold_back()
-        self._note("late", why=f"the others have waited {waited_s:.1f} s")
 
     def _tell_lighthouse(self, lost: str) -> None:
         self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")

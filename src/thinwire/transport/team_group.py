@@ -148,7 +148,7 @@ class TeamGroup:
         self._on_broken = on_broken
         self._courier = Courier()
         self._begun = 0
-        self.broken = ""
+        self.broken = self._lost = ""
 
     def start(self, payload: Tensor, label: Label, inspect: Inspect) -> Pending:
         """Start a ring of messages, and a vote."""
@@ -187,7 +187,7 @@ class TeamGroup:
 
     def break_up(self, label: Label, error: Exception) -> RoundDiscarded:
         """Use the group no longer; returns why the exchange of `label` counts on nobody."""
-        reason = reason_of(error)
+        reason = self._lost or reason_of(error)
         if isinstance(error, RoundDiscarded):
             reason = error.because
         if not self.broken:
@@ -196,6 +196,13 @@ class TeamGroup:
                 self.timeouts.timed_out()
             self._on_broken(f"{label}: {reason}", 0.0)
         return discarded(label, reason)
+
+    def lose(self, why: str) -> None:
+        """Fail what is under way: somebody is gone, which gloo notices at its timeout."""
+        members = self.members
+        if members is not None and self._courier.busy and not self.broken:
+            self._lost = why
+            Messages(members, 0, 0).hang_up()
 
     def close(self) -> None:
         """Fail what is under way and let go of the group."""

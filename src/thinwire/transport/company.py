@@ -1,0 +1,77 @@
+"""Whom a worker should meet before it begins a round."""
+
+import time
+from collections.abc import Callable
+from typing import final
+
+from thinwire.errors import ExchangeError
+from thinwire.membership.attendance import Attendance
+from thinwire.membership.roster import Standing, Team
+from thinwire.transport.base import Occasion
+from thinwire.transport.terms import Terms
+
+__all__ = ["Company"]
+
+
+@final
+class Company:
+    """Those with whom a worker was in a round, and whether it would now begin one without them.
+
+    Args:
+        terms: how many have to be there, and how long they are waited for.
+        attendance: says who is there.
+        is_new: whether the lighthouse was found so lately that others may still look for it.
+    """
+
+    def __init__(self, terms: Terms, attendance: Attendance, is_new: Callable[[], bool]) -> None:
+        self._terms, self._attendance, self._is_new = terms, attendance, is_new
+        self.names: frozenset[str] = frozenset()
+        self._alone_since_s: float | None = None
+
+    def met(self, names: frozenset[str]) -> None:
+        """A round is begun with `names`."""
+        self.names, self._alone_since_s = names, None
+
+    def awaited(self) -> tuple[str, ...]:
+        """Who has to be there, though a new lighthouse may not have heard of them yet."""
+        return tuple(sorted(self.names)) if self._is_new() else ()
+
+    def lacks_somebody(self, team: Team) -> bool:
+        """Whether `team` should begin no round: all of it conclude alike, or wait for this one."""
+        return (
+            len(team.members) < self._terms.min_workers
+            or _lacks_awaited(team.members)
+            or self._begins_anew(team)
+        )
+
+    def check_alone(self) -> None:
+        """Raise `ExchangeError` once too few have been at the door for too long."""
+        now_s = time.monotonic()
+        if 1 + len(self._attendance.peers) >= self._terms.min_workers:
+            self._alone_since_s = None
+            return
+        self._alone_since_s = self._alone_since_s or now_s
+        alone_s = now_s - self._alone_since_s
+        if alone_s > self._terms.give_up_s:
+            raise ExchangeError(
+                "begin a round",
+                because=f"it needs min_workers={self._terms.min_workers} and there have been "
+                f"{1 + len(self._attendance.peers)} for {alone_s:.0f} s",
+                do="start the others, or ask for fewer workers",
+            )
+
+    def _begins_anew(self, team: Team) -> bool:
+        """Whether a run that goes on elsewhere would be begun a second time here."""
+        if team.occasion != Occasion.ENTER.value:
+            return False
+        here = {member.identity for member in team.members}
+        ahead = team.position.version
+        return any(
+            peer.identity not in here and peer.position.version > ahead and not peer.finished
+            for peer in self._attendance.peers
+        )
+
+
+def _lacks_awaited(members: tuple[Standing, ...]) -> bool:
+    here = {member.name for member in members}
+    return any(not here.issuperset(member.awaits) for member in members)
