@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo
+import torchft.coordination
+import torchft.process_group  # noqa: F401
 
 import thinwire as tw
 
 # Whoever forks from a process that has this module shall not have to load these.
 import thinwire.cli
 import thinwire.transport.session
-import torch._dynamo
-import torchft.coordination
-import torchft.process_group  # noqa: F401
 from elastic_faults import Meddling, die, die_while
 from thinwire.outer import Eager
 from toy import adamw, build_model, loss
@@ -48,8 +48,8 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
 
     Options: steps, every (H), method, exchange, overlap, step_s (how long an inner step takes),
     terms (of transport.Terms), host, width (of a layer more), checkpoint (a file to write at the
-    end and to start from), die (["step", n]: in the n-th among three workers; others: see elastic_faults),
-    damage (as Meddling has it).
+    end and to start from), layers (a model with a stack of them), damage (as Meddling has it), die
+    (["step", n]: in the n-th among three workers; others: see elastic_faults).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
@@ -11,7 +12,29 @@ from thinwire.membership.door import DoorClient
 from thinwire.membership.register import Peer
 from thinwire.membership.ward import Position
 
-__all__ = ["Attendance"]
+__all__ = ["Attendance", "Concerns"]
+
+_STALE_BEATS = 2.5
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Concerns:
+    """What a worker wants to know at the door; functions are called from a thread of the door's.
+
+    Args:
+        team: names of those with whom this worker is in a round.
+        lenient_s: how long this worker waits for others before it says so.
+        on_awaited: called while they say so.
+        on_gone: told the names of those of the team who are not there any more.
+        on_refused: told who was refused at the door, and why.
+    """
+
+    team: Callable[[], frozenset[str]]
+    lenient_s: Callable[[], float]
+    on_awaited: Callable[[], None]
+    on_gone: Callable[[frozenset[str]], None]
+    on_refused: Callable[[str], None]
 
 
 @final
@@ -23,13 +46,7 @@ class Attendance:
         position: where this worker stands; called from that thread.
         peers: known so far.
         every_s: between two beats.
-        team: names of those with whom this worker is in a round.
-        lenient_s: how long this worker waits for others before it says so.
-        floor_s: how long they may have said so before this worker counts as late.
-        on_awaited: called while they say so.
-        on_late: called once in a round, when this worker is late, with how long they have said so.
-        on_gone: told the names of those of the team who are not there any more.
-        on_refused: told who was refused at the door, and why.
+        concerns: what it is asked for.
     """
 
     def __init__(
@@ -39,23 +56,14 @@ class Attendance:
         peers: Sequence[Peer],
         *,
         every_s: float,
-        team: Callable[[], frozenset[str]],
-        lenient_s: Callable[[], float],
-        floor_s: float,
-        on_awaited: Callable[[], None],
-        on_late: Callable[[float], None],
-        on_gone: Callable[[frozenset[str]], None],
-        on_refused: Callable[[str], None],
+        concerns: Concerns,
     ) -> None:
         self._door, self._position = door, position
         self.peers = tuple(peers)
         self.refusal: ThinwireError | None = None
-        self._team, self._lenient_s, self._floor_s = team, lenient_s, floor_s
-        self._on_awaited, self._on_late = on_awaited, on_late
-        self._on_gone, self._on_refused = on_gone, on_refused
+        self._concerns = concerns
         self._waiting_since: float | None = None
         self._going_since = time.monotonic()
-        self._told = False
         self._met: frozenset[str] = frozenset()
         self._closed = threading.Event()
         self._every_s = every_s
@@ -65,7 +73,7 @@ class Attendance:
 
     def wait_begins(self) -> None:
         """This worker stands at the end of its round."""
-        self._waiting_since, self._told = time.monotonic(), False
+        self._waiting_since = time.monotonic()
 
     def wait_ends(self) -> None:
         """It goes on."""
@@ -94,7 +102,7 @@ class Attendance:
 
     def _beat(self) -> None:
         since = self._waiting_since
-        waiting_s = 0.0 if since is None else time.monotonic() - since - self._lenient_s()
+        waiting_s = 0.0 if since is None else time.monotonic() - since - self._concerns.lenient_s()
         try:
             with self._asking:
                 beat = self._door.beat(self._position(), waiting_s=max(0.0, waiting_s))
@@ -105,28 +113,27 @@ class Attendance:
             return
         self.peers = beat.peers
         for line in beat.refused:
-            self._on_refused(line)
-        self._miss(frozenset(f"{p.identity}:{p.nonce}" for p in beat.peers), again=beat.again)
+            self._concerns.on_refused(line)
+        if beat.again:
+            # The door had forgotten this worker, and so the others, who come in again.
+            self._met = frozenset()
+        self._miss(frozenset(f"{p.identity}:{p.nonce}" for p in beat.peers))
         if since is None:
             self._consider_lateness()
 
-    def _miss(self, here: frozenset[str], *, again: bool) -> None:
-        # A door that has forgotten this worker has forgotten the others, too, who come in again.
-        met = frozenset() if again else self._met & self._team()
+    def _miss(self, here: frozenset[str]) -> None:
+        gone = (self._met & self._concerns.team()) - here
         self._met = here
-        if met - here:
-            self._on_gone(met - here)
+        if gone:
+            self._concerns.on_gone(gone)
 
     def _consider_lateness(self) -> None:
         # Whoever is not in the round waits for the next one, however fast this one ends.
-        team = self._team()
+        team = self._concerns.team()
         waits = (
             p.waiting_s for p in self.peers if f"{p.identity}:{p.nonce}" in team and not p.finished
         )
-        # What they said before this worker went on was of a wait that is over.
-        waits_s = min(max(waits, default=0.0), time.monotonic() - self._going_since)
-        if waits_s > 0:
-            self._on_awaited()
-        if not self._told and waits_s > self._floor_s:
-            self._told = True
-            self._on_late(waits_s)
+        # Until everybody has had a beat, what they say is of a wait that is over.
+        going_s = time.monotonic() - self._going_since
+        if going_s > _STALE_BEATS * self._every_s and max(waits, default=0.0) > 0:
+            self._concerns.on_awaited()

@@ -70,6 +70,7 @@ class LighthouseClient:
         self._beats = threading.Event()  # set while this worker wants to be waited for
         self._beats.set()
         self._closed = threading.Event()
+        self._held_since = 0.0
         self._lost_since: float | None = None
         self._found_s = -math.inf
         self._finds = 0
@@ -79,11 +80,15 @@ class LighthouseClient:
 
     def hold_back(self) -> None:
         """Send no heartbeats: others shall not wait for this worker."""
-        self._beats.clear()
+        if self._beats.is_set():
+            self._held_since = time.monotonic()
+            self._beats.clear()
 
-    def beat_on(self) -> None:
-        """Send them again."""
+    def beat_on(self) -> float:
+        """Send them again; returns for how many seconds none were sent."""
+        held_s = 0.0 if self._beats.is_set() else time.monotonic() - self._held_since
         self._beats.set()
+        return held_s
 
     def is_new(self) -> bool:
         """Whether it was lost, and others may not have found it again yet."""

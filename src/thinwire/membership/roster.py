@@ -112,6 +112,11 @@ class Team:
             return group
         return names + _digest([f"{m.generation} {m.group}" for m in self.members])
 
+    def what_differs(self, member: Standing) -> str:
+        """Between where `member` stands and where the team does, for people."""
+        behind = self.position.version - member.position.version
+        return f"{behind} outer steps behind" if behind else "its outer parameters were others"
+
 
 def choose_team(standings: Iterable[Standing]) -> Team:
     """The team that all of `standings` conclude.

@@ -12,6 +12,10 @@ from thinwire.transport.terms import Terms
 
 __all__ = ["Company"]
 
+_LINGER_ROUNDS = 3.0
+_SHORTEST_LINGER_S = 30.0
+_PAUSE_S = 0.2
+
 
 @final
 class Company:
@@ -59,6 +63,12 @@ class Company:
                 f"{1 + len(self._attendance.peers)} for {alone_s:.0f} s",
                 do="start the others, or ask for fewer workers",
             )
+
+    def linger(self, round_s: float) -> None:
+        """Wait until all others have finished, too, for they may need what this worker has."""
+        until_s = time.monotonic() + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
+        while any(not p.finished for p in self._attendance.ask()) and time.monotonic() < until_s:
+            time.sleep(_PAUSE_S)
 
     def _begins_anew(self, team: Team) -> bool:
         """Whether a run that goes on elsewhere would be begun a second time here."""

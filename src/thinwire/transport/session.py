@@ -13,14 +13,13 @@ import torch.distributed as dist
 
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership.address import address_text
-from thinwire.membership.attendance import Attendance
+from thinwire.membership.attendance import Attendance, Concerns
 from thinwire.membership.door import DoorClient, Welcome
 from thinwire.membership.events import EventLog
 from thinwire.membership.healing import HealingServer
 from thinwire.membership.journal import Journal
 from thinwire.membership.lighthouse_client import LighthouseClient
 from thinwire.membership.recovery import Recovery
-from thinwire.membership.register import Peer
 from thinwire.membership.roster import Standing, Team, choose_team
 from thinwire.membership.timeouts import Timeouts
 from thinwire.membership.ward import Record, Ward
@@ -41,9 +40,7 @@ _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-_LINGER_ROUNDS = 3.0
 _JOURNAL_STATES = 2  # a longer journal takes longer to fetch than the state itself
-_SHORTEST_LINGER_S = 30.0
 
 
 @final
@@ -113,18 +110,9 @@ class Session:
             tell=self._tell_lighthouse,
         )
         self._opened.callback(self._lighthouse.close)
+        every_s = min(1.0, welcome.heartbeat_timeout_s / 5)
         self._attendance = Attendance(
-            door,
-            ward.position,
-            welcome.peers,
-            every_s=min(1.0, welcome.heartbeat_timeout_s / 5),
-            team=lambda: frozenset(self.names),
-            lenient_s=self.timeouts.lenient,
-            floor_s=welcome.heartbeat_timeout_s,
-            on_awaited=self._lighthouse.hold_back,
-            on_late=lambda s: self._note("late", why=f"the others have waited {s:.1f} s too long"),
-            on_gone=self._lose,
-            on_refused=lambda line: self._note("refused", why=line),
+            door, ward.position, welcome.peers, every_s=every_s, concerns=self._concerns()
         )
         self._opened.callback(self._attendance.close)
         self._company = Company(settings.terms, self._attendance, self._lighthouse.is_new)
@@ -133,6 +121,15 @@ class Session:
             ward=ward,
             who=settings.identity,
             timeout_s=max(10.0, 2 * welcome.heartbeat_timeout_s),
+        )
+
+    def _concerns(self) -> Concerns:
+        return Concerns(
+            team=lambda: frozenset(self.names),
+            lenient_s=self.timeouts.lenient,
+            on_awaited=self._lighthouse.hold_back,
+            on_gone=self._lose,
+            on_refused=lambda line: self._note("refused", why=line),
         )
 
     def _join(self, door: DoorClient) -> Welcome:
@@ -155,7 +152,9 @@ class Session:
     def convene(self, occasion: Occasion) -> Convened:
         """Meet the others, and catch up with them if this worker is behind."""
         self._attendance.wait_begins()
-        self._lighthouse.beat_on()
+        held_s = self._lighthouse.beat_on()
+        if held_s > self.timeouts.floor_s:
+            self._note("late", why=f"for {held_s:.1f} s the others were not asked to wait")
         began_s = time.monotonic()
         try:
             convened = None
@@ -183,7 +182,7 @@ class Session:
         self._check_card(team)
         names = tuple(member.name for member in team.members)
         if mine[0].name not in names:
-            self._heal(team.leader.address, _difference(mine[0], team))
+            self._heal(team.leader.address, team.what_differs(mine[0]))
             return None
         if self._company.lacks_somebody(team):
             time.sleep(_PAUSE_S)
@@ -268,20 +267,23 @@ class Session:
         if not peers:
             return None
         best = max(peers, key=lambda p: (p.finished, p.position.version))
-        if not self._heal(best.address, f"{best.identity} is {_ahead(best, here.version)} ahead"):
+        ahead = best.position.version - here.version
+        if not self._heal(best.address, f"{best.identity} is {ahead} outer steps ahead"):
             return None
         if not best.finished:
             return None
         # What this worker did is in no round, and there will be none any more.
         self._ward.drop_work()
         self._over = True
+        here = self._ward.position()
+        self.names, self.rank = (f"{self._settings.identity}:{self._nonce}",), 0
         return Convened(
             changed=True,
             occasion=Occasion.OVER,
             joins=False,
-            step=self._ward.position().step,
-            names=(f"{self._settings.identity}:{self._nonce}",),
-            dealt=self._ward.position().dealt,
+            step=here.step,
+            names=self.names,
+            dealt=here.dealt,
         )
 
     def _heal(self, address: str, why: str) -> bool:
@@ -375,29 +377,14 @@ class Session:
         """Leave; after a run that went to its end, not before the others need nothing more."""
         try:
             if self._over:
-                self._linger()
+                self._lighthouse.hold_back()
+                self._attendance.finish()
+                self._company.linger(self.timeouts.round_s or 0.0)
         finally:
             if self.group is not None:
                 self.group.close()
             self._opened.close()
 
-    def _linger(self) -> None:
-        self._lighthouse.hold_back()
-        self._attendance.finish()
-        round_s = self.timeouts.round_s or 0.0
-        until_s = time.monotonic() + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
-        while any(not p.finished for p in self._attendance.ask()) and time.monotonic() < until_s:
-            time.sleep(_PAUSE_S)
-
 
 def _identities(names: Any) -> tuple[str, ...]:
     return tuple(sorted(name.rpartition(":")[0] for name in names))
-
-
-def _difference(mine: Standing, team: Team) -> str:
-    behind = team.position.version - mine.position.version
-    return f"{behind} outer steps behind" if behind else "its outer parameters were others"
-
-
-def _ahead(peer: Peer, version: int) -> str:
-    return f"{peer.position.version - version} outer steps"
