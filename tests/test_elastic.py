@@ -321,7 +321,9 @@ def rounds_of(out: Path) -> int:
 
 
 def test_three_workers_of_the_command_line_of_which_one_is_killed(
-    team: Team, tmp_path, corpus
+    team: Team,
+    tmp_path,
+    corpus,  # noqa: F811
 ) -> None:
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     settings = {

@@ -76,14 +76,15 @@ class Listener(Observer):
         self.heard.append(event.why)
 
 
-def test_every_kept_event_is_told_once_in_order_also_those_from_before() -> None:
+def test_every_event_is_told_once_in_order_also_those_kept_from_before() -> None:
     log, listeners = EventLog(), [Listener(), Listener()]
     log.note("joined", round=0, why="first")
     Relay(log, listeners)
     assert [listener.heard for listener in listeners] == [["first"]] * 2
-    log.note("committed", round=1, why="only counted")
-    log.note("left", round=1, why="second")
-    assert [listener.heard for listener in listeners] == [["first", "second"]] * 2
+    log.note("committed", round=1, why="second")
+    log.note("left", round=1, why="third")
+    assert [listener.heard for listener in listeners] == [["first", "second", "third"]] * 2
+    assert [event.why for event in log.events] == ["first", "third"]
 
 
 def test_events_that_cannot_be_written_disturb_nobody(tmp_path, caplog) -> None:

@@ -23,6 +23,7 @@ METHODS = "diloco,muloco:bits=2,sparseloco:density=1/8,streaming_diloco:tau=2"
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run the schedules; returns 1 if one hangs or ends with different digests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0-9", help="such as 3 or 0-9")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")

@@ -62,7 +62,7 @@ class Event:
 class EventLog:
     """Events in their order; safe from any thread.
 
-    `committed` events are only counted, the others are kept: a long run has many rounds.
+    `committed` events are told and counted, the others are kept, too: a long run has many rounds.
 
     >>> log = EventLog()
     >>> log.note("left", round=3, who=("b",), why="no heartbeat for 5 s", lost_s=5.2)
@@ -83,9 +83,15 @@ class EventLog:
         with self._lock:
             return list(self._events)
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Call `listener` with every event from now on, in the thread where it happens."""
-        self._listeners.append(listener)
+    def listen(self, listener: Callable[[Event], None]) -> list[Event]:
+        """Call `listener` with every event from now on, in the thread where it happens.
+
+        Returns:
+            The events that were kept before.
+        """
+        with self._lock:
+            self._listeners.append(listener)
+            return list(self._events)
 
     def note(
         self,
@@ -103,7 +109,8 @@ class EventLog:
             self._lost_s += lost_s
             if kind != "committed":
                 self._events.append(event)
-        for listener in self._listeners:
+            listeners = list(self._listeners)
+        for listener in listeners:
             listener(event)
 
     def summary(self) -> Mapping[str, Any]:

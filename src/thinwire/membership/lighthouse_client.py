@@ -127,6 +127,9 @@ class LighthouseClient:
                 check()
             if call.done.is_set() and call.error is None:
                 return self._read(call.result, token)
+            if call.error is not None:
+                # Whatever answers next may be a new one, which has not heard of the others yet.
+                self._found_s = time.monotonic()
             if self._lost_since is not None or call.error is not None:
                 self._check_patience(heard_s)
                 time.sleep(pause_s)

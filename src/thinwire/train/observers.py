@@ -90,7 +90,7 @@ class EventsFile(Observer):
 
 @final
 class Relay:
-    """Tells observers of every event that a log keeps, those from before first.
+    """Tells observers of every event, those that the log kept from before first.
 
     Args:
         log: of the events.
@@ -98,19 +98,18 @@ class Relay:
     """
 
     def __init__(self, log: EventLog, observers: Sequence[Observer]) -> None:
-        self._log, self._observers = log, observers
-        self._told, self._lock = 0, threading.Lock()
-        log.listen(lambda _: self._catch_up())
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        # The log and not the event at hand: another thread's may have come first.
+        self._observers, self._lock = observers, threading.Lock()
         with self._lock:
-            new = self._log.events[self._told :]
-            self._told += len(new)
-            for event in new:
-                for observer in self._observers:
-                    observer.event(event)
+            for event in log.listen(self._tell):
+                self._pass_on(event)
+
+    def _tell(self, event: Event) -> None:
+        with self._lock:
+            self._pass_on(event)
+
+    def _pass_on(self, event: Event) -> None:
+        for observer in self._observers:
+            observer.event(event)
 
 
 @final
@@ -135,7 +134,9 @@ class Terminal(Observer):
             self._console.print("  ".join(lines), highlight=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """A line, above the bar."""
+        """A line, above the bar, which counts the rounds."""
+        if event.kind == "committed":
+            return
         self._console.print(str(event), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
