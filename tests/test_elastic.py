@@ -4,7 +4,6 @@
 data was dealt twice.
 """
 
-import contextlib
 import json
 import re
 import signal
@@ -312,12 +311,6 @@ MODEL = {
     "intermediate_size": 32,
     "max_position_embeddings": 64,
 }
-
-
-def rounds_of(out: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return (out / "events.jsonl").read_text().count('"committed"')
-    return 0
 
 
 def test_three_workers_of_the_command_line_of_which_one_is_killed(
