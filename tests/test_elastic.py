@@ -353,7 +353,8 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
     summaries = [json.loads((out / "summary.json").read_text()) for out in folders]
     assert len({summary["outer_digest"] for summary in summaries}) == 1
     for out, summary in zip(folders, summaries, strict=True):
-        kinds = [json.loads(line)["kind"] for line in (out / "events.jsonl").open()]
+        lines = (out / "events.jsonl").read_text().splitlines()
+        kinds = [json.loads(line)["kind"] for line in lines]
         assert "joined" in kinds
         # The file has those of the process that was killed, too.
         told = [event["kind"] for event in summary["events"]["events"]]

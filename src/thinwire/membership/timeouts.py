@@ -27,7 +27,7 @@ class Timeouts:
         unmeasured_s: what stands for a round before one was measured.
         fixed_s: replaces `exchange`; None derives it.
 
-    >>> timeouts = Timeouts(floor_s=5, patience=0.5, unmeasured_s=60, fixed_s=None)
+    >>> timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
     >>> timeouts.exchanged(1000, seconds=0.2)
     >>> timeouts.finished_round(10.0)
     >>> timeouts.exchange(1000), timeouts.late()
