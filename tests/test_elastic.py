@@ -90,8 +90,20 @@ def test_a_worker_killed_at_the_end_does_not_keep_the_others(team: Team) -> None
     victim = team.start("w2", die=("flushing", 0))
     team.until(lambda: victim.gone)
     assert victim.wait(5) == -signal.SIGKILL
-    for worker in team.finish(HEARTBEAT_S + ROUND_S + ALLOWANCE_S):
+    # One timeout until it is missed, and two in which it is given to come back.
+    for worker in team.finish(3 * HEARTBEAT_S + ROUND_S + ALLOWANCE_S):
         assert worker.last("last_step") == 42
+
+
+def test_a_worker_killed_at_the_end_comes_back_to_what_the_others_have(team: Team) -> None:
+    team.options["steps"] = 42
+    team.start("w0")
+    team.start("w1")
+    victim = team.start("w2", die=("flushing", 0))
+    team.until(lambda: victim.gone)
+    again = team.start("w2")
+    team.finish()
+    assert not again.steps()
 
 
 # -- a worker, or the lighthouse, is silent -------------------------------------------------------
@@ -120,7 +132,7 @@ def test_nobody_ends_when_the_lighthouse_does(team: Team) -> None:
     versions = [worker.version for worker in workers]
     team.until(lambda: all(w.version > v for w, v in zip(workers, versions, strict=True)))
     for worker in workers:
-        lost, found = worker.events("lighthouse")
+        lost, *_, found = worker.events("lighthouse")
         assert lost["why"].startswith("is lost")
         assert found["why"] == "is there again"
         # They found each other again at once, and none went on without the others.

@@ -16,7 +16,7 @@ from thinwire.exchange import Outcome
 from thinwire.flaws import Fault
 from thinwire.membership.ward import Position, Record, Snapshot, Ward
 from thinwire.method import Method
-from thinwire.missed_rounds import check_follows, describe_round, remake
+from thinwire.missed_rounds import check_follows, copy_of, describe_round, remake
 from thinwire.outer import OuterState
 from thinwire.replica import Replica
 from thinwire.storage import Ledger, Storage
@@ -26,6 +26,7 @@ from thinwire.transport import Convened, Metered, Occasion
 __all__ = ["Course"]
 
 _LOG = logging.getLogger(__name__)
+_GLANCE_S = 0.1
 
 
 @final
@@ -60,6 +61,7 @@ class Course(Ward):
         # Whoever heals from this worker reads its state in a thread of its own.
         self._lock = threading.RLock()
         self._digest = (-1, "")
+        self._seen = Position(version=0, step=0, digest="")
 
     @property
     def ledger(self) -> Ledger:
@@ -253,6 +255,8 @@ class Course(Ward):
     # -- workers that come and go ------------------------------------------------------------------
 
     def _convene(self, occasion: Occasion) -> Convened | None:
+        # Read anew, and not from memory: who has drifted within a round is to be found out.
+        self._digest = (-1, "")
         convened = self._transport.convene(self, occasion)
         if convened is None:
             return None
@@ -308,36 +312,34 @@ class Course(Ward):
                 digests = b"".join(track.shared_digest() for track in self.tracks)
                 self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
             return Position(
-                version=self.version, step=self.step, digest=self._digest[1], dealt=self.dealt
+                version=self.version,
+                step=self.step,
+                digest=self._digest[1],
+                dealt=self.dealt,
+                # Together with the version: who sees the last one knows that it is the last.
+                over=self._ended_at_step == self.step and self.is_settled(),
             )
+
+    def glance(self) -> Position:
+        """As `position`, but a step under way is not waited for: then it is where it last stood."""
+        if self._lock.acquire(timeout=_GLANCE_S):
+            try:
+                self._seen = self.position()
+            finally:
+                self._lock.release()
+        return self._seen
 
     def shared_nbytes(self) -> int:
         """Bytes of a snapshot's tensors."""
         with self._lock:
-            states = [track.shared() for track in self.tracks]
-            return sum(value.nbytes for state in states for value in state.values())
+            return sum(value.nbytes for track in self.tracks for value in track.shared().values())
 
     def capture(self) -> Snapshot:
         """A copy of the shared state between two rounds; safe from any thread."""
         with self._lock:
-            tensors = {
-                f"{index}.{key}": value.detach().cpu().clone()
-                for index, track in enumerate(self.tracks)
-                for key, value in track.shared().items()
-            }
-            tracks = [
-                {"sends": t.sends - len(t.flights), "counted": list(t.counted.items())}
-                for t in self.tracks
-            ]
-            facts = {
-                "run": self.description,
-                "version": self.version,
-                "step": self.step,
-                "dealt": self.dealt,
-                "workers": self._seats,
-                "tracks": tracks,
-            }
-            return Snapshot(facts=facts, tensors=tensors)
+            where = {"version": self.version, "step": self.step, "dealt": self.dealt}
+            facts = {"run": self.description, "workers": self._seats, **where}
+            return copy_of(self.tracks, facts)
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Take over a shared state; feedback stays this worker's own, and so does its local work.

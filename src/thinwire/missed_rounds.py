@@ -1,6 +1,6 @@
 """What a round leaves for those who missed it, and how they take its outer step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,11 +9,11 @@ from thinwire.assembly import Assembly
 from thinwire.errors import MismatchError
 from thinwire.exchange import Outcome, Place
 from thinwire.flaws import Fault
-from thinwire.membership.ward import Record
+from thinwire.membership.ward import Record, Snapshot
 from thinwire.track import Flight, Track
 from thinwire.transport import Label
 
-__all__ = ["check_follows", "describe_round", "remake"]
+__all__ = ["check_follows", "copy_of", "describe_round", "remake"]
 
 
 def describe_round(
@@ -41,6 +41,17 @@ def describe_round(
         # Nothing is wrong with somebody who has just come.
         "flaws": {r: str(f) for r, f in flaws.items() if f.fault is not Fault.NOTHING},
     }
+
+
+def copy_of(tracks: Sequence[Track], facts: Mapping[str, Any]) -> Snapshot:
+    """What all workers share of `tracks`, with `facts` of their run."""
+    tensors = {
+        f"{index}.{key}": value.detach().cpu().clone()
+        for index, track in enumerate(tracks)
+        for key, value in track.shared().items()
+    }
+    each = [{"sends": t.sends - len(t.flights), "counted": list(t.counted.items())} for t in tracks]
+    return Snapshot(facts={**facts, "tracks": each}, tensors=tensors)
 
 
 def check_follows(record: Record, track: Track, *, version: int) -> None:

@@ -272,6 +272,10 @@ class OuterLoop:
         snapshot = self._course.capture()
         return {"facts": dict(snapshot.facts), "tensors": dict(snapshot.tensors)}
 
+    def unsent_feedback(self) -> list[Mapping[str, Tensor]]:
+        """Every fragment's error feedback, as it is if what is in flight counts on nobody."""
+        return [track.unsent_feedback() for track in self._course.tracks]
+
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
         """Start from `shared_state()` of a worker of any world; the live weights become the anchor.
 
@@ -308,6 +312,8 @@ class OuterLoop:
                 because="leaving it gave the optimizers back",
                 do="build a new OuterLoop; load_state_dict() carries its state over",
             )
+        # Before the first inner step, which then starts from what the others have.
+        self._course.enter()
         last = self._replica.optimizers[-1]
         self._hook = last.register_step_post_hook(lambda *_: self._follow())
         return self
@@ -321,9 +327,11 @@ class OuterLoop:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        if kind is None:
-            self.flush()
-        self.close()
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""

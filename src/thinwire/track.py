@@ -247,6 +247,11 @@ class Track:
         """Eight bytes that tell outer parameters apart."""
         return anchor_digest(self.outer.flat_anchor())
 
+    def unsent_feedback(self) -> Mapping[str, Tensor]:
+        """Feedback as it is if nothing that is in flight counts."""
+        before = self.flights[0].before if self.flights else None
+        return self.feedback() if before is None else before
+
     def shared_digest(self) -> bytes:
         """The same of all that workers share.
 

@@ -1,20 +1,23 @@
 """A worker's presence at the door: its beats, whom it sees there, and whether it is late."""
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.membership.door import DoorClient
+from thinwire.membership.door import DoorClient, Welcome
 from thinwire.membership.register import Peer
 from thinwire.membership.ward import Position
 
 __all__ = ["Attendance", "Concerns"]
 
+_LOG = logging.getLogger(__name__)
 _STALE_BEATS = 2.5
+_REFUSALS = 2
 
 
 @final
@@ -44,7 +47,7 @@ class Attendance:
     Args:
         door: joined already.
         position: where this worker stands; called from that thread.
-        peers: known so far.
+        welcome: what was learnt when it was joined.
         every_s: between two beats.
         concerns: what it is asked for.
     """
@@ -53,13 +56,13 @@ class Attendance:
         self,
         door: DoorClient,
         position: Callable[[], Position],
-        peers: Sequence[Peer],
+        welcome: Welcome,
         *,
         every_s: float,
         concerns: Concerns,
     ) -> None:
         self._door, self._position = door, position
-        self.peers = tuple(peers)
+        self.peers, self.door_age_s = welcome.peers, welcome.age_s
         self.refusal: ThinwireError | None = None
         self._concerns = concerns
         self._waiting_since: float | None = None
@@ -67,13 +70,15 @@ class Attendance:
         self._met: frozenset[str] = frozenset()
         self._closed = threading.Event()
         self._every_s = every_s
-        self._asking = threading.Lock()
+        self._asking, self._turn = threading.Lock(), threading.Lock()
+        self._refused = 0
         self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
         self._thread.start()
 
     def wait_begins(self) -> None:
         """This worker stands at the end of its round."""
-        self._waiting_since = time.monotonic()
+        with self._turn:
+            self._waiting_since = time.monotonic()
 
     def wait_ends(self) -> None:
         """It goes on."""
@@ -98,7 +103,11 @@ class Attendance:
 
     def _run(self) -> None:
         while not self._closed.wait(self._every_s):
-            self._beat()
+            try:
+                self._beat()
+            except Exception:
+                # Without beats this worker would be missed by all, for ever.
+                _LOG.exception("a beat at the door failed")
 
     def _beat(self) -> None:
         since = self._waiting_since
@@ -109,9 +118,12 @@ class Attendance:
         except ExchangeError:
             return  # those known last are still the best guess
         except MismatchError as error:
-            self.refusal = error
+            # One answer may be of somebody else who listens there for a moment.
+            self._refused += 1
+            self.refusal = error if self._refused >= _REFUSALS else None
             return
-        self.peers = beat.peers
+        self._refused, self.refusal = 0, None
+        self.peers, self.door_age_s = beat.peers, beat.age_s
         for line in beat.refused:
             self._concerns.on_refused(line)
         if beat.again:
@@ -136,4 +148,7 @@ class Attendance:
         # Until everybody has had a beat, what they say is of a wait that is over.
         going_s = time.monotonic() - self._going_since
         if going_s > _STALE_BEATS * self._every_s and max(waits, default=0.0) > 0:
-            self._concerns.on_awaited()
+            with self._turn:
+                # Meanwhile it may have come to the end of its round, too.
+                if self._waiting_since is None:
+                    self._concerns.on_awaited()

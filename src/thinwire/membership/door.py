@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -67,6 +67,7 @@ class Door:
         }
         self._register = Register(expiry_s=heartbeat_timeout_s)
         self._on_event = on_event
+        self._opened_s = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._server = SignedServer(
@@ -118,7 +119,7 @@ class Door:
             peers = register.others(peer.identity)
         if refusal is not None:
             return _refusal_answer(refusal)
-        return json_answer({**self._facts, "peers": [p.describe() for p in peers]})
+        return self._tell(peers)
 
     def _beat(self, data: Any) -> Answer:
         identity, position = str(data["identity"]), Position.read(data["position"])
@@ -133,7 +134,7 @@ class Door:
             if known is None:
                 return json_answer({"error": f"{identity!r} is not in the run"}, status=410)
             peers, refused = register.others(identity), register.take_untold(identity)
-        return json_answer({"peers": [p.describe() for p in peers], "refused": refused})
+        return self._tell(peers, refused=refused)
 
     def _leave(self, data: Any) -> Answer:
         with self._open() as register:
@@ -143,7 +144,12 @@ class Door:
     def _peers(self, _: Any) -> Answer:
         with self._open() as register:
             peers = register.others()
-        return json_answer({**self._facts, "peers": [p.describe() for p in peers]})
+        return self._tell(peers)
+
+    def _tell(self, peers: Sequence[Peer], **more: Any) -> Answer:
+        age_s = time.monotonic() - self._opened_s
+        described = [peer.describe() for peer in peers]
+        return json_answer({**self._facts, "age_s": age_s, "peers": described, **more})
 
 
 def _reading(answer: Callable[[Any], Answer]) -> Handler:
@@ -187,11 +193,13 @@ class Welcome:
         lighthouse: HOST:PORT of torchft's lighthouse.
         heartbeat_timeout_s: how long it may be silent.
         peers: the others that are there.
+        age_s: since when the door is open; before one timeout, it may not know of all.
     """
 
     lighthouse: str
     heartbeat_timeout_s: float
     peers: tuple[Peer, ...]
+    age_s: float
 
 
 @final
@@ -203,9 +211,11 @@ class Beat:
         peers: the others that are there.
         refused: who was refused since the last beat, and why, a line each.
         again: whether the door had forgotten this worker and let it in again.
+        age_s: since when the door is open.
     """
 
     peers: tuple[Peer, ...]
+    age_s: float
     refused: tuple[str, ...] = ()
     again: bool = False
 
@@ -265,6 +275,7 @@ class DoorClient:
             lighthouse=address_text(self._host, int(data["lighthouse_port"])),
             heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
             peers=_peers_of(data),
+            age_s=float(data["age_s"]),
         )
 
     def finish(self) -> None:
@@ -289,11 +300,13 @@ class DoorClient:
             )
         told = self._ask("/beat", {**self._me(position), "waiting_s": waiting_s})
         if told.status == 410 and self._left:
-            return Beat(peers=())
+            return Beat(peers=(), age_s=0.0)
         if told.status == 410:
-            return Beat(peers=self.join(position, self._address).peers, again=True)
+            welcome = self.join(position, self._address)
+            return Beat(peers=welcome.peers, age_s=welcome.age_s, again=True)
         data = self._accepted(told)
-        return Beat(peers=_peers_of(data), refused=tuple(map(str, data["refused"])))
+        refused = tuple(map(str, data["refused"]))
+        return Beat(peers=_peers_of(data), age_s=float(data["age_s"]), refused=refused)
 
     def leave(self) -> None:
         """Go; a beat that comes after it does not bring this worker back.

@@ -1,5 +1,6 @@
 """What happened to a worker's membership: a log that is kept, shown and written down."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ Kind: TypeAlias = Literal[
     "lighthouse",  # it was lost, or found again
     "unsaved",  # this worker could not write a file
 ]
+
+
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -111,7 +115,11 @@ class EventLog:
                 self._events.append(event)
             listeners = list(self._listeners)
         for listener in listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:
+                # A terminal that is gone must not end the thread that has something to tell.
+                _LOG.exception("an event could not be told")
 
     def summary(self) -> Mapping[str, Any]:
         """Counts by kind, seconds lost in all, and the events, JSON-able."""

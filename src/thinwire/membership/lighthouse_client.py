@@ -28,16 +28,17 @@ class _Call:
     def __init__(self, work: Callable[[], Any]) -> None:
         self.done = threading.Event()
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._work = work
         threading.Thread(target=self._run, name="thinwire-quorum", daemon=True).start()
 
     def _run(self) -> None:
         try:
             self.result = self._work()
-        except (RuntimeError, TimeoutError, ValueError) as error:
+        except BaseException as error:  # whoever waits must hear of it, a panic of torchft's too
             self.error = error
-        self.done.set()
+        finally:
+            self.done.set()
 
 
 @final
@@ -67,8 +68,7 @@ class LighthouseClient:
         self._new: Any = torchft.load("coordination").LighthouseClient
         self._address, self._name, self._tell = address, name, tell
         self._timeout_s, self._give_up_s = heartbeat_timeout_s, give_up_s
-        self._beats = threading.Event()  # set while this worker wants to be waited for
-        self._beats.set()
+        self._beats = threading.Event()  # set while this worker wants to be waited for: not yet
         self._closed = threading.Event()
         self._held_since = 0.0
         self._lost_since: float | None = None
@@ -84,11 +84,14 @@ class LighthouseClient:
             self._held_since = time.monotonic()
             self._beats.clear()
 
-    def beat_on(self) -> float:
-        """Send them again; returns for how many seconds none were sent."""
-        held_s = 0.0 if self._beats.is_set() else time.monotonic() - self._held_since
+    def held_s(self) -> float:
+        """For how many seconds none were sent, since there were any."""
+        return time.monotonic() - self._held_since if self._held_since else 0.0
+
+    def beat_on(self) -> None:
+        """Send them."""
+        self._held_since = 0.0
         self._beats.set()
-        return held_s
 
     def is_new(self) -> bool:
         """Whether it was lost, and others may not have found it again yet."""
@@ -176,7 +179,7 @@ class LighthouseClient:
                 client = client or self._connect()
                 client.heartbeat(self._name, datetime.timedelta(seconds=self._timeout_s))
                 self._found()
-            except (RuntimeError, TimeoutError, ValueError) as error:
+            except Exception as error:  # whatever it is: without a pulse this worker is gone
                 client = None
                 self._lose(error)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from thinwire.errors import ExchangeError, ThinwireError
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership.healing import fetch_position, fetch_records, fetch_snapshot
 from thinwire.membership.token import Token
 from thinwire.membership.ward import Position, Ward
@@ -39,7 +39,7 @@ class Recovery:
         Raises:
             ExchangeError: it is gone. MismatchError: its state does not fit.
         """
-        there = fetch_position(self.token, address, who=self.who, timeout_s=self.timeout_s)
+        there = self.look(address)
         if self._is_at(there):
             return "it had the same state"
         if self.ward.position().version and self.replay(address, there):
@@ -54,6 +54,14 @@ class Recovery:
         self.ward.adopt(snapshot)
         return f"by the state after round {self.ward.position().version}"
 
+    def look(self, address: str) -> Position:
+        """Where the worker stands whose healing server is at `address`.
+
+        Raises:
+            ExchangeError: it is gone.
+        """
+        return fetch_position(self.token, address, who=self.who, timeout_s=self.timeout_s)
+
     def replay(self, address: str, there: Position) -> bool:
         """Replay the rounds that lead to `there`; whether that worked."""
         largest = 4 * self.ward.shared_nbytes() + _HEADROOM_BYTES
@@ -62,11 +70,12 @@ class Recovery:
             records = fetch_records(
                 self.token, address, after, who=self.who, largest=largest, timeout_s=self.timeout_s
             )
+        except (ExchangeError, MismatchError):
+            return False
+        try:
             for record in records or ():
                 self.ward.replay(record)
-        except ExchangeError:
-            return False
-        except ThinwireError:
+        except (ThinwireError, KeyError, IndexError, TypeError, ValueError):
             # Rounds that do not follow from this worker's state: it has drifted from the others'.
             self.ward.drop_work()
             return False

@@ -10,6 +10,7 @@ _KEPT = 20
 _SLACK = 3.0
 _SLOWEST_BYTES_PER_S = 125_000  # 1 Mbit/s, until a link has shown what it can do
 _LONGEST_S = 3600.0
+_LONGEST_CONNECT = 8.0
 
 
 @final
@@ -87,7 +88,7 @@ class Timeouts:
 
     def not_connected(self) -> None:
         """They did not: somebody was lost, or the link takes longer."""
-        self._connect_factor *= 2.0
+        self._connect_factor = min(_LONGEST_CONNECT, 2.0 * self._connect_factor)
 
     def exchanged(self, nbytes: int, *, seconds: float) -> None:
         """An exchange of `nbytes` took so long."""

@@ -20,6 +20,7 @@ class Position:
         step: inner steps of the schedule.
         digest: of the shared state, hexadecimal; equal versions have equal digests.
         dealt: data shares dealt so far.
+        over: whether all steps are taken, and nothing is left to be exchanged.
 
     >>> Position.read(Position(version=1, step=10, digest="ab").describe()).step
     10
@@ -29,6 +30,7 @@ class Position:
     step: int
     digest: str
     dealt: int = 0
+    over: bool = False
 
     def describe(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -38,7 +40,7 @@ class Position:
     def read(cls, data: Mapping[str, Any]) -> Self:
         """From what `describe` returned, perhaps elsewhere."""
         numbers = {name: int(data[name]) for name in ("version", "step", "dealt")}
-        return cls(digest=str(data["digest"]), **numbers)
+        return cls(digest=str(data["digest"]), over=bool(data.get("over", False)), **numbers)
 
 
 @final
@@ -77,6 +79,10 @@ class Ward(ABC):
     @abstractmethod
     def position(self) -> Position:
         """Where this worker stands; safe from any thread."""
+
+    def glance(self) -> Position:
+        """As `position`, but soon, whatever this worker is doing: perhaps where it last stood."""
+        return self.position()
 
     @abstractmethod
     def shared_nbytes(self) -> int:

@@ -68,6 +68,10 @@ class Crew(ABC):
         """The number of workers as a field of a record, where it varies."""
         return {}
 
+    def settle(self) -> None:
+        """See to it that what was exchanged last counts, where a round may not."""
+        return
+
     def arrive(self) -> int:
         """`step`, once the workers here stand where the others are, before an inner step."""
         return self.step

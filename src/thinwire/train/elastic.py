@@ -1,6 +1,7 @@
 """A worker of an elastic run: it comes and goes, and so do the others."""
 
 import hashlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ from thinwire.train.shares import ShareBatches
 from thinwire.train.standing import Batches, Standing
 from thinwire.train.worker import Worker
 from thinwire.transport import Elastic, Terms, Transport
+
+_LOG = logging.getLogger(__name__)
 
 __all__ = ["ElasticCrew", "Membership", "Roaming"]
 
@@ -198,6 +201,10 @@ class ElasticCrew(Crew):
         self.each(lambda worker: worker.outer.flush())  # it is repeated until it counts
         self._follow()
 
+    def settle(self) -> None:
+        """Repeat the last round until it counts."""
+        self.flush()
+
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""
         return [in_own_stream(work)(self._worker)]
@@ -212,7 +219,8 @@ class ElasticCrew(Crew):
             "model": worker.model.state_dict(),
             "optimizer": worker.optimizer.state_dict(),
             "random": worker.stream.state_dict(),
-            "feedback": self._feedback(),
+            # Live weights hold what is in flight, which counts on nobody for whoever resumes.
+            "feedback": [dict(held) for held in self._outer.unsent_feedback()],
             "steps_taken": self.steps_taken,
         }
         return {"shared": self._outer.shared_state(), "own": own}
@@ -235,13 +243,6 @@ class ElasticCrew(Crew):
         self.steps_taken = int(own["steps_taken"])
         self._follow()
 
-    def _feedback(self) -> list[dict[str, Tensor]]:
-        try:
-            return [f["exchange"] for f in self._worker.outer.state_dict()["fragments"]]
-        except CheckpointError:
-            # A round that failed has its part of the feedback: live weights have it, too.
-            return []
-
     def _load_feedback(self, memories: Sequence[Mapping[str, Tensor]]) -> None:
         if not memories:
             return
@@ -250,7 +251,11 @@ class ElasticCrew(Crew):
             {**fragment, "exchange": memory}
             for fragment, memory in zip(state["fragments"], memories, strict=True)
         ]
-        self._worker.outer.load_state_dict({**state, "fragments": fragments})
+        try:
+            self._worker.outer.load_state_dict({**state, "fragments": fragments})
+        except CheckpointError as error:
+            # Shards of a reduction are cut by K, which was another one.
+            _LOG.warning("going on without error feedback: %s", error)
 
     def close(self) -> None:
         """Leave the run."""

@@ -200,7 +200,9 @@ class _Trainer:
                 self._record(losses, extra)
             if self.step < steps:
                 self._saves.save_if_due(self._clock.spent)
-        # A newcomer may find that everything is done.
+        # A newcomer may have come to the last round, which may have to be repeated.
+        self._crew.settle()
+        # Or it may find that everything is done.
         return self._evaluate() if val_loss is None else val_loss
 
     def _stranded(self, error: ExchangeError) -> ExchangeError:

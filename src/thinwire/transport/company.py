@@ -1,5 +1,6 @@
 """Whom a worker should meet before it begins a round."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import final
@@ -31,9 +32,12 @@ class Company:
         self._terms, self._attendance, self._is_new = terms, attendance, is_new
         self.names: frozenset[str] = frozenset()
         self._alone_since_s: float | None = None
+        self._lost_at_s = -math.inf
 
     def met(self, names: frozenset[str]) -> None:
         """A round is begun with `names`."""
+        if self.names - names:
+            self._lost_at_s = time.monotonic()
         self.names, self._alone_since_s = names, None
 
     def awaited(self) -> tuple[str, ...]:
@@ -45,6 +49,7 @@ class Company:
         return (
             len(team.members) < self._terms.min_workers
             or _lacks_awaited(team.members)
+            or self._is_behind(team)
             or self._begins_anew(team)
         )
 
@@ -64,22 +69,37 @@ class Company:
                 do="start the others, or ask for fewer workers",
             )
 
-    def linger(self, round_s: float) -> None:
-        """Wait until all others have finished, too, for they may need what this worker has."""
-        until_s = time.monotonic() + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
-        while any(not p.finished for p in self._attendance.ask()) and time.monotonic() < until_s:
+    def linger(self, round_s: float, *, to_come_back_s: float) -> None:
+        """Wait until all others have finished, too, for they may need what this worker has.
+
+        Args:
+            round_s: the usual length of a round.
+            to_come_back_s: how long somebody who was just lost is given to be there again.
+        """
+        now_s = time.monotonic()
+        until_s = now_s + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
+        just_lost = now_s - self._lost_at_s < to_come_back_s + round_s
+        least_s = now_s + (to_come_back_s if just_lost else 0.0)
+        while self._is_needed(least_s) and time.monotonic() < until_s:
             time.sleep(_PAUSE_S)
+
+    def _is_needed(self, least_s: float) -> bool:
+        unfinished = any(not peer.finished for peer in self._attendance.ask())
+        return unfinished or time.monotonic() < least_s
 
     def _begins_anew(self, team: Team) -> bool:
         """Whether a run that goes on elsewhere would be begun a second time here."""
         if team.occasion != Occasion.ENTER.value:
             return False
+        if team.position.version == 0:
+            return False
         here = {member.identity for member in team.members}
-        ahead = team.position.version
-        return any(
-            peer.identity not in here and peer.position.version > ahead and not peer.finished
-            for peer in self._attendance.peers
-        )
+        return any(p.identity not in here and not p.finished for p in self._attendance.peers)
+
+    def _is_behind(self, team: Team) -> bool:
+        """Whether somebody has come further, who may have finished meanwhile."""
+        furthest = max((peer.position.version for peer in self._attendance.peers), default=0)
+        return furthest > team.position.version
 
 
 def _lacks_awaited(members: tuple[Standing, ...]) -> bool:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership.address import address_text
 from thinwire.membership.attendance import Attendance, Concerns
-from thinwire.membership.door import DoorClient, Welcome
+from thinwire.membership.door import DoorClient
 from thinwire.membership.events import EventLog
 from thinwire.membership.healing import HealingServer
 from thinwire.membership.journal import Journal
@@ -25,6 +25,7 @@ from thinwire.membership.timeouts import Timeouts
 from thinwire.membership.ward import Record, Ward
 from thinwire.transport.base import Convened, Label, Occasion, Pending
 from thinwire.transport.company import Company
+from thinwire.transport.perseverance import Perseverance, knock
 from thinwire.transport.team_group import (
     TeamGroup,
     discarded,
@@ -39,7 +40,6 @@ __all__ = ["Session"]
 _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0
 _PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
 _JOURNAL_STATES = 2  # a longer journal takes longer to fetch than the state itself
 
 
@@ -68,7 +68,7 @@ class Session:
         self.group: TeamGroup | None = None
         self._key = ""
         self._convened_at_s: float | None = None
-        self._over = False
+        self._tries = Perseverance(settings.host, settings.terms.give_up_s)
         self._journal = Journal(_JOURNAL_STATES * ward.shared_nbytes())
         self._opened = contextlib.ExitStack()
         try:
@@ -95,7 +95,13 @@ class Session:
         self._address = address_text(settings.host, self._server.port)
         door = DoorClient(settings.token, settings.lighthouse, settings.identity, card)
         self._nonce = door.nonce
-        welcome = self._join(door)
+        welcome = knock(
+            door,
+            ward.position(),
+            self._address,
+            give_up_s=settings.terms.give_up_s,
+            tell=lambda why: self._note("lighthouse", why=why),
+        )
         self.timeouts = Timeouts(
             floor_s=welcome.heartbeat_timeout_s,
             patience=settings.terms.patience,
@@ -112,7 +118,7 @@ class Session:
         self._opened.callback(self._lighthouse.close)
         every_s = min(1.0, welcome.heartbeat_timeout_s / 5)
         self._attendance = Attendance(
-            door, ward.position, welcome.peers, every_s=every_s, concerns=self._concerns()
+            door, ward.glance, welcome, every_s=every_s, concerns=self._concerns()
         )
         self._opened.callback(self._attendance.close)
         self._company = Company(settings.terms, self._attendance, self._lighthouse.is_new)
@@ -132,27 +138,12 @@ class Session:
             on_refused=lambda line: self._note("refused", why=line),
         )
 
-    def _join(self, door: DoorClient) -> Welcome:
-        """Come in, and keep knocking while nobody answers."""
-        pause_s, began_s = _PAUSE_S, time.monotonic()
-        while True:
-            try:
-                return door.join(self._ward.position(), self._address)
-            except ExchangeError as error:
-                left_s = began_s + self._settings.terms.give_up_s - time.monotonic()
-                if left_s <= 0:
-                    raise
-                if pause_s == _PAUSE_S:
-                    self._note("lighthouse", why=f"does not answer: {error.because}")
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
     # -- convening ---------------------------------------------------------------------------------
 
     def convene(self, occasion: Occasion) -> Convened:
         """Meet the others, and catch up with them if this worker is behind."""
         self._attendance.wait_begins()
-        held_s = self._lighthouse.beat_on()
+        held_s = self._lighthouse.held_s()
         if held_s > self.timeouts.floor_s:
             self._note("late", why=f"for {held_s:.1f} s the others were not asked to wait")
         began_s = time.monotonic()
@@ -163,8 +154,6 @@ class Session:
         finally:
             self._attendance.wait_ends()
         self._measure_round()
-        if convened.occasion is Occasion.LAST:
-            self._over = True
         return convened
 
     def _try(self, occasion: Occasion, began_s: float) -> Convened | None:
@@ -172,6 +161,12 @@ class Session:
         over = self._catch_up_with_peers()
         if over is not None:
             return over
+        if occasion is Occasion.ENTER and self._attendance.door_age_s < self.timeouts.floor_s:
+            # A run that goes on may not have come in again at a door that was opened anew.
+            time.sleep(_PAUSE_S)
+            return None
+        # Not before: whoever is still healing shall not be waited for.
+        self._lighthouse.beat_on()
         standings = self._lighthouse.quorum(
             lambda: self._standing(occasion), self._settings.token, check=self._check_place
         )
@@ -189,7 +184,11 @@ class Session:
             return None
         if not self._reach(team) or not self._form(team):
             self._generation += 1
+            entering = occasion is Occasion.ENTER
+            fail = self._tries.failed_newcomer if entering else self._tries.failed
+            fail("form a group", because="the workers of the round could not connect")
             return None
+        self._tries.worked()
         return self._take_seat(team, occasion, names, began_s)
 
     def _check_place(self) -> None:
@@ -266,15 +265,16 @@ class Session:
         peers = [p for p in self._attendance.ask() if p.position.version > here.version]
         if not peers:
             return None
-        best = max(peers, key=lambda p: (p.finished, p.position.version))
+        best = max(peers, key=lambda p: (p.position.over, p.position.version))
         ahead = best.position.version - here.version
         if not self._heal(best.address, f"{best.identity} is {ahead} outer steps ahead"):
             return None
-        if not best.finished:
+        # Asked after the state was taken: what it was then may have been the last but one.
+        there = self._recovery.look(best.address) if best.position.over else best.position
+        if not there.over or there.version != self._ward.position().version:
             return None
         # What this worker did is in no round, and there will be none any more.
         self._ward.drop_work()
-        self._over = True
         here = self._ward.position()
         self.names, self.rank = (f"{self._settings.identity}:{self._nonce}",), 0
         return Convened(
@@ -288,10 +288,12 @@ class Session:
 
     def _heal(self, address: str, why: str) -> bool:
         began_s = time.monotonic()
+        self._lighthouse.hold_back()
         try:
             how = self._recovery.reach(address)
-        except ExchangeError as error:
-            _LOG.info("healing from %s failed: %s", address, error)
+        except (ExchangeError, MismatchError, KeyError, ValueError) as error:
+            _LOG.warning("healing from %s failed: %s", address, error)
+            self._tries.failed(f"heal from {address}", because=str(error))
             time.sleep(_PAUSE_S)
             return False
         self._journal.clear()
@@ -376,13 +378,17 @@ class Session:
     def close(self) -> None:
         """Leave; after a run that went to its end, not before the others need nothing more."""
         try:
-            if self._over:
+            if self._ward.position().over:
                 self._lighthouse.hold_back()
                 self._attendance.finish()
-                self._company.linger(self.timeouts.round_s or 0.0)
+                self._company.linger(
+                    self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
+                )
         finally:
             if self.group is not None:
                 self.group.close()
+            self._network.abort(errored=False)
+            self._store = None
             self._opened.close()
 
 
