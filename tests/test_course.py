@@ -772,3 +772,13 @@ def test_a_position_tells_states_apart_that_differ_in_any_part(buffer: str) -> N
     players[1].course.adopt(snapshot)
     third = players[1].course.position()
     assert (third.version, third.digest != first.digest) == (first.version, True)
+
+
+def test_what_was_in_flight_is_not_sent_again_where_others_have_gone_on() -> None:
+    late = tw.Delay(tau=1)
+    players = crew(Hub(), method(overlap=late), 2)
+    train(players, H)
+    state = players[0].loop.state_dict()
+    assert any(f["round"] for saved in state["fragments"] for f in saved["in_flight"])
+    with pytest.raises(tw.CheckpointError, match="load_shared_state"):
+        players[0].loop.load_state_dict(state)

@@ -260,6 +260,13 @@ class OuterLoop:
             whose="the checkpoint",
             do="resume with the model, method and workers that wrote it",
         )
+        flying = (f for saved in state["fragments"] for f in saved["in_flight"])
+        if self._transport.forgiving and any(int(flight["round"]) > 0 for flight in flying):
+            raise CheckpointError(
+                "send again what was in flight",
+                because="where workers come and go, the others have gone on without it",
+                do="pass load_shared_state() what shared_state() returned",
+            )
         self._course.load_state_dict(state)
         # Afterwards: what is sent again was counted when it was sent first.
         self._transport.traffic.restore(state["traffic"])
