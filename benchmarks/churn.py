@@ -28,7 +28,7 @@ from thinwire.membership.token import TOKEN_VARIABLE, Token
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells every quorum otherwise
 
 SEEDS = (0, 1, 2)
-METHODS = ("diloco", "muloco")
+METHODS = ("diloco",)
 WORKERS = 4
 ROUNDS = 40
 FEWEST = 3
