@@ -121,13 +121,17 @@ class Session:
             door, ward.glance, welcome, every_s=every_s, concerns=self._concerns()
         )
         self._opened.callback(self._attendance.close)
-        self._company = Company(settings.terms, self._attendance, self._lighthouse.is_new)
+        self._company = Company(settings.terms, self._attendance, self._is_lighthouse_new)
         self._recovery = Recovery(
             token=settings.token,
             ward=ward,
             who=settings.identity,
             timeout_s=max(10.0, 2 * welcome.heartbeat_timeout_s),
         )
+
+    def _is_lighthouse_new(self) -> bool:
+        # A worker that trained while it was away may not have missed it, but the door says its age.
+        return self._attendance.door_age_s < self.timeouts.floor_s or self._lighthouse.is_new()
 
     def _concerns(self) -> Concerns:
         return Concerns(
