@@ -1,16 +1,10 @@
-"""Elastic workers as real processes, and what can happen to them.
-
-They are forked from a server that has loaded torch and thinwire already: a start takes
-milliseconds, and not three seconds of one of two cores.
-"""
+"""Elastic workers as real processes, and what can happen to them."""
 
 import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,15 +13,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
+import forked
 from processes import free_port
 
 TOKEN = "a token for tests, long enough"
-ENVIRONMENT = {
-    "THINWIRE_TOKEN": TOKEN,
-    "RUST_LOG": "error",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+ENVIRONMENT = {**forked.ENVIRONMENT, "THINWIRE_TOKEN": TOKEN}
 HEARTBEAT_S = 1.0
 CLONE_NEWNET = 0x40000000
 
@@ -40,31 +30,13 @@ def _enter(
         with Path(f"/var/run/netns/{namespace}").open() as there:
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
-    os.dup2(out.fileno(), 1)
-    out.close()
     with Path(errors).open("w") as file:
-        os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        forked.write_to(out.fileno(), file.fileno())
+    out.close()
     os.environ.update(environment)
     import elastic_worker
 
     getattr(elastic_worker, function)(*arguments)
-
-
-def _context() -> Any:
-    """The server; it starts with the first process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["elastic_worker"])
-    before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)  # some of it is read when a library is loaded
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Python 3.11 forgets to pass it on
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    return context
 
 
 class Program:
@@ -78,7 +50,7 @@ class Program:
         namespace: str = "",
         **environment: str,
     ) -> None:
-        context = _context()
+        context = forked.context()
         reader, writer = context.Pipe(duplex=False)
         self.errors = errors
         self.process: BaseProcess = context.Process(

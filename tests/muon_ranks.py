@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+import torch._dynamo  # whoever imports it with a process group there keeps the group for ever
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import Forked
+
 HERE = Path(__file__).parent
 
 
@@ -28,8 +30,14 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+def fork_ranks(ranks: int, *command: str) -> list[Forked]:
+    """Start `python COMMAND...` in `ranks` processes that torchrun seems to have started."""
+    port = free_port()
+    return [Forked(command, rank_environment(rank, ranks, port)) for rank in range(ranks)]
+
+
 def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subprocess.Popen]:
-    """Start `case` of `script` in `ranks` processes."""
+    """Start `case` of `script` in `ranks` processes with an interpreter of their own."""
     port = free_port()
     return [
         subprocess.Popen(
@@ -45,13 +53,12 @@ def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subp
 
 def run_ranks(
     case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
-) -> list[subprocess.Popen]:
+) -> list[Forked]:
     """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
-    processes = start_ranks(case, ranks, script=script)
+    processes = fork_ranks(ranks, str(HERE / script), case)
     try:
         for process in processes:
-            out, err = process.communicate(timeout=timeout_s)
-            process.stdout, process.stderr = out, err
+            process.communicate(timeout=timeout_s)
     finally:
         for process in processes:
             process.kill()

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import thinwire as tw
-from processes import free_port, rank_environment
+from forked import Forked
+from processes import fork_ranks, free_port, rank_environment
 from thinwire.layout import Layout, wire_order
 from thinwire.message import HEADER_NBYTES
 from thinwire.train import recipes
@@ -247,18 +248,9 @@ def test_nothing_of_the_process_group_outlives_a_run(tiny, tmp_path) -> None:
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
 
 
-def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[subprocess.Popen]:
-    command = script(config, out, begin=begin)
-    port = free_port()
-    return [
-        subprocess.Popen(
-            command,
-            env=rank_environment(rank, config.workers, port),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(config.workers)
-    ]
+def start_ranked(config: TrainConfig, out: Path, begin: str = "train") -> list[Forked]:
+    _, file = script(config, out, begin=begin)
+    return fork_ranks(config.workers, file)
 
 
 def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:
@@ -268,7 +260,7 @@ def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:
     return json.loads((out / "summary.json").read_text())
 
 
-def kill_when(process: subprocess.Popen, ready) -> None:
+def kill_when(process: Forked, ready) -> None:
     while not ready():
         assert process.poll() is None, "the process ended before it could be killed"
         time.sleep(0.002)
@@ -286,7 +278,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     out, draw = tmp_path / "killed", random.Random(seed)
     metrics = out / "metrics.jsonl"
     for least, most in ((5, 20), (25, 50)):
-        process = subprocess.Popen(script(config, out))
+        process = Forked(script(config, out)[1:], dict(os.environ))
         target = draw.randrange(least, most)
         kill_when(
             process,
@@ -486,11 +478,9 @@ def test_ranks_that_were_given_other_arguments_do_not_start(tiny, tmp_path) -> N
     configs = [tiny(steps=12), tiny(steps=14, machine=fewer)]
     port = free_port()
     processes = [
-        subprocess.Popen(
-            script(config, tmp_path / f"run{rank}", begin="train"),
-            env=rank_environment(rank, 2, port),
-            stderr=subprocess.PIPE,
-            text=True,
+        Forked(
+            script(config, tmp_path / f"run{rank}", begin="train")[1:],
+            rank_environment(rank, 2, port),
         )
         for rank, config in enumerate(configs)
     ]

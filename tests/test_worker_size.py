@@ -3,8 +3,6 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import thinwire as tw
-from processes import free_port, rank_environment
+from forked import Forked
+from processes import fork_ranks
 from thinwire.cli import main
 from thinwire.cli.flags import RunFlags, apply_flags
 from thinwire.message import HEADER_NBYTES
@@ -85,22 +84,12 @@ def recipe(tmp_path_factory) -> str:
     return f"{file}:tiny"
 
 
-def start(recipe: str, out: Path, *flags: str) -> list[subprocess.Popen]:
-    port = free_port()
-    command = [sys.executable, "-m", "thinwire", "train", "--recipe", recipe, "--out", str(out)]
-    return [
-        subprocess.Popen(
-            [*command, "--worker-size", str(WORKER_SIZE), *flags],
-            env=rank_environment(rank, RANKS, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
+def start(recipe: str, out: Path, *flags: str) -> list[Forked]:
+    command = ["-m", "thinwire", "train", "--recipe", recipe, "--out", str(out)]
+    return fork_ranks(RANKS, *command, "--worker-size", str(WORKER_SIZE), *flags)
 
 
-def finish(processes: list[subprocess.Popen], out: Path) -> dict:
+def finish(processes: list[Forked], out: Path) -> dict:
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * RANKS, errors
     return json.loads((out / "summary.json").read_text())

@@ -1,0 +1,120 @@
+"""Processes forked from a server that has loaded torch and thinwire already.
+
+A start takes milliseconds, and not three seconds of one of two cores. They are processes like any
+other: they can be killed, stopped and put into another network. What they do not show is how an
+interpreter begins and ends; tests of that start one (`processes.start_ranks`).
+"""
+
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Some of it is read when a library is loaded.
+ENVIRONMENT = {"RUST_LOG": "error", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def context() -> Any:
+    """The server; it starts with the first process."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["preloaded"])
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Python 3.11 forgets to pass it on
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return server
+
+
+def write_to(out: int, error: int) -> None:
+    """What this process prints goes to these descriptors from now on."""
+    for number, descriptor in ((1, out), (2, error)):
+        os.dup2(descriptor, number)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[str]) -> None:
+    """In the forked process: `python COMMAND...`, as its exit status has it."""
+    write_to(*(os.open(file, os.O_WRONLY | os.O_APPEND) for file in files))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(_status_of(command))
+
+
+def _status_of(command: Sequence[str]) -> int:
+    try:
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(command)
+            sys.path.insert(0, str(Path(command[0]).parent))
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(end.code + "\n")
+        return 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class Forked:
+    """`python COMMAND...`, used like a subprocess.Popen that reads both outputs as text.
+
+    COMMAND is a script or `-m MODULE`, and its arguments.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        self._files = [self._folder / name for name in ("stdout", "stderr")]
+        for file in self._files:
+            file.touch()
+        self.stdout = self.stderr = ""
+        self.returncode: int | None = None
+        self._process = context().Process(
+            target=_run, args=(list(command), dict(env), [str(file) for file in self._files])
+        )
+        self._process.start()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._process.exitcode is not None:
+            self.returncode = self._process.exitcode
+            self._process.join()
+            self._process.close()
+            self.stdout, self.stderr = (file.read_text() for file in self._files)
+            shutil.rmtree(self._folder)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.poll() is None:
+            self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            told = "".join(file.read_text() for file in self._files)
+            raise TimeoutError(f"still running after {timeout} s: {told}")
+        return status
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.stdout, self.stderr
