@@ -15,6 +15,7 @@ from elastic_schedule import OPTIONS, strike
 from elastic_team import HEARTBEAT_S, Program, Team, Worker, free_port_pair
 from test_train import corpus  # noqa: F401
 from test_wan import real, wan  # noqa: F401
+from thinwire.train.elastic import default_identity
 
 EVERY, STEP_S = 4, 0.03
 ROUND_S = EVERY * STEP_S
@@ -339,6 +340,8 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
         "checkpoint-steps": 20, "log-steps": 100,
     }  # fmt: skip
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(MODEL | {"hidden_size": 24}))
     programs: list[Program] = []
 
     def start(name: str, *more: str, **environment: str) -> Program:
@@ -351,19 +354,26 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
     folders = [tmp_path / name for name in ("a", "b", "c")]
     try:
         first, second, victim = start("a"), start("b"), start("c")
-        stranger = start("d", THINWIRE_TOKEN="another token, which is long, too")
         team.until(lambda: all(list((out / "checkpoints").glob("*")) for out in folders))
+        strangers = {
+            "token": start("d", THINWIRE_TOKEN="another token, which is long, too"),
+            "method": start("e", "--method", "muloco"),
+            "sync_every": start("f", "--sync-every", "6"),
+            "model": start("g", "--model", str(other)),
+            "is taken by": start("h", "--identity", default_identity(folders[0])),
+        }
         victim.kill()
         again = start("c", "--resume")
         for program in (first, second, again):
             assert program.wait(40) == 0, program.errors.read_text()
-        assert stranger.wait(5) == 1
+        assert [stranger.wait(5) for stranger in strangers.values()] == [1] * len(strangers)
     finally:
         for program in programs:
             program.end()
-    said = "".join(stranger.lines) + stranger.errors.read_text()
-    assert "Traceback" not in said
-    assert "token" in said
+    for why, stranger in strangers.items():
+        said = "".join(stranger.lines) + stranger.errors.read_text()
+        assert "Traceback" not in said
+        assert re.search(rf"error: cannot .*{why}", said), said
     summaries = [json.loads((out / "summary.json").read_text()) for out in folders]
     assert len({summary["outer_digest"] for summary in summaries}) == 1
     for out, summary in zip(folders, summaries, strict=True):

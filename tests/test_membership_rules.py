@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.flaws import Fault, Flaw
+from thinwire.membership.attendance import Attendance, Concerns
+from thinwire.membership.door import Beat, Welcome
+from thinwire.membership.register import Peer
 from thinwire.membership.roster import Standing, choose_team
 from thinwire.membership.timeouts import Timeouts
 from thinwire.membership.ward import Position
@@ -176,3 +179,40 @@ def test_fixed_waits_stay_and_a_slow_round_is_forgotten() -> None:
     for _ in range(20):
         timeouts.finished_round(10.0)
     assert timeouts.round_s == 10
+
+
+def test_shares_that_were_dealt_without_a_worker_are_not_dealt_by_it() -> None:
+    """It did not hear that a round began, and the others did."""
+
+    class Door:
+        def beat(self, position: Position, *, waiting_s: float) -> Beat:
+            peer = Peer(identity="b", nonce="1", address="b:1", position=at(dealt=12))
+            return Beat(peers=(peer,), age_s=9.0)
+
+        def leave(self) -> None: ...
+
+    def at(dealt: int) -> Position:
+        return Position(version=4, step=12, digest="aa", dealt=dealt)
+
+    welcome = Welcome(lighthouse="l:1", heartbeat_timeout_s=1.0, peers=(), age_s=9.0)
+    concerns = Concerns(
+        team=frozenset,
+        lenient_s=lambda: 0.0,
+        on_awaited=lambda: None,
+        on_gone=lambda _: None,
+        on_refused=lambda _: None,
+    )
+    attendance = Attendance(
+        Door(),  # pyright: ignore[reportArgumentType]
+        lambda: at(dealt=9),
+        welcome,
+        every_s=60.0,
+        concerns=concerns,
+    )
+    try:
+        assert attendance.heard(at(dealt=9)) == at(dealt=9)
+        attendance.ask()
+        assert attendance.heard(at(dealt=9)) == at(dealt=12)
+        assert attendance.heard(at(dealt=15)) == at(dealt=15)
+    finally:
+        attendance.close()

@@ -1,6 +1,7 @@
 """A worker's presence at the door: its beats, whom it sees there, and whether it is late."""
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -88,6 +89,14 @@ class Attendance:
         """Beat now, if the door can be reached; returns the others that are known to be there."""
         self._beat()
         return self.peers
+
+    def heard(self, position: Position) -> Position:
+        """`position`, and the shares that the others are known to have dealt without this worker.
+
+        Whoever did not hear that a round began would deal its shares once more.
+        """
+        known = (peer.position.dealt for peer in self.peers)
+        return dataclasses.replace(position, dealt=max(position.dealt, *known, 0))
 
     def finish(self) -> None:
         """This worker has taken all its steps."""

@@ -207,7 +207,7 @@ class Session:
             card=self._card,
             address=self._address,
             store=address_text(self._settings.host, self._store.port),
-            position=self._ward.position(),
+            position=self._attendance.heard(self._ward.position()),
             occasion=occasion.value,
             generation=self._generation,
             oldest=self._journal.oldest(self._ward.position().version),
