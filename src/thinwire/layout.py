@@ -1,6 +1,7 @@
 """Where the parameters of a fragment lie in its flat vector."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -105,7 +106,7 @@ class Layout:
         """
         places = _places(self.segments)
         wanted = [self.numel * part // parts for part in range(1, parts)]
-        nearest = [min(places, key=lambda place, w=w: abs(place - w)) for w in wanted]
+        nearest = [_nearest(places, place) for place in wanted]
         ends = [*nearest, self.numel]
         return [
             (start, self._piece(start, end)) for start, end in zip([0, *nearest], ends, strict=True)
@@ -127,6 +128,13 @@ def _places(segments: Iterable[Segment]) -> list[int]:
         places.extend(s.start + r * columns for r in range(0, rows, _ROWS_OF_A_BLOCK))
         places.append(s.stop)
     return places
+
+
+def _nearest(places: Sequence[int], wanted: int) -> int:
+    """The one of `places` (ascending) that is nearest to `wanted`; of two, the lower."""
+    above = min(bisect_left(places, wanted), len(places) - 1)
+    below = max(above - 1, 0)
+    return min(places[below], places[above], key=lambda place: abs(place - wanted))
 
 
 def _clip(s: Segment, start: int, end: int) -> list[tuple[int, tuple[int, ...]]]:

@@ -6,7 +6,15 @@ reduce-scatter  everyone sends each shard to its owner, who combines, encodes ag
 """
 
 from thinwire.exchange.automatic import Automatic
-from thinwire.exchange.base import Exchange, ExchangeState, InFlight, Outcome, Place, Wiring
+from thinwire.exchange.base import (
+    Exchange,
+    ExchangeState,
+    InFlight,
+    Outcome,
+    Pattern,
+    Place,
+    Wiring,
+)
 from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
 
@@ -17,6 +25,7 @@ __all__ = [
     "Gather",
     "InFlight",
     "Outcome",
+    "Pattern",
     "Place",
     "ReduceScatter",
     "Wiring",

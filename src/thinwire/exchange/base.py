@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, TypeAlias, final
 
 from torch import Tensor
 
@@ -16,7 +16,19 @@ from thinwire.message import Header
 from thinwire.storage import Storage
 from thinwire.transport import Label, Transport
 
-__all__ = ["Exchange", "ExchangeState", "InFlight", "Outcome", "Place", "Wiring", "header_of"]
+__all__ = [
+    "Exchange",
+    "ExchangeState",
+    "InFlight",
+    "Outcome",
+    "Pattern",
+    "Place",
+    "Wiring",
+    "header_of",
+]
+
+Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
+"""Who sends what to whom: all that a link must know of an exchange."""
 
 
 @final
@@ -152,6 +164,21 @@ class ExchangeState(ABC):
     @abstractmethod
     def sent_nbytes(self) -> int:
         """Bytes of them that go to other workers, each message counted once."""
+
+    @property
+    @abstractmethod
+    def received_nbytes(self) -> int:
+        """Bytes of the messages that come from other workers in one exchange."""
+
+    @property
+    def result_nbytes(self) -> int:
+        """Bytes of `nbytes` that are made of others' messages: by default none."""
+        return 0
+
+    @property
+    @abstractmethod
+    def pattern(self) -> Pattern:
+        """Who sends what to whom."""
 
     @abstractmethod
     def prefetch(self) -> None:

@@ -14,6 +14,7 @@ from thinwire.exchange.base import (
     ExchangeState,
     InFlight,
     Outcome,
+    Pattern,
     Place,
     Wiring,
     header_of,
@@ -43,6 +44,14 @@ class _Gathering(ExchangeState):
     @property
     def sent_nbytes(self) -> int:
         return 0 if self._alone else self.nbytes
+
+    @property
+    def received_nbytes(self) -> int:
+        return (self._wiring.workers - 1) * self.nbytes
+
+    @property
+    def pattern(self) -> Pattern:
+        return "gather"
 
     def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
         coder = self._coder.at(place.label.round)

@@ -17,6 +17,7 @@ from thinwire.exchange.base import (
     ExchangeState,
     InFlight,
     Outcome,
+    Pattern,
     Place,
     Wiring,
     header_of,
@@ -107,6 +108,19 @@ class _ReduceScattering(ExchangeState):
     @property
     def sent_nbytes(self) -> int:
         return self.nbytes - self._message_nbytes[self._rank]
+
+    @property
+    def received_nbytes(self) -> int:
+        others = self._wiring.workers - 1
+        return others * (self._message_nbytes[self._rank] + self._result_nbytes)
+
+    @property
+    def result_nbytes(self) -> int:
+        return self._result_nbytes
+
+    @property
+    def pattern(self) -> Pattern:
+        return "reduce_scatter"
 
     def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
         coders = self._at(place)

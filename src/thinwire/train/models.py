@@ -1,15 +1,4 @@
-"""Models by the name of their size, by a config file, or by a hub name; and how they are saved.
-
-The built-in sizes are Llama shapes without tricks (RoPE, RMSNorm, SwiGLU, untied head), so that a
-result depends on the method and not on the architecture. A name says how many parameters the
-shape has with the vocabulary it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
-1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
-and head change.
-
-150m, 416m, 914m, 1.76b, 3.1b and 15b are the sizes of the MuLoCo paper (arXiv:2505.23725): for
-m = 1, 2, 3, 4, 5, 9 a width of 512m, 6m layers, 4m heads and a feed-forward of 2.75 widths.
-Differs: the paper adds QK-norm and post-norms.
-"""
+"""Models by the name of their size, by a config file, or by a hub name; and how they are saved."""
 
 from __future__ import annotations
 
@@ -21,11 +10,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, final
 
 import torch
 
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.llama_sizes import LLAMA_SIZES
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,29 +23,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only building and sav
 __all__ = ["Model", "save_pretrained"]
 
 
-class _Shape(NamedTuple):
-    hidden: int
-    layers: int
-    heads: int
-    feed_forward: int
-    counted_with: int  # the vocabulary at which the parameters add up to the name
-
-
-_SHAPES: Final = {
-    "250k": _Shape(64, 4, 2, 192, 256),
-    "1m": _Shape(128, 5, 4, 320, 256),
-    "4m": _Shape(256, 5, 4, 672, 256),
-    "10m": _Shape(384, 6, 6, 896, 256),
-    "35m": _Shape(384, 6, 6, 1024, 32_000),
-    "60m": _Shape(512, 8, 8, 1536, 32_000),
-    "150m": _Shape(512, 6, 4, 1_408, 128_256),
-    "416m": _Shape(1024, 12, 8, 2_816, 128_256),
-    "914m": _Shape(1536, 18, 12, 4_224, 128_256),
-    "1.3b": _Shape(2048, 24, 16, 5504, 32_000),
-    "1.76b": _Shape(2048, 24, 16, 5_632, 128_256),
-    "3.1b": _Shape(2560, 30, 20, 7_040, 128_256),
-    "15b": _Shape(4608, 54, 36, 12_672, 128_256),
-}
 _HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
@@ -79,14 +46,14 @@ class Model:
     size: str = "250k"
 
     def __post_init__(self) -> None:
-        if self.size in _SHAPES or _HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
+        if self.size in LLAMA_SIZES or _HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
             return
-        close = difflib.get_close_matches(self.size.lower(), _SHAPES, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(self.size.lower(), LLAMA_SIZES, n=1, cutoff=0.5)
         hint = f" (the closest is {close[0]})" if close else ""
         raise ConfigurationError(
             f"build model '{self.size}'",
             because="it is no built-in size, no file or folder that exists, and no org/name",
-            do=f"pass one of {', '.join(_SHAPES)}{hint}, or the path of a config.json",
+            do=f"pass one of {', '.join(LLAMA_SIZES)}{hint}, or the path of a config.json",
         )
 
     def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
@@ -100,8 +67,8 @@ class Model:
             ConfigurationError: it cannot be read, or has too few tokens or positions.
         """
         _check_counts(self.size, vocab_size, sequence_length)
-        if self.size in _SHAPES:
-            return _llama(_SHAPES[self.size], vocab_size, sequence_length)
+        if self.size in LLAMA_SIZES:
+            return LLAMA_SIZES[self.size].configuration(vocab_size, sequence_length)
         config = _read(self.size)
         _check_fits(self.size, config, vocab_size, sequence_length)
         config.use_cache = False  # keys and values of earlier tokens are of no use in training
@@ -177,25 +144,6 @@ def _without_progress_bar() -> Generator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _llama(shape: _Shape, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        max_position_embeddings=sequence_length,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        intermediate_size=shape.feed_forward,
-        tie_word_embeddings=False,
-        use_cache=False,
-        # Llama's own ids 1 and 2 are ordinary bytes here, and would end every generation.
-        bos_token_id=None,
-        eos_token_id=None,
-    )
 
 
 def _read(source: str) -> PreTrainedConfig:

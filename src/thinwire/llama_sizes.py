@@ -1,0 +1,93 @@
+"""The built-in sizes: Llama shapes without tricks (RoPE, RMSNorm, SwiGLU, untied head).
+
+So a result depends on the method and not on the architecture. A name says how many parameters the
+shape has with the vocabulary it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
+1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
+and head change.
+
+150m, 416m, 914m, 1.76b, 3.1b and 15b are the sizes of the MuLoCo paper (arXiv:2505.23725): for
+m = 1, 2, 3, 4, 5, 9 a width of 512m, 6m layers, 4m heads and a feed-forward of 2.75 widths.
+Differs: the paper adds QK-norm and post-norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:  # transformers takes seconds to import: only building pays for it
+    from transformers import PreTrainedConfig
+
+__all__ = ["LLAMA_SIZES", "LlamaSize"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaSize:
+    """A size of Llama.
+
+    Args:
+        hidden: width of the residual stream.
+        layers: blocks.
+        heads: of attention, each with its own keys and values.
+        feed_forward: width of the feed-forward.
+        counted_with: the vocabulary at which the parameters add up to the name.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    counted_with: int
+
+    def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
+        """The transformers configuration.
+
+        Args:
+            vocab_size: rows of the embedding, and of the head.
+            sequence_length: positions; it changes no parameter.
+        """
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            max_position_embeddings=sequence_length,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            intermediate_size=self.feed_forward,
+            tie_word_embeddings=False,
+            use_cache=False,
+            # Llama's own ids 1 and 2 are ordinary bytes here, and would end every generation.
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+
+
+def _size(hidden: int, layers: int, heads: int, feed_forward: int, counted_with: int) -> LlamaSize:
+    return LlamaSize(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        feed_forward=feed_forward,
+        counted_with=counted_with,
+    )
+
+
+LLAMA_SIZES: Final = {
+    "250k": _size(64, 4, 2, 192, 256),
+    "1m": _size(128, 5, 4, 320, 256),
+    "4m": _size(256, 5, 4, 672, 256),
+    "10m": _size(384, 6, 6, 896, 256),
+    "35m": _size(384, 6, 6, 1024, 32_000),
+    "60m": _size(512, 8, 8, 1536, 32_000),
+    "150m": _size(512, 6, 4, 1_408, 128_256),
+    "416m": _size(1024, 12, 8, 2_816, 128_256),
+    "914m": _size(1536, 18, 12, 4_224, 128_256),
+    "1.3b": _size(2048, 24, 16, 5504, 32_000),
+    "1.76b": _size(2048, 24, 16, 5_632, 128_256),
+    "3.1b": _size(2560, 30, 20, 7_040, 128_256),
+    "15b": _size(4608, 54, 36, 12_672, 128_256),
+}
+"""By name."""

@@ -1,0 +1,160 @@
+"""What a plan knows of a model: the size and place of every parameter, and no number in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from thinwire.errors import ConfigurationError
+from thinwire.layers import Part, parts_of
+from thinwire.layout import Layout, wire_order
+from thinwire.optim import parameter_roles
+from thinwire.plan.units import count_text
+
+__all__ = ["Shape", "Weight"]
+
+# Blocks of codecs are 64x64, and shards are cut after a multiple of 64 rows.
+_SIDE = 64
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """A trainable parameter.
+
+    Args:
+        part: its name, size and layer.
+        shape: of the tensor.
+        role: "matrix", "embedding", "head" or "vector".
+    """
+
+    part: Part
+    shape: tuple[int, ...]
+    role: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A model of which nothing is known but the shapes of its trainable parameters.
+
+    Args:
+        name: shown to people.
+        weights: in the order of the model.
+
+    Raises:
+        ConfigurationError: there are none.
+
+    >>> shape = Shape.of_model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
+    >>> shape.parameters, shape.layers, shape.parts[2].name
+    (13, 2, '2.weight')
+    """
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ConfigurationError(
+                f"plan for {self.name}",
+                because="none of its parameters is trained",
+                do="pass a model that is not frozen",
+            )
+
+    @staticmethod
+    def of_model(model: nn.Module, *, name: str | None = None) -> Shape:
+        """The shape of `model`, which may be on the meta device.
+
+        Args:
+            model: as `OuterLoop` takes it, before it is sharded.
+            name: default that of its class.
+
+        Raises:
+            ConfigurationError: nothing in it is trainable.
+
+        >>> Shape.of_model(nn.Linear(2, 3)).weights[0].shape
+        (3, 2)
+        """
+        roles = parameter_roles(model)
+        shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
+        return Shape(
+            name=type(model).__name__ if name is None else name,
+            weights=tuple(
+                Weight(part=part, shape=shapes[n], role=roles[n].value)
+                for n, part in parts_of(model).items()
+            ),
+        )
+
+    @staticmethod
+    def of_size(parameters: int, layers: int) -> Shape:
+        """A stack of about equal layers and nothing outside of it.
+
+        The first of them have a parameter more than the others where it does not come out even. A
+        layer is a matrix and what is left over in a vector.
+
+        Args:
+            parameters: N, exactly.
+            layers: L.
+
+        Raises:
+            ConfigurationError: L < 1 or N < L.
+
+        >>> shape = Shape.of_size(7_000_000_001, 32)
+        >>> shape.name, shape.parameters, shape.layers
+        ('7B in 32 layers', 7000000001, 32)
+        """
+        if not 1 <= layers <= parameters:
+            raise ConfigurationError(
+                f"plan for {parameters} parameters in {layers} layers",
+                because="there is at least one layer, and a parameter in each",
+                do="pass parameters >= layers >= 1",
+            )
+        each, more = divmod(parameters, layers)
+        return Shape(
+            name=f"{count_text(parameters)} in {layers} layers",
+            weights=tuple(
+                w for layer in range(layers) for w in _layer(layer, each + (layer < more))
+            ),
+        )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What fragments are planned from."""
+        return tuple(weight.part for weight in self.weights)
+
+    @property
+    def parameters(self) -> int:
+        """N: numbers that are trained."""
+        return sum(weight.part.numel for weight in self.weights)
+
+    @property
+    def layers(self) -> int:
+        """L: layers of the stack in which something is trained."""
+        return len({part.layer for part in self.parts if part.layer is not None})
+
+    def layout(self, names: Iterable[str]) -> Layout:
+        """Where the parameters called `names` lie in their fragment's vector."""
+        wanted = {weight.part.name: weight for weight in self.weights}
+        shapes = {name: wanted[name].shape for name in names}
+        roles = {name: wanted[name].role for name in shapes}
+        return Layout.of({name: shapes[name] for name in wire_order(shapes)}, roles)
+
+
+def _layer(layer: int, numel: int) -> list[Weight]:
+    """About as many rows as columns, both multiples of 64, so that codecs find whole blocks."""
+    columns = _SIDE * max(1, math.isqrt(numel) // _SIDE)
+    rows = numel // columns // _SIDE * _SIDE
+    matrix, rest = ("matrix", (rows, columns)), ("vector", (numel - rows * columns,))
+    shapes = dict(found for found in (matrix, rest) if math.prod(found[1]))
+    return [
+        Weight(part=_part(f"layers.{layer}.{role}", layer, shape), shape=shape, role=role)
+        for role, shape in shapes.items()
+    ]
+
+
+def _part(name: str, layer: int, shape: tuple[int, ...]) -> Part:
+    return Part(name=name, aliases=(name,), numel=math.prod(shape), layer=layer)
