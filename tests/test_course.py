@@ -1,8 +1,10 @@
 """A loop whose workers come and go: what is lost, what counts twice, and who drifts."""
 
+import contextlib
 import dataclasses
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -782,3 +784,229 @@ def test_what_was_in_flight_is_not_sent_again_where_others_have_gone_on() -> Non
     assert any(f["round"] for saved in state["fragments"] for f in saved["in_flight"])
     with pytest.raises(tw.CheckpointError, match="load_shared_state"):
         players[0].loop.load_state_dict(state)
+
+
+# -- the end of a run whose workers change -------------------------------------------------------
+
+
+AT_THE_END = {
+    "nobody": lambda hub, players: players,
+    "one left": lambda hub, players: players[:2],
+    "one is alone": lambda hub, players: players[:1],
+    "one came": lambda hub, players: [*players, Player(hub, "late", method(), number=3)],
+}
+
+
+@pytest.mark.parametrize("change", AT_THE_END)
+@pytest.mark.parametrize("more", [0, 1])
+def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
+    change: str, more: int
+) -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, method(), 3)
+    train(players, 2 * H + more)
+    digest = players[0].loop.digest()
+    team = AT_THE_END[change](hub, players)
+    hub.seat(*(p.node for p in team))
+    flush(team)
+    # The control: a step that was trained since is one to be exchanged.
+    assert {p.loop.stats.rounds for p in team} == {2 + more}
+    assert {p.loop.digest() == digest for p in team} == {not more}
+    assert all(p.course.is_settled() for p in team)
+    assert all(p.course.position().over for p in team)
+
+
+@pytest.mark.parametrize("heal", ["records", "snapshot"])
+@pytest.mark.parametrize("name", ["plain", "eager", "streaming"])
+def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
+    name: str, heal: str
+) -> None:
+    hub = Hub()
+    hub.heal = heal
+    players = crew(hub, METHODS[name], 3)
+    train(players, 2 * H - 1)
+    hub.deaf = {"w2"}  # it takes what was answered now for discarded
+    train(players, 2 if name == "streaming" else 1)
+    before = players[0].loop.stats.rounds
+    assert players[2].loop.stats.rounds < before
+    hub.deaf = set()
+    sent = {p.node.name: [] for p in players}
+    for player in players:
+        send = player.course._send
+
+        def look(track, heard=sent[player.node.name], send=send) -> None:
+            heard.append(track.fragment.name)
+            send(track)
+
+        player.course._send = look
+    flush(players)
+    assert sent["w0"] == sent["w1"] == sent["w2"]
+    assert len({p.loop.digest() for p in players}) == 1
+    if name == "plain":
+        assert {p.loop.stats.rounds for p in players} == {before}
+
+
+# -- where a worker says it stands ---------------------------------------------------------------
+
+
+def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() -> None:
+    players = crew(Hub(), method(), 2)
+    course = players[0].course
+    train(players, H)
+    stood = course.glance()
+    assert stood == course.position()
+    held, go = threading.Event(), threading.Event()
+
+    def step() -> None:
+        with course._lock:
+            course.version += 1
+            course._digest = (-1, "")
+            held.set()
+            go.wait(10)
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert held.wait(10)
+    began_s = time.monotonic()
+    seen, took_s = course.glance(), time.monotonic() - began_s
+    go.set()
+    stepping.join()
+    assert seen == stood
+    assert took_s < 5
+    assert course.glance().version == stood.version + 1
+
+
+def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins() -> None:
+    hub = Hub()
+    players = crew(hub, method(), 3)
+    train(players, H)
+    drifter = players[1]
+    known = drifter.course.position()  # as a beat asks for it
+    drifter.course.tracks[0].outer.flat_anchor()[3] += 1e-3
+    assert drifter.course.position() == known  # a digest costs a pass over all of it
+    train(players, H)
+    assert all(same_state(p, drifter) for p in players)
+    assert [p.loop.stats.rounds for p in players] == [2] * 3
+    assert [p.loop.stats.left_out for p in players] == [{}] * 3
+    assert list(hub.journal[2].facts["counted"]) == ["w0", "w1", "w2"]
+
+
+def test_a_run_is_over_once_its_last_round_counts_and_not_before() -> None:
+    hub = Hub()
+    players = crew(hub, method(overlap=tw.Delay(tau=1)), 2)
+
+    def over() -> set[bool]:
+        return {p.course.position().over for p in players}
+
+    assert over() == {False}
+    train(players, H)
+    assert over() == {False}
+    hub.discards = lambda _: True
+    for player in players:
+        player.loop.begin_last()
+    assert over() == {False}  # it is under way
+    for player in players:
+        player.loop.finish()
+    assert over() == {False}  # it counts on nobody
+    hub.discards = lambda _: False
+    flush(players)
+    assert over() == {True}
+    last = players[0].course.position()
+    assert type(last).read(last.describe()) == last  # it travels
+    exchange(players)  # whoever trains on has something to contribute again
+    assert over() == {False}
+
+
+def test_a_with_block_begins_with_what_the_others_have() -> None:
+    hub = Hub()
+    hub.heal = "snapshot"
+    players = crew(hub, method(), 2)
+    train(players, 2 * H - 1)
+    for player in players:
+        player.inner()
+    late = Player(hub, "late", method(), number=2, model=lambda: build_model(7))
+    hub.seat(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    with contextlib.suppress(KeyboardInterrupt), late.loop:
+        for player in players:
+            player.loop.finish()
+        assert same_state(late, players[0])
+        assert same_bits(late.live(), players[0].live())
+        assert (late.loop.inner_step, late.loop.stats.rounds) == (2 * H, 2)
+        raise KeyboardInterrupt  # they share a thread: a flush would wait for ever
+    assert late.node.left == 1
+
+
+# -- what a checkpoint has of what is under way --------------------------------------------------
+
+
+def unsent_residual(player: Player) -> torch.Tensor:
+    """What is left to be sent by the feedback that a checkpoint would hold."""
+    left = []
+    for track, memory in zip(player.course.tracks, player.loop.unsent_feedback(), strict=True):
+        resumed = player.course._assembly.exchange_state(
+            track.fragment, player.node.world_size, player.node.rank
+        )
+        resumed.load_state_dict(memory)
+        left.append(resumed.residual())
+    return sum_of(left)
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(
+        outer=PLAIN,
+        overlap=tw.Delay(tau=2),
+        codec=TOP_K,
+        feedback=feedback,
+        exchange=exchange_kind,
+    )
+    hub = Hub()
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    work, flying, left = torch.zeros_like(sum_of(start)), 0, 0.0
+    for step in range(1, 5 * H + 1):
+        hub.discards = lambda _, step=step: step == 2 * H + 2  # the second round is sent again
+        for player in players:
+            if not player.course.tracks[0].flights:  # what is done meanwhile, tau drops
+                old = sum_of(player.unsent())
+                player.inner()
+                work += sum_of(player.unsent()) - old
+        exchange(players)
+        found = 2 * done(players[0], start)
+        found += sum(sum_of(p.unsent()) + unsent_residual(p) for p in players)
+        flying += bool(players[0].course.tracks[0].flights)
+        left = max(left, float(unsent_residual(players[0]).abs().max()))
+        assert torch.allclose(found, work, rtol=0, atol=2e-6)
+    assert (players[0].loop.stats.rounds, flying) == (3, 9)
+    assert left > 0.01
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+@pytest.mark.parametrize("overlap", [tw.Delay(tau=2), tw.Eager()], ids=["late", "eager"])
+def test_a_checkpoint_has_the_feedback_of_a_worker_whose_flights_count_on_nobody(
+    overlap, exchange_kind
+) -> None:
+    described = method(overlap=overlap, codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
+    hub = Hub()
+    players = crew(hub, described, 2)
+    train(players, 3 * H - 1)
+    for player in players:
+        player.inner()
+        player.loop.begin()
+    flights = 1 if overlap.at_once == 1 else 2
+    hub.discards = lambda _: True
+    for player in players:
+        (track,), (saved,) = player.course.tracks, player.loop.unsent_feedback()
+        assert len(track.flights) == flights
+        kept = {key: value.clone() for key, value in saved.items()}
+        encoded = track.feedback()
+        track.abandon()
+        assert kept.keys() == encoded.keys()
+        assert all(torch.equal(track.feedback()[key], kept[key]) for key in kept)
+        assert any(not torch.equal(encoded[key], kept[key]) for key in kept)  # the control
+        (saved,) = player.loop.unsent_feedback()
+        assert all(torch.equal(saved[key], kept[key]) for key in kept)

@@ -281,7 +281,6 @@ class Course(Ward):
         self._storage.put_away()
         for track in self.tracks:
             track.abandon()
-            track.sent_at_step = -1
         self._ended_at_step = -1
 
     def _reseat_exchange(self) -> None:
@@ -390,7 +389,7 @@ class Course(Ward):
             self._abandon()
             unsent = track.outer.unsent()
             self._reseat_outer(int(facts["workers"]))
-            track.advance(mean, round=int(facts["round"]), counted=facts["counted"])
+            track.advance(mean, facts)
             self.version = record.version
             track.settle(self._name, unsent)
 

@@ -32,6 +32,7 @@ def describe_round(
     return {
         "track": index,
         "round": flight.round,
+        "sent_at_step": flight.sent_at_step,
         "anchor": flight.exchange.place.anchor.hex(),
         "before": before.hex(),
         "workers": len(names),
@@ -50,8 +51,17 @@ def copy_of(tracks: Sequence[Track], facts: Mapping[str, Any]) -> Snapshot:
         for index, track in enumerate(tracks)
         for key, value in track.shared().items()
     }
-    each = [{"sends": t.sends - len(t.flights), "counted": list(t.counted.items())} for t in tracks]
+    each = [_rounds_of(track) for track in tracks]
     return Snapshot(facts={**facts, "tracks": each}, tensors=tensors)
+
+
+def _rounds_of(track: Track) -> dict[str, Any]:
+    """What is known of the rounds of `track` that counted."""
+    return {
+        "sends": track.sends - len(track.flights),
+        "sent_at_step": track.counted_at_step,
+        "counted": list(track.counted.items()),
+    }
 
 
 def check_follows(record: Record, track: Track, *, version: int) -> None:

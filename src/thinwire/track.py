@@ -78,7 +78,8 @@ class Track:
     ) -> None:
         self.fragment, self.layout = fragment, layout
         self.outer, self.exchange = outer, exchange
-        self.sent_at_step = self.sends = 0
+        # What was sent until counted_at_step is in outer steps: giving up flights goes back to it.
+        self.sent_at_step = self.counted_at_step = self.sends = 0
         self.flights: deque[Flight] = deque()
         self.counted: dict[int, Sequence[str]] = {}
         self._slots = slots
@@ -139,6 +140,7 @@ class Track:
         it.
         """
         self.flights.remove(flight)
+        self.counted_at_step = flight.sent_at_step
         self._lost = None  # what was lost has been sent again since
         mine = outcome.left_out.get(rank)
         again = mine is not None and mine.keeps_work and not self.flights
@@ -167,6 +169,7 @@ class Track:
         if first.before is not None:
             self.exchange.load_state_dict(first.before)
         self.sends -= len(self.flights)
+        self.sent_at_step = self.counted_at_step
         self.flights.clear()
         self.outer.abandon()
 
@@ -215,14 +218,16 @@ class Track:
         self.outer.adopt({key: value for key, value in shared.items() if key in mine})
         self._dormant = {k: v.clone() for k, v in shared.items() if k not in mine}
         self.sends = int(facts["sends"])
+        self.sent_at_step = self.counted_at_step = int(facts["sent_at_step"])
         self.counted = {int(round): names for round, names in facts["counted"]}
 
-    def advance(self, mean: Tensor, *, round: int, counted: Sequence[str]) -> None:
-        """Take the outer step of `round`, which this worker missed; `settle` must follow."""
+    def advance(self, mean: Tensor, facts: Mapping[str, Any]) -> None:
+        """Take the outer step of a round that this worker missed; `settle` must follow."""
         self.outer.advance(mean)
         self._dormant = {}
-        self.sends = round
-        self.remember_counted(round, counted)
+        self.sends = int(facts["round"])
+        self.sent_at_step = self.counted_at_step = int(facts["sent_at_step"])
+        self.remember_counted(self.sends, facts["counted"])
 
     def reseat_outer(self, outer: OuterState) -> None:
         """Go on with `outer`, made for another number of workers."""
@@ -280,7 +285,8 @@ class Track:
         """Continue from `state`; returns (step, saved flight) of all that is to be sent again."""
         self.outer.load_state_dict(state["outer"])
         self.exchange.load_state_dict(state["exchange"])
-        self.sent_at_step, self.sends = int(state["sent_at_step"]), int(state["sends"])
+        self.sent_at_step = self.counted_at_step = int(state["sent_at_step"])
+        self.sends = int(state["sends"])
         self.flights.clear()
         saved = [flight for flight in state["in_flight"] if int(flight["round"]) > 0]
         return [(int(flight["sent_at_step"]), flight) for flight in saved]
