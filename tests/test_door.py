@@ -1,11 +1,14 @@
 """The door of an elastic run, torchft's lighthouse beside it, and the command that starts both."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,10 +17,14 @@ import pytest
 
 from thinwire.cli import lighthouse as command
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.membership import attendance as attendance_module
+from thinwire.membership import lighthouse_client
 from thinwire.membership.address import address_text, split_address
-from thinwire.membership.door import Door, DoorClient
+from thinwire.membership.attendance import Attendance, Concerns
+from thinwire.membership.door import Beat, Door, DoorClient, Welcome
 from thinwire.membership.lighthouse import Lighthouse
 from thinwire.membership.register import Peer, Register
+from thinwire.membership.roster import Standing
 from thinwire.membership.signed_http import ask_json, call
 from thinwire.membership.token import Token
 from thinwire.membership.ward import Position
@@ -361,6 +368,246 @@ def test_the_door_tries_a_port_once_and_looks_no_names_up() -> None:
         for odd in ({"host": "localhost", "port": port}, {"host": "127.0.0.1", "port": 0}):
             with pytest.raises(MismatchError, match="cannot be read"):
                 ask_json(TOKEN, address, "/probe", odd)
+
+
+# -- a worker's presence at the door -------------------------------------------------------------
+
+
+class Answering:
+    """A door that says what it is told to; beats come in the order in which they arrive."""
+
+    def __init__(self) -> None:
+        self.says: list[Beat | Exception] = []
+        self.arrived: list[int] = []
+        self.on_way = lambda position: None
+
+    def beat(self, position: Position, *, waiting_s: float) -> Beat:
+        self.on_way(position)
+        self.arrived.append(position.version)
+        said = self.says.pop(0) if self.says else Beat(peers=(), age_s=99.0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def leave(self) -> None:
+        pass
+
+
+def peer(identity: str, **fields) -> Peer:
+    address = "10.0.0.1:4000"
+    return Peer(identity=identity, nonce="1", address=address, position=at(1), **fields)
+
+
+@contextmanager
+def attending(
+    answering: Answering, *, position=lambda: at(1), every_s: float = 600.0, **concerns
+) -> Iterator[Attendance]:
+    """By default beats only when asked to."""
+    known = {
+        "team": lambda: frozenset({"a:1", "b:1"}),
+        "lenient_s": lambda: 0.0,
+        "on_awaited": lambda: None,
+        "on_gone": lambda names: None,
+        "on_refused": lambda line: None,
+    }
+    welcome = Welcome(lighthouse="h:1", heartbeat_timeout_s=EXPIRY_S, peers=(), age_s=99.0)
+    attendance = Attendance(
+        answering, position, welcome, every_s=every_s, concerns=Concerns(**known | concerns)
+    )
+    try:
+        yield attendance
+    finally:
+        attendance.close()
+
+
+def test_beats_go_on_whatever_fails_when_they_are_told_of(caplog) -> None:
+    enough = threading.Event()
+    answering = Answering()
+    answering.says = [Beat(peers=(), age_s=9.0, refused=("somebody",))] * 3
+    answering.on_way = lambda _: enough.set() if len(answering.arrived) == 3 else None
+
+    def fails(line: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with attending(answering, every_s=0.001, on_refused=fails):
+        assert enough.wait(5)
+    assert caplog.text.count("a beat at the door failed") == 3
+
+
+def test_one_odd_answer_of_the_door_ends_nothing_and_two_in_a_row_do() -> None:
+    refused = [MismatchError("take part", because=str(n), do="nothing") for n in range(5)]
+    answering = Answering()
+    answering.says = [refused[0], Beat(peers=(), age_s=1.0), *refused[1:4]]
+    with attending(answering) as attendance:
+        found = []
+        for _ in range(6):
+            attendance.ask()
+            found.append(attendance.refusal)
+    assert found == [None, None, None, refused[2], refused[3], None]
+
+
+def test_a_door_that_does_not_answer_refuses_nobody() -> None:
+    answering = Answering()
+    answering.says = [Beat(peers=(peer("a"),), age_s=1.0)]
+    answering.says += [ExchangeError("reach the door", because="it is gone", do="start it")] * 5
+    with attending(answering) as attendance:
+        for _ in range(6):
+            assert attendance.ask() == (peer("a"),)
+            assert attendance.refusal is None
+
+
+def test_a_beat_does_not_overtake_an_earlier_one() -> None:
+    """Or the others would see this worker a round behind where it is, when it has finished."""
+    versions, second = itertools.count(1), threading.Event()
+    answering = Answering()
+    answering.on_way = lambda position: position.version == 1 and second.wait(0.2)
+
+    def position() -> Position:
+        where = at(next(versions))
+        if where.version == 2:
+            second.set()
+        return where
+
+    with attending(answering, position=position) as attendance:
+        threads = [threading.Thread(target=attendance.ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answering.arrived == [1, 2]
+
+
+class SlowlyRead:
+    """An answer that the thread that got it is slow to read."""
+
+    def __init__(self, peers: tuple[Peer, ...], read: threading.Event) -> None:
+        self._peers, self._read = peers, read
+        self.age_s, self.refused, self.again = 99.0, (), False
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        self._read.wait(0.1)
+        return self._peers
+
+
+def test_an_earlier_answer_does_not_undo_a_later_one() -> None:
+    later, gone = threading.Event(), []
+    answering = Answering()
+    answering.says = [
+        SlowlyRead((peer("a"),), later),
+        Beat(peers=(peer("a"), peer("b")), age_s=99.0),
+    ]
+    with attending(answering, on_gone=gone.append) as attendance:
+        slow = threading.Thread(target=attendance.ask)
+        slow.start()
+        while not answering.arrived:
+            time.sleep(0.001)
+        attendance.ask()
+        later.set()
+        slow.join()
+        assert attendance.peers == (peer("a"), peer("b"))
+    assert gone == []
+
+
+def test_who_is_gone_is_told_and_who_came_again_is_not_missed() -> None:
+    both, one = (peer("a"), peer("b"), peer("c")), (peer("a"),)
+    gone, answering = [], Answering()
+    answering.says = [
+        Beat(peers=both, age_s=9.0),
+        Beat(peers=one, age_s=9.0),
+        Beat(peers=both, age_s=9.0),
+        Beat(peers=one, age_s=0.1, again=True),  # a door that was opened anew
+    ]
+    with attending(answering, on_gone=gone.append) as attendance:
+        for _ in range(4):
+            attendance.ask()
+    assert gone == [{"b:1"}]  # c is in no round with this worker
+
+
+@pytest.mark.parametrize("arrives", ["never", "before", "meanwhile", "as it is told"])
+def test_who_stands_at_the_end_of_its_round_is_late_for_nobody(monkeypatch, arrives: str) -> None:
+    clock = Clock()
+    monkeypatch.setattr(attendance_module, "time", types.SimpleNamespace(monotonic=clock))
+    late, stands, arrivals = [], threading.Event(), []
+    answering = Answering()
+    answering.says = [Beat(peers=(peer("a", waiting_s=3.0),), age_s=99.0)] * 2
+
+    def team() -> frozenset[str]:
+        if arrives == "meanwhile" and clock.now_s > 1000:
+            attendance.wait_begins()
+        return frozenset({"a:1"})
+
+    def on_awaited() -> None:
+        if arrives == "as it is told":
+            arrivals.append(
+                threading.Thread(target=lambda: (attendance.wait_begins(), stands.set()))
+            )
+            arrivals[0].start()
+            # Whoever arrives sends heartbeats again: not before these were held back.
+            assert not stands.wait(0.1)
+        late.append(clock.now_s)
+
+    with attending(answering, team=team, on_awaited=on_awaited) as attendance:
+        attendance.wait_begins()
+        attendance.wait_ends()
+        attendance.ask()
+        assert late == []  # they say so of a wait that this worker has just ended
+        clock.now_s += 2.5 * 600 + 1
+        if arrives == "before":
+            attendance.wait_begins()
+        attendance.ask()
+        for thread in arrivals:
+            thread.join()
+    assert bool(late) == (arrives in ("never", "as it is told"))
+    assert stands.is_set() == (arrives == "as it is told")
+
+
+# -- torchft's lighthouse ------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """What torchft's client raises where its own code fails is no Exception."""
+
+
+def test_a_call_that_panics_is_made_again_by_another_client(monkeypatch) -> None:
+    made = []
+
+    class Client:
+        def __init__(self, address, timeout) -> None:
+            self.quorums = 0
+            made.append(self)
+
+        def heartbeat(self, name, timeout) -> None:
+            pass
+
+        def quorum(self, name, timeout, **standing):
+            self.quorums += 1
+            if len(made) == 1:
+                raise Panic("called `Option::unwrap()` on a `None` value")
+            return types.SimpleNamespace(participants=[types.SimpleNamespace(**standing)])
+
+    module = types.SimpleNamespace(LighthouseClient=Client)
+    monkeypatch.setattr(lighthouse_client.torchft, "load", lambda name: module)
+    standing = Standing(
+        identity="a",
+        nonce="1",
+        card="c",
+        address="a:1",
+        store="a:2",
+        position=at(3),
+        occasion="round",
+        generation=0,
+        oldest=3,
+    )
+    member = lighthouse_client.LighthouseClient(
+        "h:1", "a:1", heartbeat_timeout_s=100.0, give_up_s=5.0, tell=lambda why: None
+    )
+    try:
+        assert member.quorum(lambda: standing, TOKEN, check=lambda: None) == [standing]
+        assert [client.quorums for client in made] == [1, 1]
+        assert member.is_new()  # whatever answered may not have heard of the others yet
+    finally:
+        member.close()
 
 
 def shining(port: int = 0, **settings) -> Lighthouse:

@@ -32,6 +32,7 @@ from thinwire.train.run_folder import RunFolder
 from thinwire.train.trainer import resume, train
 from thinwire.transport import Convened, Occasion, Transport, in_process
 from thinwire.transport.base import accept_all
+from thinwire.transport.team_group import discarded, failed
 
 MEMBERSHIP = Membership(lighthouse="127.0.0.1:1", identity="me")
 EVERY = 5  # H of `make`
@@ -209,6 +210,26 @@ def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, scrip
     assert (tmp_path / "run" / "model").is_dir()
 
 
+def test_a_newcomer_to_the_last_round_repeats_it_until_it_counts(
+    make, tmp_path, elastic, scripted, monkeypatch
+) -> None:
+    came_last = {"step": 20, "occasion": Occasion.LAST, "joins": True}
+    scripted(lambda step, occasion: came_last if occasion is Occasion.ENTER else {})
+    original, begun = FakeElastic.start, []
+
+    def start(self, payload, label, inspect):
+        begun.append(label.round)
+        if len(begun) < 3:
+            return failed(discarded(label, "somebody was lost"))
+        return original(self, payload, label, inspect)
+
+    monkeypatch.setattr(FakeElastic, "start", start)
+    summary = train(make(), tmp_path / "run", membership=MEMBERSHIP)
+    assert begun == [1, 1, 1]
+    assert summary["events"]["counts"] == {"joined": 1, "committed": 1}
+    assert (summary["steps"], summary["tokens"]) == (20, 0)
+
+
 def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     tmp_path, elastic, monkeypatch, capsys
 ) -> None:
@@ -297,6 +318,30 @@ def test_a_worker_resumes_at_a_round_boundary_as_if_it_had_not_been_stopped(
     assert summary["outer_digest"] == undisturbed["outer_digest"]
     assert summary["tokens"] == undisturbed["tokens"]
     assert [t.closed for t in elastic] == [1, 1, 1]
+
+
+def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedback(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    described = dataclasses.replace(make("sparseloco").method, overlap=tw.Delay(tau=2))
+    out = tmp_path / "run"
+    stop_elastic(make(method=described), out, monkeypatch, 14)
+
+    def saved(step: int):
+        file = out / "checkpoints" / f"step-{step:08}.worker-0.pt"
+        found = torch.load(file, weights_only=True)
+        residuals = [r for memory in found["own"]["feedback"] for r in memory.values()]
+        return found["shared"], found["own"], torch.cat(residuals)
+
+    shared, own, residual = saved(5)
+    assert shared["facts"]["version"] == 0
+    start = torch.cat([v for k, v in shared["tensors"].items() if k.endswith(".anchor")])
+    live = torch.cat([v.flatten() for v in own["model"].values()])
+    assert float(residual.abs().max()) == 0  # what flies is in the weights
+    assert float((start.sum() - live.sum()).abs()) > 1e-3
+    shared, _, residual = saved(10)
+    assert shared["facts"]["version"] == 1
+    assert float(residual.abs().max()) > 0  # what the first round left
 
 
 def test_a_lighthouse_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(

@@ -1,19 +1,30 @@
 """Who makes up a round, how workers agree on what they use, and how long they wait."""
 
+import contextlib
 import dataclasses
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.errors import ExchangeError, MismatchError
 from thinwire.flaws import Fault, Flaw
 from thinwire.membership.attendance import Attendance, Concerns
 from thinwire.membership.door import Beat, Welcome
+from thinwire.membership.events import EventLog
+from thinwire.membership.healing import fetch_position
+from thinwire.membership.lighthouse import Lighthouse
 from thinwire.membership.register import Peer
 from thinwire.membership.roster import Standing, choose_team
 from thinwire.membership.timeouts import Timeouts
-from thinwire.membership.ward import Position
+from thinwire.membership.token import Token
+from thinwire.membership.ward import Position, Record, Snapshot, Ward
+from thinwire.transport import Occasion, perseverance
+from thinwire.transport.terms import Settings, Terms
 from thinwire.transport.votes import tally, vote
 
 
@@ -216,3 +227,180 @@ def test_shares_that_were_dealt_without_a_worker_are_not_dealt_by_it() -> None:
         assert attendance.heard(at(dealt=15)) == at(dealt=15)
     finally:
         attendance.close()
+
+
+# -- how often and how long a worker tries again -------------------------------------------------
+
+
+class Clock:
+    """What a module sees in the place of time."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(perseverance, "time", clock)
+    return clock, perseverance.Perseverance("10.0.0.7", give_up_s=300)
+
+
+def test_a_newcomer_gives_up_at_its_fourth_failure(tries) -> None:
+    _, persists = tries
+    for _ in range(3):
+        persists.failed_newcomer("form a group", because="nobody connects")
+    persists.worked()
+    for _ in range(3):
+        persists.failed_newcomer("form a group", because="nobody connects")
+    with pytest.raises(ExchangeError) as raised:
+        persists.failed_newcomer("form a group", because="nobody connects")
+    assert raised.value.cannot == "form a group"
+    assert raised.value.because == "it failed 4 times: nobody connects"
+    assert "the others reach 10.0.0.7" in raised.value.do
+
+
+@pytest.mark.parametrize("kind", ["failed", "failed_newcomer"])
+def test_others_give_up_when_nothing_has_worked_for_too_long(tries, kind: str) -> None:
+    clock, persists = tries
+    for _ in range(50):
+        clock.now_s += 6.0
+        persists.failed("form a group", because="nobody connects")
+    persists.worked()
+    clock.now_s += 1000.0
+    getattr(persists, kind)("heal", because="it is gone")  # the first since something worked
+    clock.now_s += 300.0
+    getattr(persists, kind)("heal", because="it is gone")  # at the limit and not beyond it
+    clock.now_s += 0.1
+    with pytest.raises(ExchangeError, match="it failed 3 times: it is gone"):
+        getattr(persists, kind)("heal", because="it is gone")
+
+
+# -- two workers at a lighthouse, in one process -------------------------------------------------
+
+
+class Still(Ward):
+    """A state that moves when told to, and takes as long to be taken over as it is told to."""
+
+    def __init__(self) -> None:
+        self.at = Position(version=1, step=4, digest="aa")
+        self.adopting, self.go = threading.Event(), threading.Event()
+        self.asked_by: set[str] = set()
+
+    def position(self) -> Position:
+        self.asked_by.add(threading.current_thread().name)
+        return self.at
+
+    def glance(self) -> Position:
+        return self.at
+
+    def shared_nbytes(self) -> int:
+        return 0
+
+    def capture(self) -> Snapshot:
+        return Snapshot(facts=self.at.describe(), tensors={})
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        self.adopting.set()
+        assert self.go.wait(30)
+        self.at = Position.read(snapshot.facts)
+
+    def drop_work(self) -> None:
+        pass
+
+    def replay(self, record: Record) -> None:
+        raise AssertionError("nothing was remembered")
+
+
+@contextlib.contextmanager
+def two_sessions(**terms):
+    """Two workers at a lighthouse that misses them soon."""
+    pytest.importorskip("torchft")
+    from thinwire.transport.session import Session
+
+    token = Token("a secret of many characters")
+    lighthouse = Lighthouse(
+        token, host="127.0.0.1", port=0, heartbeat_timeout_s=0.4, on_event=lambda line: None
+    )
+    with lighthouse, contextlib.ExitStack() as opened:
+        sessions, wards = [], [Still(), Still()]
+        for identity, ward in zip("ab", wards, strict=True):
+            chosen = Settings(
+                lighthouse=f"127.0.0.1:{lighthouse.port}",
+                token=token,
+                identity=identity,
+                host="127.0.0.1",
+                terms=Terms(**{"give_up_s": 10.0} | terms),
+            )
+            sessions.append(Session(chosen, ward, {"model": "toy"}, EventLog()))
+            opened.callback(sessions[-1].close)
+        yield sessions, wards
+
+
+@contextlib.contextmanager
+def at_once():
+    """Runs calls in threads, which end with their sessions."""
+    with ThreadPoolExecutor(2) as pool:
+        yield lambda session, occasion: pool.submit(session.convene, occasion)
+
+
+def test_nobody_waits_for_a_worker_that_heals() -> None:
+    """Of two, the one that does not heal is half of those who send heartbeats: no majority."""
+    with at_once() as convene, two_sessions() as ((first, second), (ahead, behind)):
+        together = [convene(session, Occasion.ENTER) for session in (first, second)]
+        assert {len(done.result(20).names) for done in together} == {2}
+        ahead.at = dataclasses.replace(ahead.at, version=2)
+        waiting, healing = (convene(session, Occasion.ROUND) for session in (first, second))
+        try:
+            assert behind.adopting.wait(20)
+            assert len(waiting.result(10).names) == 1
+            assert len(convene(first, Occasion.ROUND).result(10).names) == 1
+            assert not healing.done()
+            stranger = Token("another secret of many characters")
+            with pytest.raises(MismatchError):
+                fetch_position(stranger, second._settings.lighthouse)
+            while not any(event.kind == "refused" for event in second._events.events):
+                assert not healing.done()
+                time.sleep(0.01)
+        finally:
+            behind.go.set()
+        first.close()
+        assert len(healing.result(20).names) == 1
+        assert behind.at == ahead.at
+        # What holds the state, such as a step, stops neither beats nor heartbeats.
+        assert not behind.asked_by & {"thinwire-door", "thinwire-pulse"}
+
+
+def unconnected(monkeypatch, sessions) -> list[str]:
+    """Let no group be formed; returns the keys of those that were tried."""
+    tried = []
+
+    def connect(self, team):
+        tried.append(team.key)
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(type(sessions[0]), "_connect", connect)
+    return tried
+
+
+def test_newcomers_that_cannot_connect_give_up_soon(monkeypatch) -> None:
+    with at_once() as convene, two_sessions() as (sessions, _):
+        tried = unconnected(monkeypatch, sessions)
+        for end in [convene(session, Occasion.ENTER) for session in sessions]:
+            with pytest.raises(ExchangeError, match=r"form a group.* failed 4 times: .*connect"):
+                end.result(20)
+        assert len(tried) == 2 * 4
+        assert len(set(tried)) == 4  # a group is not formed again with its ruins
+
+
+def test_others_that_cannot_connect_try_for_as_long_as_they_were_told(monkeypatch) -> None:
+    with at_once() as convene, two_sessions(give_up_s=0.8, min_workers=2) as (sessions, _):
+        tried = unconnected(monkeypatch, sessions)
+        ends = [convene(session, Occasion.ROUND) for session in sessions]
+        first = wait(ends, 20, return_when=FIRST_COMPLETED).done.pop()
+        with pytest.raises(ExchangeError, match=r"form a group.* times: .*could not connect"):
+            first.result()
+        assert len(tried) > 2 * 4

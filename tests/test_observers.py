@@ -93,3 +93,19 @@ def test_events_that_cannot_be_written_disturb_nobody(tmp_path, caplog) -> None:
     log.note("left", round=1, who=("bob",))
     assert "cannot write to" in caplog.text
     assert [event.kind for event in log.events] == ["left"]
+
+
+def test_a_listener_that_fails_keeps_no_event_from_the_others(caplog) -> None:
+    log, heard = EventLog(), []
+
+    def fails(event) -> None:
+        raise OSError("the terminal is gone")
+
+    log.listen(fails)
+    log.listen(lambda event: heard.append(event.kind))
+    log.listen(fails)
+    for kind in ("joined", "committed", "left"):
+        log.note(kind, round=1)  # in the thread that keeps this worker in the run
+    assert heard == ["joined", "committed", "left"]
+    assert log.summary()["counts"] == dict.fromkeys(heard, 1)
+    assert caplog.text.count("an event could not be told") == 2 * 3

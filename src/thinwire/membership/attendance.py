@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.membership.door import DoorClient, Welcome
+from thinwire.membership.door import Beat, DoorClient, Welcome
 from thinwire.membership.register import Peer
 from thinwire.membership.ward import Position
 
@@ -119,34 +119,43 @@ class Attendance:
                 _LOG.exception("a beat at the door failed")
 
     def _beat(self) -> None:
-        since = self._waiting_since
+        # One at a time, and its answer with it: neither may undo what a later one said.
+        with self._asking:
+            since = self._waiting_since
+            beat = self._ask(since)
+            if beat is None:
+                return
+            self.peers, self.door_age_s = beat.peers, beat.age_s
+            if beat.again:
+                # The door had forgotten this worker, and so the others, who come in again.
+                self._met = frozenset()
+            gone = self._miss(frozenset(f"{p.identity}:{p.nonce}" for p in beat.peers))
+        if gone:
+            self._concerns.on_gone(gone)
+        for line in beat.refused:
+            self._concerns.on_refused(line)
+        if since is None:
+            self._consider_lateness()
+
+    def _ask(self, since: float | None) -> Beat | None:
+        """What the door says; None if that is nothing to go by."""
         waiting_s = 0.0 if since is None else time.monotonic() - since - self._concerns.lenient_s()
         try:
-            with self._asking:
-                beat = self._door.beat(self._position(), waiting_s=max(0.0, waiting_s))
+            beat = self._door.beat(self._position(), waiting_s=max(0.0, waiting_s))
         except ExchangeError:
-            return  # those known last are still the best guess
+            return None  # those known last are still the best guess
         except MismatchError as error:
             # One answer may be of somebody else who listens there for a moment.
             self._refused += 1
             self.refusal = error if self._refused >= _REFUSALS else None
-            return
+            return None
         self._refused, self.refusal = 0, None
-        self.peers, self.door_age_s = beat.peers, beat.age_s
-        for line in beat.refused:
-            self._concerns.on_refused(line)
-        if beat.again:
-            # The door had forgotten this worker, and so the others, who come in again.
-            self._met = frozenset()
-        self._miss(frozenset(f"{p.identity}:{p.nonce}" for p in beat.peers))
-        if since is None:
-            self._consider_lateness()
+        return beat
 
-    def _miss(self, here: frozenset[str]) -> None:
+    def _miss(self, here: frozenset[str]) -> frozenset[str]:
         gone = (self._met & self._concerns.team()) - here
         self._met = here
-        if gone:
-            self._concerns.on_gone(gone)
+        return gone
 
     def _consider_lateness(self) -> None:
         # Whoever is not in the round waits for the next one, however fast this one ends.

@@ -375,7 +375,7 @@ class Session:
         self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
 
     def _note(self, kind: Any, **fields: Any) -> None:
-        self._events.note(kind, round=self._ward.position().version, **fields)
+        self._events.note(kind, round=self._ward.glance().version, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
