@@ -1,0 +1,140 @@
+"""The bandwidth table of Streaming DiLoCo, by this planner's simulation, beside the printed one.
+
+python benchmarks/streaming_table.py OUT.json       seconds on one core
+
+Published: arXiv 2501.18512, Table 4: Gbit/s that a compute utilisation of 50 to 99 % needs, for
+models of 1, 10 and 100 billion parameters.
+
+Reading: layers by themselves, strided fragments of 3, H = 100, tau = 1 with overlap, a payload that
+crosses the link once in 16 bits (or 4) and no latency. All printed values lie on a grid of 50
+points from 0.1 to 1000; printed is the point just below the first one that reaches the target.
+Utilisation is that of the long run: the paper does not say over how many steps it was counted, and
+from the first step on, of which the first exchange is 100 away, fewer cells agree.
+"""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from setting import setting
+
+from thinwire.fragments import Strided, Whole
+from thinwire.plan.compute import Compute
+from thinwire.plan.engine import LayerWise
+from thinwire.plan.ideal import IdealFreight, ideal_freight
+from thinwire.plan.link import Link
+from thinwire.plan.required import grid_reading, required_bandwidth
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.topology import Once
+
+TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
+MODELS = {  # parameters, layers, seconds of a step
+    "1B": (10**9, 24, 0.1),
+    "10B": (10**10, 48, 0.8),
+    "100B": (10**11, 108, 4.9),
+}
+PUBLISHED = {
+    "1B": {
+        "Data-Parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
+        "DiLoCo": (1.4, 6.2, 13.3, 23.3, 86.8),
+        "Streaming": (1.4, 5.2, 9.1, 16.0, 28.1),
+        "Streaming + overlap": (1.4, 4.3, 6.2, 9.1, 11.0),
+        "Streaming + overlap + FP4": (0.4, 0.9, 1.7, 2.0, 3.0),
+    },
+    "10B": {
+        "Data-Parallel": (104.8, 222.3, 222.3, 268.3, 471.5),
+        "DiLoCo": (1.7, 7.5, 16.0, 33.9, 104.8),
+        "Streaming": (1.7, 5.2, 9.1, 13.3, 19.3),
+        "Streaming + overlap": (1.7, 3.6, 5.2, 6.2, 7.5),
+        "Streaming + overlap + FP4": (0.4, 0.9, 1.4, 1.4, 1.7),
+    },
+    "100B": {
+        "Data-Parallel": (184.2, 323.8, 390.7, 390.7, 471.5),
+        "DiLoCo": (3.0, 11.0, 23.3, 49.4, 184.2),
+        "Streaming": (2.4, 6.2, 9.1, 11.0, 19.3),
+        "Streaming + overlap": (1.7, 3.6, 4.3, 5.2, 5.2),
+        "Streaming + overlap + FP4": (0.5, 0.9, 1.1, 1.1, 1.4),
+    },
+}
+GRID = tuple(0.1 * 10 ** (4 * point / 49) for point in range(50))
+AT_LEAST = 74
+
+
+def freight(method: str, parameters: int, layers: int) -> IdealFreight:
+    fragments = Strided(layers=3) if "Streaming" in method else Whole()
+    return ideal_freight(
+        fragments,
+        parameters=parameters,
+        layers=layers,
+        bits=4 if "FP4" in method else 16,
+        sync_every=1 if method == "Data-Parallel" else 100,
+        tau=1 if "overlap" in method else 0,
+    )
+
+
+def cell(model: str, method: str, target: float, published: float) -> dict[str, Any]:
+    parameters, layers, step_s = MODELS[model]
+    scenario = Scenario(
+        freight=freight(method, parameters, layers),
+        compute=Compute(step_s=step_s),
+        link=Link.of(math.inf),
+        topology=Once(),
+        engine=LayerWise(),
+    )
+    required = required_bandwidth(target, scenario) / 1e9
+    printed = grid_reading(required, GRID)
+    return {
+        "model": model,
+        "method": method,
+        "utilisation": target,
+        "required_gbit_per_s": required,
+        "read_gbit_per_s": printed,
+        "published_gbit_per_s": published,
+        "grid_steps": abs(place(printed) - place(published)),
+    }
+
+
+def place(gbit_per_s: float) -> int:
+    """On the grid; published figures are rounded to one decimal."""
+    return min(range(len(GRID)), key=lambda point: abs(math.log(GRID[point] / gbit_per_s)))
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    header = "".join(f"{target:>16.0%}" for target in TARGETS)
+    print(f"{'Gbit/s, ours | published':32}{header}")
+    rows = [cells[begin : begin + len(TARGETS)] for begin in range(0, len(cells), len(TARGETS))]
+    for row in rows:
+        pairs = (f"{c['read_gbit_per_s']:7.1f} |{c['published_gbit_per_s']:7.1f}" for c in row)
+        print(f"{row[0]['model']:5}{row[0]['method']:27}" + "".join(pairs))
+
+
+def main() -> None:
+    started_s = time.perf_counter()
+    cells = [
+        cell(model, method, target, published)
+        for model, methods in PUBLISHED.items()
+        for method, row in methods.items()
+        for target, published in zip(TARGETS, row, strict=True)
+    ]
+    show(cells)
+    equal = sum(c["grid_steps"] == 0 for c in cells)
+    near = sum(c["grid_steps"] <= 1 for c in cells)
+    seconds = time.perf_counter() - started_s
+    print(f"{near} of {len(cells)} within one grid step, {equal} equal; {seconds:.1f} s")
+    result = {
+        "what": "Gbit/s for a compute utilisation, simulated, beside Table 4 of arXiv 2501.18512",
+        "command": "python benchmarks/streaming_table.py OUT.json",
+        **setting(),
+        "cells_within_one_grid_step": near,
+        "cells_equal": equal,
+        "cells": cells,
+    }
+    Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(near < AT_LEAST)
+
+
+if __name__ == "__main__":
+    main()
