@@ -26,6 +26,7 @@ __all__ = [
     "parse_duration",
     "parse_latency",
     "parse_rate",
+    "parse_share",
     "rate_text",
 ]
 
@@ -143,6 +144,29 @@ def parse_count(text: str) -> int:
             what, because="it is no whole number", do="write a whole number, such as 350M or 1.2T"
         )
     return number.numerator
+
+
+def parse_share(text: str) -> float:
+    """A share of a whole, more than none.
+
+    Args:
+        text: a number above 0 and up to 1, or up to 100 with %.
+
+    Raises:
+        ConfigurationError: no number, another unit, or no such share.
+
+    >>> parse_share("90%"), parse_share("0.4")
+    (0.9, 0.4)
+    """
+    what = f"read the share {text!r}"
+    share = _float(what, _measured(what, text, {"1e-2": ("%",), "1": ("",)}))
+    if not 0 < share <= 1:
+        raise ConfigurationError(
+            what,
+            because="a share is above 0 and at most the whole",
+            do="write it like 90% or 0.9",
+        )
+    return share
 
 
 def rate_text(bits_per_s: float) -> str:

@@ -1,0 +1,216 @@
+"""A forecast: what a method sends for a job, how busy it keeps the workers, and what limits it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.method import Method
+from thinwire.plan.job import Job
+from thinwire.plan.outcome import Seconds
+from thinwire.plan.required import required_bandwidth, steady_utilisation
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.simulate import simulate
+from thinwire.plan.traffic import Traffic
+
+__all__ = ["UTILISATIONS", "Forecast", "Refusal", "Row", "forecast", "forecasts"]
+
+UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""For which the required bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
+
+_DAY_S: Final = 86_400
+_BUSY: Final = 0.99
+_ROUNDS: Final = 16
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """What comes of a method, as one worker sees it in the long run.
+
+    Args:
+        method: name.
+        sync_every_steps: H.
+        tau_steps: inner steps that an answer may take.
+        fragments: that are sent apart from each other.
+        exchanges: gather, reduce_scatter, pairs: what occurs.
+        sent_bytes_per_round: each message counted once, as a run counts.
+        received_bytes_per_round: from all others.
+        sent_bytes_per_day: at the pace that the link allows.
+        received_bytes_per_day: likewise.
+        peak_sent_bytes_per_step: the most that is due after one step.
+        peak_sent_bits_per_s: at which that has left when the next step is computed.
+        utilisation: share of the time in which inner steps are computed.
+        limit: what most of the other time goes to.
+        fits: whether the utilisation reaches the target.
+        step_s: an inner step and its share of all that it waits for.
+        target_bits_per_s: the least rate, up and down, that reaches the target; 0: any, infinity:
+            none.
+        required_bits_per_s: likewise for each of `UTILISATIONS`.
+        tokens_per_day: of all workers together; None: not known.
+        steps: of the whole run.
+        wall_s: of the whole run, its end included.
+        sent_bytes: in the whole run.
+        received_bytes: in the whole run.
+    """
+
+    method: str
+    sync_every_steps: int
+    tau_steps: int
+    fragments: int
+    exchanges: tuple[str, ...]
+    sent_bytes_per_round: int
+    received_bytes_per_round: int
+    sent_bytes_per_day: float
+    received_bytes_per_day: float
+    peak_sent_bytes_per_step: int
+    peak_sent_bits_per_s: float
+    utilisation: float
+    limit: str
+    fits: bool
+    step_s: float
+    target_bits_per_s: float
+    required_bits_per_s: Mapping[float, float]
+    tokens_per_day: float | None
+    steps: int | None
+    wall_s: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A method that cannot train the model in rounds of that length.
+
+    Args:
+        method: name.
+        error: why, and what to do.
+    """
+
+    method: str
+    error: str
+
+
+Row: TypeAlias = Forecast | Refusal
+
+
+def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> list[Row]:
+    """A row for each of several methods, or for one that fits.
+
+    Args:
+        methods: to be compared.
+        job: what they are compared for.
+        target: utilisation at which a link carries a method.
+
+    Raises:
+        ConfigurationError: a method that is alone does not fit, or the target is no share.
+    """
+    if len(methods) == 1:
+        return [forecast(methods[0], job, target=target)]
+    rows: list[Row] = []
+    for method in methods:
+        try:
+            freight = job.traffic(method)
+        except ConfigurationError as error:
+            rows.append(Refusal(method=method.name, error=str(error)))
+        else:
+            rows.append(_forecast(method.name, freight, job, target))
+    return rows
+
+
+def forecast(method: Method, job: Job, *, target: float = 0.9) -> Forecast:
+    """What `method` comes to.
+
+    Args:
+        method: as a run would have it.
+        job: what it does.
+        target: utilisation at which the link carries it.
+
+    Raises:
+        ConfigurationError: the method does not fit the model, or the target is no share.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.compute import Compute
+    >>> from thinwire.plan.link import Link
+    >>> from thinwire.plan.shape import Shape
+    >>> job = Job(
+    ...     shape=Shape.of_size(10**9, 24),
+    ...     workers=2,
+    ...     compute=Compute(step_s=1),
+    ...     link=Link.of(1e9),
+    ... )
+    >>> found = forecast(presets.diloco(), job)
+    >>> round(found.utilisation, 3), found.limit, found.fits
+    (0.484, 'bandwidth', False)
+    """
+    return _forecast(method.name, job.traffic(method), job, target)
+
+
+def _forecast(name: str, freight: Traffic, job: Job, target: float) -> Forecast:
+    scenario = job.scenario(freight)
+    utilisation = steady_utilisation(scenario)
+    if not utilisation:
+        raise ConfigurationError(
+            f"plan for {name} over so slow a link",
+            because="the first exchange would never end",
+            do="pass a higher rate",
+        )
+    step_s, steps = job.compute.step_s / utilisation, job.steps
+    required = {share: required_bandwidth(share, scenario) for share in {*UTILISATIONS, target}}
+    rounds_per_day = _DAY_S / (step_s * freight.sync_every)
+    return Forecast(
+        method=name,
+        sync_every_steps=freight.sync_every,
+        tau_steps=freight.tau,
+        fragments=len(freight.messages),
+        exchanges=tuple(sorted({message.exchange for message in freight.messages})),
+        sent_bytes_per_round=freight.sent_per_round,
+        received_bytes_per_round=freight.received_per_round,
+        sent_bytes_per_day=rounds_per_day * freight.sent_per_round,
+        received_bytes_per_day=rounds_per_day * freight.received_per_round,
+        peak_sent_bytes_per_step=freight.peak_sent_per_step,
+        peak_sent_bits_per_s=8 * freight.peak_sent_per_step / job.compute.step_s,
+        utilisation=utilisation,
+        limit=_limit(scenario, utilisation),
+        fits=utilisation >= target,
+        step_s=step_s,
+        target_bits_per_s=required[target],
+        required_bits_per_s={share: required[share] for share in UTILISATIONS},
+        tokens_per_day=_tokens_per_day(job, step_s),
+        steps=steps,
+        wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
+        sent_bytes=None if steps is None else freight.sent_after(steps),
+        received_bytes=None if steps is None else freight.received_after(steps),
+    )
+
+
+def _tokens_per_day(job: Job, step_s: float) -> float | None:
+    if job.tokens_per_step is None:
+        return None
+    return job.workers * job.tokens_per_step * _DAY_S / step_s
+
+
+def _limit(scenario: Scenario, utilisation: float) -> str:
+    """Of rounds in the middle: a run's first rounds and its end are not like the others."""
+    if utilisation >= _BUSY:
+        return "compute"
+    every = scenario.freight.sync_every
+    early, late = (
+        simulate(scenario, steps=rounds * every).seconds for rounds in (_ROUNDS, 2 * _ROUNDS)
+    )
+    return Seconds(
+        compute_s=late.compute_s - early.compute_s,
+        coding_s=late.coding_s - early.coding_s,
+        slowest_s=late.slowest_s - early.slowest_s,
+        bandwidth_s=late.bandwidth_s - early.bandwidth_s,
+        latency_s=late.latency_s - early.latency_s,
+    ).limit(satisfied=_BUSY)
+
+
+def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
+    """Of a run whose first rounds and end are simulated, and whose other rounds are all alike."""
+    every = scenario.freight.sync_every
+    simulated = min(steps, 4 * _ROUNDS * every + steps % every)
+    outcome = simulate(scenario, steps=simulated)
+    return outcome.wall_s + (steps - simulated) * step_s

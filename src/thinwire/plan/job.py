@@ -1,0 +1,111 @@
+"""A job: everything that a forecast depends on besides the method."""
+
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from thinwire.errors import ConfigurationError
+from thinwire.method import Method
+from thinwire.outer import Direct
+from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.engine import Engine, StepWise
+from thinwire.plan.freight import Freight
+from thinwire.plan.link import Link
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.shape import Shape
+from thinwire.plan.topology import Ring, Topology
+from thinwire.plan.traffic import Traffic, traffic
+
+__all__ = ["Job"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A model, the workers that train it, and what joins them.
+
+    Args:
+        shape: of the model.
+        workers: K.
+        compute: an inner step of a worker.
+        link: of every worker.
+        topology: who sends to whom; default what `tw.transport.Distributed` does over gloo.
+        coding: what encoding and decoding take.
+        engine: where in a step something is sent; default what the outer loop does.
+        sync_every: H of the methods that have rounds; default each one's own.
+        tokens_per_step: of one worker in an inner step.
+        tokens: of all workers in the whole run.
+
+    Raises:
+        ConfigurationError: K, H or a number of tokens below 1, or `tokens` of which it is not known
+            how many steps they are.
+
+    >>> from thinwire import presets
+    >>> job = Job(
+    ...     shape=Shape.of_size(1000, 2), workers=2, compute=Compute(step_s=1), link=Link.of(64)
+    ... )
+    >>> job.traffic(presets.diloco()).sync_every
+    30
+    """
+
+    shape: Shape
+    workers: int
+    compute: Compute
+    link: Link
+    topology: Topology = field(default_factory=Ring)
+    coding: Coding = field(default_factory=Coding)
+    engine: Engine = field(default_factory=StepWise)
+    sync_every: int | None = None
+    tokens_per_step: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(
+                    f"plan with {name}={value}",
+                    because="there is at least one",
+                    do=f"pass {name} >= 1",
+                )
+        if self.tokens is not None and self.tokens_per_step is None:
+            raise ConfigurationError(
+                f"plan for {self.tokens} tokens",
+                because="nothing says how many of them a worker takes in a step",
+                do="pass tokens_per_step as well",
+            )
+
+    @property
+    def steps(self) -> int | None:
+        """Inner steps of the whole run, the last one perhaps of fewer tokens; None: not known."""
+        if self.tokens is None or self.tokens_per_step is None:
+            return None
+        return -(-self.tokens // (self.workers * self.tokens_per_step))
+
+    def scheduled(self, method: Method) -> Method:
+        """`method` with this job's H, if it has rounds.
+
+        Raises:
+            ConfigurationError: it does not fit rounds of that length.
+        """
+        if self.sync_every is None or isinstance(method.outer, Direct):
+            return method
+        return replace(method, sync_every=self.sync_every)
+
+    def traffic(self, method: Method) -> Traffic:
+        """What `method` sends.
+
+        Raises:
+            ConfigurationError: it does not fit the model or the length of rounds.
+        """
+        return traffic(self.scheduled(method), self.shape, workers=self.workers)
+
+    def scenario(self, freight: Freight) -> Scenario:
+        """What is simulated for a method that sends `freight`."""
+        return Scenario(
+            freight=freight,
+            compute=self.compute,
+            link=self.link,
+            topology=self.topology,
+            engine=self.engine,
+            coding=self.coding,
+        )

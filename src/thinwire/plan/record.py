@@ -1,0 +1,90 @@
+"""A plan as JSON-able data: every quantity has its unit in its name, and none is rounded.
+
+What has no value is null: a bandwidth that no link reaches, or what a method that does not fit
+would have.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from thinwire.plan.forecast import Forecast, Refusal, Row
+from thinwire.plan.job import Job
+from thinwire.plan.sweep import Sweep
+
+__all__ = ["FORMAT", "plan_record"]
+
+FORMAT: Final = 1
+"""Another one when a field goes or changes its meaning; new fields may come with the same."""
+
+
+def plan_record(
+    job: Job, rows: Sequence[Row], *, target: float, swept: Sweep | None = None
+) -> dict[str, Any]:
+    """The job, a row for each method, and what was swept.
+
+    Args:
+        job: what was planned.
+        rows: of `forecasts`.
+        target: utilisation.
+        swept: None if nothing was.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.compute import Compute
+    >>> from thinwire.plan.forecast import forecasts
+    >>> from thinwire.plan.link import Link
+    >>> from thinwire.plan.shape import Shape
+    >>> job = Job(
+    ...     shape=Shape.of_size(1000, 2), workers=2, compute=Compute(step_s=1), link=Link.of(1e6)
+    ... )
+    >>> record = plan_record(job, forecasts([presets.diloco()], job), target=0.9)
+    >>> record["link"]["up_bits_per_s"], record["methods"][0]["sent_bytes_per_round"]
+    (1000000.0, 4064)
+    """
+    return {
+        "format": FORMAT,
+        "model": {
+            "name": job.shape.name,
+            "parameters": job.shape.parameters,
+            "layers": job.shape.layers,
+        },
+        "workers": job.workers,
+        "step_s": job.compute.step_s,
+        "link": {
+            "topology": type(job.topology).__name__.lower(),
+            "up_bits_per_s": _finite(job.link.up_bits_per_s),
+            "down_bits_per_s": _finite(job.link.down_bits_per_s),
+            "latency_s": job.link.latency_s,
+        },
+        "tokens_per_step_per_worker": job.tokens_per_step,
+        "tokens": job.tokens,
+        "target_utilisation": target,
+        "methods": [_row(row) for row in rows],
+        "sweep": None if swept is None else _sweep(swept),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    if isinstance(row, Refusal):
+        blank = dict.fromkeys((field.name for field in fields(Forecast)), None)
+        return blank | {"method": row.method, "fits": False, "error": row.error}
+    record = asdict(row) | {"error": None}
+    record["target_bits_per_s"] = _finite(row.target_bits_per_s)
+    record["required_bits_per_s"] = {
+        f"{share:g}": _finite(rate) for share, rate in row.required_bits_per_s.items()
+    }
+    return record
+
+
+def _sweep(swept: Sweep) -> dict[str, Any]:
+    return {
+        "quantity": swept.name,
+        "unit": swept.quantity.unit,
+        "values": swept.values,
+        "utilisation": {curve.method: curve.utilisation for curve in swept.curves},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
