@@ -1,0 +1,7 @@
+"""Reports: pages that hold everything they show, and ask no network for any of it."""
+
+from thinwire.report.blocks import Block, Chart, Table, Text
+from thinwire.report.page import Page, plotly_source, write_page
+from thinwire.report.plan_page import plan_page
+
+__all__ = ["Block", "Chart", "Page", "Table", "Text", "plan_page", "plotly_source", "write_page"]

@@ -1,0 +1,61 @@
+"use strict";
+(() => {
+  const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) =>
+    getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+  const trace = (data) => {
+    const series = data.meta.series;
+    const line = { color: colour(`series-${series % 8}`), dash: dashes[series % 6], width: 2.5 };
+    return { ...data, line, marker: { color: line.color, size: 6 } };
+  };
+
+  const axis = (given) => ({
+    ...given,
+    gridcolor: colour("line"),
+    linecolor: colour("line"),
+    showspikes: false,
+    zeroline: false,
+    automargin: true,
+  });
+
+  const layout = (given) => ({
+    ...given,
+    xaxis: axis(given.xaxis),
+    yaxis: axis(given.yaxis),
+    shapes: (given.shapes ?? []).map((shape) => ({
+      ...shape,
+      line: { color: colour("muted"), width: 1.5, dash: "dash" },
+    })),
+    annotations: (given.annotations ?? []).map((note) => ({ ...note, bgcolor: colour("page") })),
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("text") },
+    hoverlabel: {
+      bgcolor: colour("page"),
+      bordercolor: colour("line"),
+      font: { color: colour("text") },
+      namelength: -1,
+    },
+    margin: { l: 8, r: 8, t: 24, b: 8 },
+  });
+
+  const draw = (section) => {
+    const figure = JSON.parse(section.querySelector("script").textContent);
+    Plotly.react(section.querySelector(".plot"), figure.data.map(trace), layout(figure.layout), {
+      displaylogo: false,
+      displayModeBar: false,
+    });
+  };
+
+  // Also when only its column changes: a scroll bar that appears narrows the page, not the window.
+  const resized = new ResizeObserver((plots) =>
+    plots.forEach((plot) => Plotly.Plots.resize(plot.target)),
+  );
+
+  const drawAll = () => document.querySelectorAll(".chart").forEach(draw);
+  drawAll();
+  document.querySelectorAll(".plot").forEach((plot) => resized.observe(plot));
+  scheme.addEventListener("change", drawAll);
+})();
