@@ -9,6 +9,7 @@ from thinwire.cli.bench import Bench
 from thinwire.cli.compare import Compare
 from thinwire.cli.doctor import Doctor
 from thinwire.cli.lighthouse import Lighthouse
+from thinwire.cli.plan import Plan
 from thinwire.cli.train import Train
 from thinwire.errors import ThinwireError
 
@@ -17,6 +18,7 @@ __all__ = ["Command", "run"]
 Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Lighthouse, tyro.conf.subcommand("lighthouse")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

@@ -1,0 +1,120 @@
+"""`thinwire plan`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, final
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from thinwire import presets, report
+from thinwire.cli.flag_rules import check_flags, read_flag
+from thinwire.cli.job_flags import JobFlags
+from thinwire.method import Method
+from thinwire.plan import wording
+from thinwire.plan.forecast import Forecast, Row, forecasts
+from thinwire.plan.job import Job
+from thinwire.plan.record import plan_record
+from thinwire.plan.sweep import Sweep, sweep
+from thinwire.plan.units import parse_share
+
+__all__ = ["Plan"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a link allows, before anybody rents it: bytes, seconds and utilisation of every method.
+
+    Nothing is run and nobody is asked. Example: thinwire plan --parameters 10B --layers 48
+    --workers 2 --step-time 0.8s --bandwidth 10Gbit/s --latency 50ms
+    """
+
+    methods: str = ",".join(presets.names())
+    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
+    target: str = "90%"
+    """Utilisation from which on a link carries a method."""
+    sweep: Literal["bandwidth", "latency", "workers", "step-time", "sync-every"] | None = None
+    """Plot utilisation against it into a page that opens offline."""
+    out: Path | None = None
+    """The page of --sweep; default plan-QUANTITY.html."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    """Print everything as JSON, with the units in its names."""
+    flags: Annotated[JobFlags, tyro.conf.arg(name="")] = field(default_factory=JobFlags)
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        own = {name for name in ("sweep", "out") if getattr(self, name) is not None}
+        check_flags(own | self.flags.given())
+        methods = [presets.from_text(text.strip()) for text in self.methods.split(",")]
+        target = read_flag("target", parse_share, self.target)
+        if self.sweep is not None:
+            report.plotly_source()  # before anything is worked out for a page that cannot be
+        job = self.flags.job()
+        rows = forecasts(methods, job, target=target)
+        swept = self._swept(methods, job, rows)
+        page = (
+            None
+            if swept is None
+            else self._write(report.plan_page(job, rows, swept, target=target))
+        )
+        if self.json:
+            text = json.dumps(plan_record(job, rows, target=target, swept=swept), indent=2)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            _show(console, job, rows, target, page)
+
+    def _swept(self, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -> Sweep | None:
+        return None if self.sweep is None else sweep(self.sweep, methods, job, rows)
+
+    def _write(self, page: report.Page) -> Path:
+        out = self.out or Path(f"plan-{self.sweep}.html")
+        report.write_page(page, out)
+        return out
+
+
+def _show(
+    console: Console, job: Job, rows: Sequence[Row], target: float, page: Path | None
+) -> None:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"{wording.job_text(job)}; {wording.link_text(job)}\n")
+    found = [row for row in rows if isinstance(row, Forecast)]
+    console.print(
+        _table(
+            "bytes that each worker sends, and how busy it is",
+            wording.OUTCOME_HEAD,
+            [wording.outcome_cells(row) for row in found],
+        )
+    )
+    if job.tokens_per_step is not None:
+        cells = [wording.run_cells(row) for row in found]
+        console.print(_table("all workers together", wording.run_head(job), cells))
+    console.print(
+        _table(
+            "bandwidth in bit/s for a utilisation of",
+            wording.BANDWIDTH_HEAD,
+            [wording.bandwidth_cells(row) for row in found],
+        )
+    )
+    for line in (*wording.refusals(rows), wording.verdict(rows, target)):
+        say(line)
+    if page is not None:
+        say(f"wrote {page}")
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    # No borders: a method's text and seven numbers have to fit into 80 columns.
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title)
+    first, *others = head
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
