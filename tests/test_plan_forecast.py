@@ -64,8 +64,7 @@ def test_the_wall_clock_is_that_of_a_simulated_run(method, steps: int) -> None:
     asked = job(tokens=steps * 200)
     found = forecast(method, asked).wall_s
     simulated = simulate(asked.scenario(asked.traffic(method)), steps=steps).wall_s
-    # A link that falls behind for many rounds is counted as slow from the 64th on.
-    assert found == pytest.approx(simulated, rel=1e-9 if steps < 64 * 15 else 2e-3)
+    assert found == pytest.approx(simulated, rel=1e-9)
 
 
 @pytest.mark.parametrize("method", ALL, ids=presets.names())

@@ -94,7 +94,9 @@ def _show(
     )
     if job.tokens_per_step is not None:
         cells = [wording.run_cells(row) for row in found]
-        console.print(_table("all workers together", wording.run_head(job), cells))
+        console.print(
+            _table("the run: tokens of all workers, bytes of each", wording.run_head(job), cells)
+        )
     console.print(
         _table(
             "bandwidth in bit/s for a utilisation of",

@@ -44,7 +44,9 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         ),
     ]
     if job.tokens_per_step is not None:
-        blocks.append(_table("All workers together", run_head(job), rows, run_cells))
+        blocks.append(
+            _table("The run: tokens of all workers, bytes of each", run_head(job), rows, run_cells)
+        )
     blocks += [
         _table("Bandwidth in bit/s for a utilisation of", BANDWIDTH_HEAD, rows, bandwidth_cells),
         Text(text=_READING),
