@@ -27,6 +27,7 @@ from thinwire.train.trainer import resume, train
 SUMMARY_FIELDS = {
     "method",
     "workers",
+    "workers_here",
     "parameters",
     "steps",
     "tokens",
@@ -118,6 +119,8 @@ def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_pa
     assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
     assert [r["step"] for r in records(out) if "val_loss" in r] == [6, 12]
     assert summary["tokens"] == 12 * 4 * 16
+    assert summary["workers_here"] == 2
+    assert all(0 < r["inner_s"] < r["training_s"] < r["wall_s"] for r in records(out))
     rounds = 12 if method == "ddp" else 3  # two whole rounds and the rest
     if "streaming" not in method:
         assert summary["sent_bytes_per_worker"] == rounds * message_nbytes(tiny(method), out)
@@ -291,6 +294,8 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     assert resumed["sent_bytes_per_worker"] == undisturbed["sent_bytes_per_worker"]
     steps = [r["step"] for r in records(out)]
     assert steps == [r["step"] for r in records(tmp_path / "undisturbed")]
+    inner_s = [r["inner_s"] for r in records(out)]
+    assert inner_s == sorted(inner_s), "seconds before the kill are forgotten"
     assert [r["loss"] for r in records(out)] == [
         r["loss"] for r in records(tmp_path / "undisturbed")
     ]

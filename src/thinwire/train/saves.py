@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
 from thinwire.agreement import check_same
@@ -25,10 +25,12 @@ class Spent:
     Args:
         wall_s: in all.
         training_s: in inner and outer steps.
+        inner_s: in inner steps; of all workers in turn, where they share a process.
     """
 
     wall_s: float = 0.0
     training_s: float = 0.0
+    inner_s: float = 0.0
 
 
 @final
@@ -142,7 +144,8 @@ class Saves:
             _LOG.warning(
                 "%s was left with K=%d and goes on with K=%d", self._folder.path, workers, mine
             )
-        return Spent(wall_s=run["wall_s"], training_s=run["training_s"])
+        # Older checkpoints lack some of them.
+        return Spent(**{field.name: run.get(field.name, 0.0) for field in fields(Spent)})
 
     def _newest_common_step(self) -> int:
         common = set.intersection(*(set(files.steps()) for files in self._files))

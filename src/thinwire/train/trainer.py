@@ -123,15 +123,16 @@ class _Clock:
     """Seconds of this run, including those before it was interrupted."""
 
     def __init__(self) -> None:
-        self._before_s = self.training_s = 0.0
+        self._before_s = self.training_s = self.inner_s = 0.0
         self._started_s = time.perf_counter()
 
     def go_on(self, spent: Spent) -> None:
         self._before_s, self.training_s = spent.wall_s, spent.training_s
+        self.inner_s = spent.inner_s
 
     @property
     def spent(self) -> Spent:
-        return Spent(wall_s=self.wall_s, training_s=self.training_s)
+        return Spent(wall_s=self.wall_s, training_s=self.training_s, inner_s=self.inner_s)
 
     @property
     def wall_s(self) -> float:
@@ -141,6 +142,12 @@ class _Clock:
         started_s = time.perf_counter()
         result = work()
         self.training_s += time.perf_counter() - started_s
+        return result
+
+    def timed_inner(self, work: Callable[[], Any]) -> Any:
+        started_s = time.perf_counter()
+        result = work()
+        self.inner_s += time.perf_counter() - started_s
         return result
 
 
@@ -217,7 +224,7 @@ class _Trainer:
         )
 
     def _one_step(self) -> list[float]:
-        losses = self._crew.inner_step()
+        losses = self._clock.timed_inner(self._crew.inner_step)
         self._crew.outer_step()
         if self.step >= self._config.steps:
             self._crew.flush()
@@ -250,6 +257,8 @@ class _Trainer:
             "received_bytes": totals["received_bytes"],
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
+            "inner_s": self._clock.inner_s,
+            "training_s": self._clock.training_s,
             "left_out": totals["left_out"],
             "peak_outer_device_bytes": totals["peak_outer_device_bytes"],
             "peak_outer_host_bytes": totals["peak_outer_host_bytes"],
@@ -302,6 +311,7 @@ class _Trainer:
         return {
             "method": self._config.method.name,
             "workers": self._config.workers,
+            "workers_here": len(self._crew.workers),
             "parameters": sum(p.numel() for p in worker.model.parameters()),
             "steps": self.step,
             "tokens": self._crew.tokens,
