@@ -20,9 +20,9 @@ FLAGS = {
         outer-momentum
         precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
         warmup-steps worker-size workers""",
-    "plan": """accelerator accelerators-per-worker bandwidth down json latency layers methods mfu
-        model out parameters step-time sweep sync-every target tokens tokens-per-step topology up
-        workers""",
+    "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
+        mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
+        up workers""",
     "bench": "out",
     "lighthouse": "bind heartbeat-timeout-s join-timeout-s min-workers token-file",
     "doctor": "elastic token-file",

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from test_plan_calibration import make_config, simulated  # noqa: F401
 from thinwire import presets
 from thinwire.cli import main
 from thinwire.plan.shape import Shape
@@ -80,6 +81,7 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
             }
         ],
         "sweep": "NoneType",
+        "run": "NoneType",
     }
     assert [row["method"] for row in found["methods"]] == list(presets.names())
 
@@ -276,3 +278,62 @@ def test_a_plan_starts_without_what_is_slow() -> None:
         "plotly",
         "torch.distributed.fsdp",
     }
+
+
+# -- the same job over another link ---------------------------------------------------------------
+
+
+def test_a_run_is_planned_over_another_link(capsys, simulated) -> None:  # noqa: F811
+    out = simulated("diloco")
+    summary = json.loads((out / "summary.json").read_text())
+    link = ("--bandwidth", "1Mbit/s", "--latency", "20ms")
+    found = planned(capsys, "plan", "--from", str(out), *link, "--step-time", "0.1s")
+    assert (found["workers"], found["step_s"], found["link"]["topology"]) == (2, 0.1, "ring")
+    (row,) = found["methods"]
+    assert (row["method"], row["sync_every_steps"], row["steps"]) == ("diloco", 5, 13)
+    assert row["sent_bytes"] == summary["sent_bytes_per_worker"] == found["run"]["sent_nbytes"]
+    assert row["received_bytes"] == summary["received_bytes_per_worker"]
+    # 13 steps, and three exchanges of which each has its bits and two latencies.
+    bits_s = 8 * row["sent_bytes"] / 1e6
+    assert 1.3 + bits_s + 3 * 0.04 < row["wall_s"] < 1.3 + 1.1 * bits_s + 3 * 0.05
+    assert found["run"]["steps"] == 13
+
+
+def test_another_method_and_other_workers_are_planned_from_a_run(
+    capsys,
+    simulated,  # noqa: F811
+) -> None:
+    arguments = ("--from", str(simulated("diloco")), "--step-time", "0.1s", "--workers", "5")
+    methods = ("--methods", "muloco:bits=2,ddp", "--bandwidth", "1Mbit/s", "--tokens", "1M")
+    found = planned(capsys, "plan", *arguments, *methods)
+    assert [row["method"] for row in found["methods"]] == ["muloco:bits=2", "ddp"]
+    assert (found["workers"], found["tokens"]) == (5, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "because"),
+    [
+        ((), "2 workers shared a process and its cores"),
+        (("--model", "250k"), "both --from and --model"),
+        (("--topology", "mesh", "--step-time", "1s"), "both --from and --topology"),
+        (("--accelerator", "h100"), "both --from and --accelerator"),
+    ],
+)
+def test_what_a_run_says_already_is_refused(
+    capsys,
+    simulated,  # noqa: F811
+    flags: tuple[str, ...],
+    because: str,
+) -> None:
+    run = ("--from", str(simulated("diloco")), "--bandwidth", "1Mbit/s")
+    assert main(["plan", *run, *flags]) == 1
+    error = capsys.readouterr().err
+    assert because in error
+    assert error.startswith("error: cannot plan")
+    assert error.count("\n") == 1
+
+
+def test_the_run_is_shown_beside_the_plan(capsys, simulated) -> None:  # noqa: F811
+    run = ("--from", str(simulated("diloco")), "--bandwidth", "1Mbit/s", "--step-time", "0.1s")
+    assert main(["plan", *run]) == 0
+    assert capsys.readouterr().out.startswith("the run: 13 steps of diloco in ")

@@ -5,9 +5,12 @@ from typing import Final, TypeVar
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["check_flags", "flag", "read_flag"]
+__all__ = ["RUN", "check_flags", "flag", "read_flag"]
 
 T = TypeVar("T")
+
+RUN: Final = "from"
+"""The flag that names the folder of a run."""
 
 _EITHER_OR: Final = (
     ("model", "parameters", "a model has as many as it has"),
@@ -17,11 +20,14 @@ _EITHER_OR: Final = (
     ("step_time", "accelerators_per_worker", "a measured step is that of all of them"),
     ("bandwidth", "up", "either says what a worker sends at"),
     ("bandwidth", "down", "either says what a worker receives at"),
+    *((RUN, name, "the run says it") for name in ("model", "parameters", "layers")),
+    *((RUN, name, "the run says it") for name in ("accelerator", "tokens_per_step")),
+    (RUN, "topology", "a run over gloo goes by a ring"),
 )
 _ONE_OF: Final = (
-    (("parameters", "model"), "nobody knows what is trained", "--parameters 10B --layers 48"),
-    (("workers",), "nobody knows how many exchange", "--workers 2"),
-    (("step_time", "accelerator"), "nobody knows how fast a worker is", "--step-time 0.8s"),
+    (("parameters", "model", RUN), "nobody knows what is trained", "--parameters 10B --layers 48"),
+    (("workers", RUN), "nobody knows how many exchange", "--workers 2"),
+    (("step_time", "accelerator", RUN), "nobody knows how fast a worker is", "--step-time 0.8s"),
     (("bandwidth", "up", "down"), "nobody knows what joins the workers", "--bandwidth 10Gbit/s"),
 )
 _NEEDS: Final = (
@@ -34,12 +40,6 @@ _NEEDS: Final = (
         "accelerator",
         "tokens_per_step",
         "how long a step takes depends on its tokens",
-        "--tokens-per-step 64k",
-    ),
-    (
-        "tokens",
-        "tokens_per_step",
-        "nobody knows how many steps they are",
         "--tokens-per-step 64k",
     ),
     ("out", "sweep", "only a sweep writes a page", "--sweep bandwidth"),
@@ -71,6 +71,12 @@ def check_flags(given: Collection[str]) -> None:
                 because=because,
                 do="leave one of them out",
             )
+    if "tokens" in given and not {"tokens_per_step", RUN} & set(given):
+        raise ConfigurationError(
+            "plan with --tokens and without --tokens-per-step",
+            because="nobody knows how many steps they are",
+            do="pass --tokens-per-step 64k",
+        )
     for wanted, because, example in _ONE_OF:
         if not set(wanted) & set(given):
             names = " or ".join(flag(name) for name in wanted)

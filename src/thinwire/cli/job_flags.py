@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, final
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, final
 
-from thinwire.cli.flag_rules import read_flag
+import tyro
+
+from thinwire.cli.flag_rules import RUN, read_flag
 from thinwire.plan.accelerators import accelerator
+from thinwire.plan.calibration import Calibration, calibrate
 from thinwire.plan.compute import Compute
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link
 from thinwire.plan.resolve import resolve
 from thinwire.plan.shape import Shape
+from thinwire.plan.tcp import OverTcp
 from thinwire.plan.topology import Mesh, Ring, Star, Topology, Tree
 from thinwire.plan.units import (
     parse_count,
@@ -82,26 +87,38 @@ class JobFlags:
     """What a worker receives at."""
     latency: str = "0"
     """One way, such as 50ms."""
-    topology: Literal["ring", "tree", "star", "mesh"] = "ring"
-    """Who sends to whom: ring is what thinwire does over gloo, star an object store."""
+    topology: Literal["ring", "tree", "star", "mesh"] | None = None
+    """Who sends to whom; ring (default) is what thinwire does over gloo; star an object store."""
     sync_every: str | None = None
     """H of the methods that have rounds; default each one's own."""
+    run: Annotated[Path | None, tyro.conf.arg(name=RUN)] = None
+    """Folder of a finished run: the same model, workers, step time and method over another link."""
 
     def given(self) -> set[str]:
         """Names of those that say something."""
-        return {field.name for field in fields(self) if getattr(self, field.name) is not None}
+        names = {field.name for field in fields(self) if getattr(self, field.name) is not None}
+        return {RUN if name == "run" else name for name in names}
 
-    def job(self) -> Job:
+    def calibration(self) -> Calibration | None:
+        """What the run says, if there is one.
+
+        Raises:
+            ConfigurationError: its folder says too little; see `calibrate`.
+        """
+        if self.run is None:
+            return None
+        step_s = self._said().get("step_time")
+        return calibrate(self.run, step_s=step_s)
+
+    def job(self, calibration: Calibration | None) -> Job:
         """What they say, once it is checked that they go together.
 
         Raises:
             ConfigurationError: a text that cannot be read, or a model that cannot be resolved.
         """
-        said: dict[str, Any] = {
-            name: read_flag(name, parse, getattr(self, name))
-            for name, parse in _PARSERS.items()
-            if name in self.given()
-        }
+        said = self._said()
+        if calibration is not None:
+            return _again(calibration, said)
         # A model may take seconds to resolve: last, when all else is known to be right.
         link, shape = _link(said), _shape(said)
         return Job(
@@ -109,11 +126,32 @@ class JobFlags:
             workers=said["workers"],
             compute=_compute(said, shape),
             link=link,
-            topology=_TOPOLOGIES[self.topology](),
+            topology=_TOPOLOGIES[self.topology or "ring"](),
             sync_every=said.get("sync_every"),
             tokens_per_step=said.get("tokens_per_step"),
             tokens=said.get("tokens"),
         )
+
+    def _said(self) -> dict[str, Any]:
+        return {
+            name: read_flag(name, parse, getattr(self, name))
+            for name, parse in _PARSERS.items()
+            if name in self.given()
+        }
+
+
+def _again(calibration: Calibration, said: Mapping[str, Any]) -> Job:
+    return Job(
+        shape=calibration.shape,
+        workers=said.get("workers", calibration.workers),
+        compute=calibration.compute,
+        coding=calibration.coding,
+        link=_link(said),
+        topology=OverTcp(late_s=calibration.late_s),
+        sync_every=said.get("sync_every"),
+        tokens_per_step=calibration.tokens_per_step // calibration.workers,
+        tokens=said.get("tokens", calibration.steps * calibration.tokens_per_step),
+    )
 
 
 def _link(said: Mapping[str, Any]) -> Link:

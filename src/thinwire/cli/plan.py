@@ -16,6 +16,7 @@ from thinwire.cli.flag_rules import check_flags, read_flag
 from thinwire.cli.job_flags import JobFlags
 from thinwire.method import Method
 from thinwire.plan import wording
+from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, Row, forecasts
 from thinwire.plan.job import Job
 from thinwire.plan.record import plan_record
@@ -34,8 +35,9 @@ class Plan:
     --workers 2 --step-time 0.8s --bandwidth 10Gbit/s --latency 50ms
     """
 
-    methods: str = ",".join(presets.names())
-    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
+    methods: str | None = None
+    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2. Default all presets, with
+    --from the run's own."""
     target: str = "90%"
     """Utilisation from which on a link carries a method."""
     sweep: Literal["bandwidth", "latency", "workers", "step-time", "sync-every"] | None = None
@@ -50,11 +52,12 @@ class Plan:
         """Run the command."""
         own = {name for name in ("sweep", "out") if getattr(self, name) is not None}
         check_flags(own | self.flags.given())
-        methods = [presets.from_text(text.strip()) for text in self.methods.split(",")]
         target = read_flag("target", parse_share, self.target)
         if self.sweep is not None:
             report.plotly_source()  # before anything is worked out for a page that cannot be
-        job = self.flags.job()
+        calibration = self.flags.calibration()
+        methods = self._methods(calibration)
+        job = self.flags.job(calibration)
         rows = forecasts(methods, job, target=target)
         swept = self._swept(methods, job, rows)
         page = (
@@ -63,10 +66,22 @@ class Plan:
             else self._write(report.plan_page(job, rows, swept, target=target))
         )
         if self.json:
-            text = json.dumps(plan_record(job, rows, target=target, swept=swept), indent=2)
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            record = plan_record(job, rows, target=target, swept=swept, calibration=calibration)
+            console.print(
+                json.dumps(record, indent=2), highlight=False, markup=False, soft_wrap=True
+            )
         else:
+            if calibration is not None:
+                line = wording.run_text(calibration)
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
             _show(console, job, rows, target, page)
+
+    def _methods(self, calibration: Calibration | None) -> list[Method]:
+        if self.methods is not None:
+            return [presets.from_text(text.strip()) for text in self.methods.split(",")]
+        if calibration is not None:
+            return [calibration.method]
+        return [presets.by_name(name)() for name in presets.names()]
 
     def _swept(self, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -> Sweep | None:
         return None if self.sweep is None else sweep(self.sweep, methods, job, rows)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
+from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, Refusal, Row
 from thinwire.plan.job import Job
 from thinwire.plan.sweep import Sweep
@@ -20,7 +21,12 @@ FORMAT: Final = 1
 
 
 def plan_record(
-    job: Job, rows: Sequence[Row], *, target: float, swept: Sweep | None = None
+    job: Job,
+    rows: Sequence[Row],
+    *,
+    target: float,
+    swept: Sweep | None = None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """The job, a row for each method, and what was swept.
 
@@ -29,6 +35,7 @@ def plan_record(
         rows: of `forecasts`.
         target: utilisation.
         swept: None if nothing was.
+        calibration: the run that the job was taken from, if it was.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -52,7 +59,7 @@ def plan_record(
         "workers": job.workers,
         "step_s": job.compute.step_s,
         "link": {
-            "topology": type(job.topology).__name__.lower(),
+            "topology": job.topology.name,
             "up_bits_per_s": _finite(job.link.up_bits_per_s),
             "down_bits_per_s": _finite(job.link.down_bits_per_s),
             "latency_s": job.link.latency_s,
@@ -62,6 +69,7 @@ def plan_record(
         "target_utilisation": target,
         "methods": [_row(row) for row in rows],
         "sweep": None if swept is None else _sweep(swept),
+        "run": None if calibration is None else _run(calibration),
     }
 
 
@@ -75,6 +83,16 @@ def _row(row: Row) -> dict[str, Any]:
         f"{share:g}": _finite(rate) for share, rate in row.required_bits_per_s.items()
     }
     return record
+
+
+def _run(calibration: Calibration) -> dict[str, Any]:
+    measured = calibration.measured
+    return {
+        "method": calibration.method.name,
+        "steps": calibration.steps,
+        "utilisation": measured.utilisation,
+        **asdict(measured),
+    }
 
 
 def _sweep(swept: Sweep) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class OverTcp(Topology):
                 do="pass larger packets, and 0 s or more",
             )
 
+    @property
+    def name(self) -> str:
+        """That of who sends to whom."""
+        return self.over.name
+
     def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
         """All receivers say at the beginning that they are ready, those of later hops too."""
         return self._later(self.over.gather(self._on_wire(nbytes), workers, link), link)

@@ -22,6 +22,11 @@ class Topology(ABC):
     Args of its methods: bytes of one message; K >= 2; the workers' link.
     """
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return type(self).__name__.lower()
+
     @abstractmethod
     def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
         """Until everyone has everyone's message."""

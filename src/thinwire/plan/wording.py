@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import UTILISATIONS, Forecast, Refusal, Row
 from thinwire.plan.job import Job
 from thinwire.plan.units import count_text, duration_text, nbytes_text, rate_text
@@ -67,9 +68,18 @@ def run_cells(row: Forecast) -> tuple[str, ...]:
 
 def job_text(job: Job) -> str:
     """Who trains what."""
-    topology = type(job.topology).__name__.lower()
+    topology = job.topology.name
     workers = "1 worker" if job.workers == 1 else f"{job.workers} workers in a {topology}"
     return f"{job.shape.name} on {workers}, {duration_text(job.compute.step_s)} a step"
+
+
+def run_text(calibration: Calibration) -> str:
+    """What was measured where the job was taken from."""
+    measured = calibration.measured
+    return (
+        f"the run: {calibration.steps} steps of {calibration.method.name} in "
+        f"{duration_text(measured.training_s)}, {share_text(measured.utilisation)} busy"
+    )
 
 
 def link_text(job: Job) -> str:
