@@ -5,6 +5,7 @@ earlier, decodes it and applies it, or it encodes and sends a piece that is read
 the link one after the other, in the order in which they were begun.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
@@ -51,6 +52,8 @@ class Run:
         self._clocks = clocks
         self._pieces = scenario.pieces()
         self._cyclic_from = max(message.first for message in scenario.freight.messages)
+        every = scenario.freight.sync_every
+        self._places = sorted({message.offset % every for message in scenario.freight.messages})
         self._cycle: dict[int, tuple[tuple[int, ...], list[Piece]]] = {}
         self._costs: dict[tuple[int, float, int], _Cost] = {}
         self._needed: dict[int, list[_Flight]] = {}
@@ -77,6 +80,29 @@ class Run:
             self._note_peak(sum(self._count(index) for index in due))
         if step % self.scenario.freight.sync_every == 0:
             self._round_s.append(self._clocks.latest_s())
+
+    def rest(self, steps: int) -> None:
+        """Compute `steps` inner steps in which nothing else happens."""
+        self._clocks.train(steps)
+        self._wait_s.extend([0.0] * steps)
+
+    def next_event(self, step: int) -> int:
+        """The first step from `step` on in which something is sent or needed, or a round ends."""
+        every = self.scenario.freight.sync_every
+        round_end = step + -step % every
+        return min(self._next_due(step), min(self._needed, default=round_end), round_end)
+
+    def _next_due(self, step: int) -> int:
+        every = self.scenario.freight.sync_every
+        if step < self._cyclic_from:
+            firsts = (
+                m.first + (m.offset - m.first) % every for m in self.scenario.freight.messages
+            )
+            return min(first + max(0, -((first - step) // every)) * every for first in firsts)
+        place = step % every
+        later = bisect_left(self._places, place)
+        wrapped = later == len(self._places)
+        return step - place + (self._places[0] + every if wrapped else self._places[later])
 
     def _schedule(self, step: int) -> tuple[tuple[int, ...], list[Piece]]:
         """The messages that are due after `step`, and their pieces as they get ready."""

@@ -45,8 +45,7 @@ def simulate(scenario: Scenario, *, steps: int, seed: int = 0) -> Outcome:
         )
     if is_regular(scenario):
         run = _alike(scenario)
-        for step in range(1, steps + 1):
-            run.step(step)
+        _train_alike(run, steps)
     else:
         run = _apart(scenario, steps, seed)
     return run.end(steps)
@@ -72,6 +71,18 @@ def _alike(scenario: Scenario) -> Run:
     factors = scenario.pace.constant(workers)
     assert factors is not None
     return Run(scenario, Lone(scenario.compute.step_s * float(factors[0]), workers))
+
+
+def _train_alike(run: Run, steps: int) -> None:
+    """Step by step where something happens, and all at once where nothing does."""
+    step = 1
+    while step <= steps:
+        event = min(run.next_event(step), steps + 1)
+        if event > step:
+            run.rest(event - step)
+        if event <= steps:
+            run.step(event)
+        step = event + 1
 
 
 def _apart(scenario: Scenario, steps: int, seed: int) -> Run:
