@@ -15,7 +15,7 @@ from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.schedule import WarmupCosine
 
-__all__ = ["Recipe", "find", "laptop", "paper"]
+__all__ = ["Recipe", "find", "laptop", "load", "paper"]
 
 Recipe: TypeAlias = Callable[[str], TrainConfig]
 
@@ -108,9 +108,8 @@ def find(name: str) -> Recipe:
     """
     if name in _RECIPES:
         return _RECIPES[name]
-    path, _, function = name.rpartition(":")
-    if path.endswith(".py") and Path(path).is_file():
-        return _load(Path(path), function)
+    if _is_file(name):
+        return load(name)
     close = get_close_matches(name, list(_RECIPES), n=1)
     raise ConfigurationError(
         f"use recipe {name!r}",
@@ -119,7 +118,28 @@ def find(name: str) -> Recipe:
     )
 
 
-def _load(path: Path, function: str) -> Recipe:
+def _is_file(name: str) -> bool:
+    path = name.rpartition(":")[0]
+    return path.endswith(".py") and Path(path).is_file()
+
+
+def load(name: str) -> Callable[..., Any]:
+    """FUNCTION of a file given as `FILE.py:FUNCTION`.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not _is_file(name):
+        raise ConfigurationError(
+            f"load {name!r}",
+            because="it is no FILE.py:FUNCTION of a file that is there",
+            do="write it like recipes/mine.py:grid",
+        )
+    path, _, function = name.rpartition(":")
+    return _load(Path(path), function)
+
+
+def _load(path: Path, function: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise _no_function(path, function)
@@ -132,15 +152,15 @@ def _load(path: Path, function: str) -> Recipe:
             because=f"running it raised {type(error).__name__}: {error}",
             do="mend the file",
         ) from error
-    recipe: Recipe | None = getattr(module, function, None)
-    if not callable(recipe):
+    found: Callable[..., Any] | None = getattr(module, function, None)
+    if not callable(found):
         raise _no_function(path, function)
-    return recipe
+    return found
 
 
 def _no_function(path: Path, function: str) -> ConfigurationError:
     return ConfigurationError(
         f"use recipe {path}:{function}",
         because=f"{path} has no function of that name",
-        do="define a function from a method's name to a TrainConfig there",
+        do="define it there: a recipe takes a method's name and returns a TrainConfig",
     )

@@ -1,4 +1,4 @@
-"""A run's folder: config.json, metrics.jsonl, summary.json."""
+"""A run's folder: config.json, data.json, metrics.jsonl, summary.json."""
 
 import json
 import os
@@ -87,6 +87,15 @@ class RunFolder:
             raise ConfigurationError(
                 f"start a run in {self.path}", because=str(error), do="pass another --out"
             ) from error
+
+    def note_data(self, fingerprint: str) -> None:
+        """Note which tokens the run is about; a corpus of one name may differ between machines.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        with _writing(self.path / "data.json"):
+            write_json(self.path / "data.json", {"fingerprint": fingerprint})
 
     def check_same(self, config: dict[str, Any], *, may_differ: Collection[str] = ()) -> None:
         """Raise `MismatchError` if the run here was started with another configuration.

@@ -39,7 +39,7 @@ def train(
 
     Args:
         config: the run.
-        out: folder for config.json, metrics.jsonl, summary.json, checkpoints and the final model;
+        out: folder for config.json, data.json, metrics.jsonl, summary.json, checkpoints and model;
             with events.jsonl of a worker that may come and go, which has a folder of its own.
         observers: makes those who are told of the progress, on the process that leads.
         membership: makes this process one worker of an elastic run; global_batch / workers
@@ -182,6 +182,7 @@ class _Trainer:
         self._crew.arrive()
         # Last, so that a start that fails leaves no folder in the way of the next one.
         self._folder.open(self._config.describe())
+        self._folder.note_data(self._data.fingerprint)
 
     # -- the loop ----------------------------------------------------------------------------------
 
