@@ -9,6 +9,7 @@ __all__ = [
     "CorpusError",
     "ExchangeError",
     "ExchangeTimeout",
+    "IncompleteError",
     "MismatchError",
     "NonFiniteError",
     "RoundDiscarded",
@@ -67,3 +68,7 @@ class CheckpointError(ThinwireError):
 
 class CorpusError(ThinwireError):
     """A corpus is empty, unreadable or unknown."""
+
+
+class IncompleteError(ThinwireError):
+    """Runs of a comparison have no result: they failed, or something else lies in their place."""

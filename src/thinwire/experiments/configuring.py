@@ -1,0 +1,103 @@
+"""From a recipe to the configuration of one run: what a command line or a grid changes in it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.errors import ConfigurationError
+from thinwire.experiments.description import Settings
+from thinwire.method import Method
+from thinwire.outer import Direct
+from thinwire.train.config import TrainConfig
+from thinwire.train.launch import count_workers
+from thinwire.train.recipes import Recipe
+
+__all__ = ["ask", "has_rounds", "with_changes", "with_rates"]
+
+
+def ask(recipe: Recipe, text: str) -> TrainConfig:
+    """What `recipe` makes of `text`.
+
+    Raises:
+        ConfigurationError: something else than a configuration.
+    """
+    made: Any = recipe(text)
+    if not isinstance(made, TrainConfig):
+        raise ConfigurationError(
+            f"use recipe {getattr(recipe, '__name__', '?')!r}",
+            because=f"it returned {type(made).__name__} and not a TrainConfig",
+            do="return one, for example dataclasses.replace(recipes.laptop(method), ...)",
+        )
+    return made
+
+
+def has_rounds(config: TrainConfig) -> bool:
+    """Whether workers go their own way between exchanges."""
+    return not isinstance(config.method.outer, Direct)
+
+
+def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """`config` with other values in all places at once.
+
+    Args:
+        config: of a run.
+        changes: fields, those of a part as `data.sequence_length`.
+
+    Raises:
+        ConfigurationError: there is no such field, or the values do not fit each other.
+
+    >>> from thinwire.train import recipes
+    >>> with_changes(recipes.laptop("ddp"), {"steps": 3, "data.sequence_length": 8}).steps
+    3
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        part, _, name = path.rpartition(".")
+        parts.setdefault(part, {})[name] = value
+    plain = parts.pop("", {})
+    try:
+        nested = {
+            part: dataclasses.replace(getattr(config, part), **given)
+            for part, given in parts.items()
+        }
+        machine = nested.get("machine", config.machine)
+        # Here already: the batch has to fit the workers there will be, not those of the recipe.
+        workers = count_workers(plain.pop("workers", config.workers), machine.worker_size)
+        return dataclasses.replace(config, **nested, **plain, workers=workers)
+    except (TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"change {', '.join(changes)} of a recipe",
+            because=str(error),
+            do="name fields of TrainConfig, such as steps or data.sequence_length",
+        ) from error
+
+
+def with_rates(method: Method, *, sync_every: int | None, settings: Settings) -> Method:
+    """`method` with another H and other rates, where they are given.
+
+    Raises:
+        ConfigurationError: one of its slots has no such field.
+    """
+    changes: dict[str, Any] = {}
+    if sync_every is not None:
+        changes["sync_every"] = sync_every
+    if settings.inner_lr is not None:
+        changes["inner"] = _replace(method.inner, {"lr": settings.inner_lr}, "--inner-lr", method)
+    momentum = settings.outer_momentum
+    outer: dict[str, Any] = {} if settings.outer_lr is None else {"lr": settings.outer_lr}
+    if momentum is not None:
+        outer |= {"momentum": momentum, "nesterov": momentum > 0}
+    if outer:
+        changes["outer"] = _replace(method.outer, outer, "--outer-lr and --outer-momentum", method)
+    return dataclasses.replace(method, **changes)
+
+
+def _replace(slot: Any, fields: dict[str, Any], flag: str, method: Method) -> Any:
+    known = {field.name for field in dataclasses.fields(slot)}
+    if not fields.keys() <= known:
+        raise ConfigurationError(
+            f"use {flag} with method {method.name!r}",
+            because=f"its {type(slot).__name__} has no {', '.join(sorted(fields.keys() - known))}",
+            do="leave the flag out, or write a recipe that sets the method's slots",
+        )
+    return dataclasses.replace(slot, **fields)

@@ -1,0 +1,208 @@
+"""An experiment, described: what is compared with what, and how much each may be tuned."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.train import recipes
+from thinwire.train.recipes import Recipe
+
+__all__ = ["Experiment", "Settings", "Tuning", "find", "number_text", "product"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Rates of a method; None keeps the recipe's.
+
+    Args:
+        inner_lr: peak learning rate of the inner optimizer.
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its Nesterov momentum; 0 is plain SGD.
+    """
+
+    inner_lr: float | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+
+    def given(self) -> dict[str, float]:
+        """Those that are not None."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+
+def product(
+    *,
+    inner_lr: Sequence[float] = (),
+    outer_lr: Sequence[float] = (),
+    outer_momentum: Sequence[float] = (),
+) -> tuple[Settings, ...]:
+    """All combinations; an empty sequence keeps the recipe's value.
+
+    >>> [settings.given() for settings in product(inner_lr=(0.1, 0.2), outer_lr=(1.0,))]
+    [{'inner_lr': 0.1, 'outer_lr': 1.0}, {'inner_lr': 0.2, 'outer_lr': 1.0}]
+    """
+    axes = (inner_lr or (None,), outer_lr or (None,), outer_momentum or (None,))
+    return tuple(
+        Settings(inner_lr=i, outer_lr=o, outer_momentum=m) for i, o, m in itertools.product(*axes)
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """How each method's rates are searched: all with the first seed, the best with all seeds.
+
+    A method that averages at every step has no outer optimizer; candidates that differ in nothing
+    else are one.
+
+    Args:
+        candidates: a method's name as in `Experiment.methods` to what is tried for it; "" stands
+            for all others. Every method must get equally many.
+        repeated: how many of them are repeated with the other seeds before one is chosen, because
+            one seed picks a rate at the edge of stability.
+
+    Raises:
+        ConfigurationError: nothing to search, or nothing to choose from.
+    """
+
+    candidates: Mapping[str, tuple[Settings, ...]]
+    repeated: int = 2
+
+    def __post_init__(self) -> None:
+        if self.repeated < 1 or not self.candidates or not all(self.candidates.values()):
+            raise ConfigurationError(
+                "tune",
+                because=f"there are no candidates, or {self.repeated} of them would be repeated",
+                do="give every method at least one candidate, and pass repeated >= 1",
+            )
+
+    def of(self, method: str) -> tuple[Settings, ...]:
+        """What is tried for `method`.
+
+        Raises:
+            ConfigurationError: nothing.
+        """
+        found = self.candidates.get(method, self.candidates.get(""))
+        if found is None:
+            raise ConfigurationError(
+                f"tune {method!r}",
+                because=f"there are candidates for {', '.join(self.candidates)} only",
+                do="add some for it, or for all methods",
+            )
+        return found
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """A grid of runs over the same model, data and tokens.
+
+    Every method is crossed with every axis that has a meaning for it: what averages at every step
+    has no H and no outer optimizer, and only some presets have bits or a density. An axis of one
+    value sets it, and the names of methods and folders do not mention it. The global batch stays
+    as K changes.
+
+    Args:
+        recipe: from a method's name to a configuration.
+        methods: names that `recipe` takes.
+        seeds: each for all methods.
+        workers: K.
+        sync_every: H; a method whose name gives its own keeps that on an axis of several.
+        density: shares of the numbers that are sent.
+        bits: of a number on the wire.
+        inner_lr: peak learning rates of the inner optimizer.
+        outer_lr: learning rates of the outer optimizer.
+        outer_momentum: its momenta.
+        changes: what all runs have that the recipe has not, such as `{"steps": 1600,
+            "periods.evaluate_steps": 400}`.
+        baseline: what differences are taken to: a method, or a row's full label; None is diloco,
+            or the first method where there is none.
+        tuning: how rates are searched; None takes them as they are.
+
+    Raises:
+        ConfigurationError: an axis that is empty or negative, or one that tuning searches, too.
+
+    >>> Experiment(methods=("ddp", "muloco"), workers=(4, 8)).seeds
+    (0,)
+    """
+
+    recipe: Recipe = recipes.laptop
+    methods: tuple[str, ...] = ("ddp", "diloco", "muloco")
+    seeds: tuple[int, ...] = (0,)
+    workers: tuple[int, ...] = ()
+    sync_every: tuple[int, ...] = ()
+    density: tuple[float, ...] = ()
+    bits: tuple[int, ...] = ()
+    inner_lr: tuple[float, ...] = ()
+    outer_lr: tuple[float, ...] = ()
+    outer_momentum: tuple[float, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    baseline: str | None = None
+    tuning: Tuning | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "seeds"):
+            if not getattr(self, name):
+                raise ConfigurationError(
+                    "compare", because=f"{name} is empty", do=f"pass at least one of {name}"
+                )
+        if self.tuning is not None:
+            self._check_tuning(self.tuning)
+
+    def _check_tuning(self, tuning: Tuning) -> None:
+        if len(self.seeds) < 2:
+            raise ConfigurationError(
+                f"tune with seed {min(self.seeds)} alone",
+                because="one seed picks a rate at the edge of stability",
+                do="pass more seeds, such as 0,1,2",
+            )
+        searched = {name for s in tuning.candidates.values() for c in s for name in c.given()}
+        for name in sorted(searched):
+            if getattr(self, name):
+                raise ConfigurationError(
+                    f"tune {name}",
+                    because="it is an axis of the comparison, too",
+                    do="leave one of the two out",
+                )
+
+    def settings(self) -> tuple[Settings, ...]:
+        """All combinations of the rates."""
+        return product(
+            inner_lr=self.inner_lr, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum
+        )
+
+
+def find(name: str) -> Experiment:
+    """What FUNCTION of a file given as `FILE.py:FUNCTION` returns; it takes no arguments.
+
+    Raises:
+        ConfigurationError: there is no such function, or it returns something else.
+    """
+    made = recipes.load(name)()
+    if not isinstance(made, Experiment):
+        raise ConfigurationError(
+            f"use experiment {name!r}",
+            because=f"it returned {type(made).__name__} and not an Experiment",
+            do="return a thinwire.experiments.Experiment there",
+        )
+    return made
+
+
+def unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    """`values` without those that came before."""
+    return tuple(dict.fromkeys(values))
+
+
+def number_text(value: float) -> str:
+    """The shortest text that reads as `value`.
+
+    >>> number_text(4e-3), number_text(1.0), number_text(0.1234567)
+    ('0.004', '1', '0.1234567')
+    """
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
