@@ -15,11 +15,10 @@ FLAGS = {
         precision recipe resume seed sequence-length steps sync-every tensorboard threads timeout-s
         tokenizer wandb warmup-steps worker-size workers
         elastic identity min-workers patience token-file""",
-    "compare": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
-        global-batch inner-lr keep-checkpoints log-steps methods model out outer-device outer-lr
-        outer-momentum
-        precision recipe seeds sequence-length steps sync-every threads timeout-s tokenizer
-        warmup-steps worker-size workers""",
+    "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
+        evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods
+        model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length steps
+        sync-every threads timeout-s tokenizer tune warmup-steps worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
         mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
         up workers""",
@@ -73,6 +72,45 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
     assert len({run["tokens"] for runs in compared.values() for run in runs}) == 1
 
 
+def test_compare_takes_a_grid_and_says_what_is_missing(tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from thinwire.experiments import Experiment\n"
+        "def grid():\n    return Experiment(methods=('ddp',), seeds=(0, 1))\n"
+    )
+    out = tmp_path / "out"
+    own = ["--experiment", f"{tmp_path}/mine.py:grid", "--methods", "diloco", "--seeds", "0"]
+    arguments = ["compare", *own, *SMALL, "--sync-every", "2,3", "--out", str(out)]
+    assert main(arguments) == 0
+    assert set(json.loads((out / "compare.json").read_text())) == {"diloco H=2", "diloco H=3"}
+    (out / "diloco-H-2-seed0" / "summary.json").write_text("{")
+    capsys.readouterr()
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert "left out of the tables above" in captured.out
+    assert "diloco-H-2-seed0 has no result (corrupt: summary.json cannot be" in captured.err
+    assert captured.err.count("\n") == 1
+    compared = json.loads((out / "compare.json").read_text())
+    assert [len(runs) for runs in compared.values()] == [0, 1]
+
+
+def test_compare_searches_rates(tmp_path, capsys) -> None:
+    tune = ["--tune", "inner-lr=1e-3,8e-3", "diloco:outer-lr=0.5", "ddp:inner-lr=2e-3,4e-3"]
+    few = ["--methods", "ddp,diloco", "--seeds", "0,1", "--baseline", "ddp", *SMALL]
+    assert main(["compare", *tune, *few, "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "tuning.json").read_text())["rows"]
+    tried = {
+        row: [candidate["settings"] for candidate in found["candidates"]]
+        for row, found in rows.items()
+    }
+    assert tried["ddp"] == [{"inner_lr": "0.002"}, {"inner_lr": "0.004"}]
+    assert [c["inner_lr"] for c in tried["diloco"]] == ["0.001", "0.008"]
+    assert {c["outer_lr"] for c in tried["diloco"]} == {"0.5"}
+    assert all(len(c["runs"]) == 2 for found in rows.values() for c in found["candidates"])
+    assert "rates, out of 2 tried for each" in capsys.readouterr().out
+    compared = json.loads((tmp_path / "compare.json").read_text())
+    assert {method: len(runs) for method, runs in compared.items()} == {"ddp": 2, "diloco": 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -93,6 +131,20 @@ def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> Non
         (["train", "--device", "abacus"], "abacus"),
         (["compare", "--methods", "ddp,nope"], "nope"),
         (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
+        (["compare", "--workers", "1,"], "--workers '1,'"),
+        (["compare", "--density", "1/0"], "--density '1/0'"),
+        (["compare", "--bits", "3", "--methods", "muloco"], "3 bits"),
+        (["compare", "--bits", "2", "--methods", "diloco"], "none of diloco has a bits"),
+        (["compare", "--workers", "3"], "global batch of 16"),
+        (["compare", "--jobs", "0"], "0 jobs"),
+        (["compare", "--baseline", "dilco"], "'dilco'"),
+        (["compare", "--experiment", "missing.py:f"], "missing.py:f"),
+        (["compare", "--experiment", "empty.py:grid"], "int and not an Experiment"),
+        (["compare", "--experiment", "empty.py:grid", "--recipe", "paper"], "has its own"),
+        (["compare", "--tune", "inner-lr=1e-3,2e-3"], "one seed picks"),
+        (["compare", "--tune", "lr=1e-3"], "none of inner-lr"),
+        (["compare", "--tune", "inner-lr=x", "--seeds", "0,1"], "--tune 'x'"),
+        (["compare", "--tune", "outer-lr=0.5,1", "--seeds", "0,1"], "same budget"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_an_exit_status(
@@ -100,7 +152,7 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def f(:")
-    (tmp_path / "empty.py").write_text("def f(method):\n    pass\n")
+    (tmp_path / "empty.py").write_text("def f(method):\n    pass\ndef grid():\n    return 3\n")
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")

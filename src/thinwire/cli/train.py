@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from thinwire.cli.elastic import ElasticFlags
-from thinwire.cli.flags import RunFlags, apply_flags, default_out
+from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.errors import ConfigurationError
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import is_lead, under_torchrun
@@ -41,6 +41,7 @@ class Train:
     wandb: str | None = None
     """Report to this project of Weights & Biases."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
+    rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
     among: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
 
     def main(self, console: Console) -> None:
@@ -49,7 +50,7 @@ class Train:
         if membership is not None:
             membership.check_launch(self.run.worker_size or 1)
         self._check_launch()
-        config = apply_flags(self.run, self.method, self.seed)
+        config = apply_flags(self.run, self.method, self.seed, self.rates)
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
         begin = resume if self.resume else train
@@ -69,7 +70,7 @@ class Train:
                 because="without it every run gets a new folder",
                 do="pass --out with the folder of the run",
             )
-        if under_torchrun() and self.run.workers is not None:
+        if under_torchrun() and self.rates.workers is not None:
             raise ConfigurationError(
                 "train under torchrun with --workers",
                 because="every rank is one worker, or a part of one with --worker-size, so the "
