@@ -102,9 +102,9 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         row: [candidate["settings"] for candidate in found["candidates"]]
         for row, found in rows.items()
     }
-    assert tried["ddp"] == [{"inner_lr": "0.002"}, {"inner_lr": "0.004"}]
-    assert [c["inner_lr"] for c in tried["diloco"]] == ["0.001", "0.008"]
-    assert {c["outer_lr"] for c in tried["diloco"]} == {"0.5"}
+    assert tried["ddp"] == [{"inner_lr": 0.002}, {"inner_lr": 0.004}]
+    assert [c["inner_lr"] for c in tried["diloco"]] == [0.001, 0.008]
+    assert {c["outer_lr"] for c in tried["diloco"]} == {0.5}
     assert all(len(c["runs"]) == 2 for found in rows.values() for c in found["candidates"])
     assert "rates, out of 2 tried for each" in capsys.readouterr().out
     compared = json.loads((tmp_path / "compare.json").read_text())

@@ -29,25 +29,14 @@ from thinwire.experiments import (
 )
 from thinwire.experiments.arms import arms_of, configure
 from thinwire.experiments.comparison import Comparison
-from thinwire.experiments.runs import Failure, Run, Tell
+from thinwire.experiments.runs import Failure, Run, Tell, nobody
 from thinwire.experiments.standing import look, note_failure
 from thinwire.train.config import Periods, TrainConfig
 from thinwire.train.data import Data
-from thinwire.train.observers import Observer
+from thinwire.train.folder_lock import locked
 from thinwire.train.recipes import laptop
 from thinwire.train.run_folder import RunFolder, write_json
 from thinwire.train.schedule import WarmupCosine
-
-
-@final
-class Silent(Observer):
-    def record(self, record: dict[str, Any]) -> None:
-        pass
-
-
-def nobody(run: Run) -> Observer:
-    return Silent()
-
 
 # -- statistics, by hand ---------------------------------------------------------------------------
 
@@ -281,6 +270,16 @@ SPOILT: dict[str, tuple[Callable[[Path], object], State, str]] = {
         State.MISMATCH,
         "model.size is 1m there",
     ),
+    "an elastic worker": (
+        lambda f: spoil(f, "summary.json", lambda s: s.update(events={})),
+        State.MISMATCH,
+        "elastic",
+    ),
+    "no sizes": (
+        lambda f: (f / "metrics.jsonl").write_text('{"step": 1, "val_loss": 1.0}\n'),
+        State.CORRUPT,
+        "live_weights_bytes",
+    ),
     "no metrics": (lambda f: (f / "metrics.jsonl").write_text(""), State.CORRUPT, "metrics.jsonl"),
     "other corpus": (lambda f: RunFolder(f).note_data("xyz"), State.MISMATCH, "corpus is xyz"),
     "unknown corpus": (lambda f: (f / "data.json").unlink(), State.MISMATCH, "not known"),
@@ -364,14 +363,24 @@ def test_a_search_repeats_the_best_two_and_does_not_fall_for_one_seed(tmp_path) 
     assert (tmp_path / "ddp-inner_lr-0.002-seed1").is_dir()
     written = json.loads((tmp_path / "tuning.json").read_text())
     ddp = written["rows"]["ddp"]
-    assert ddp["chosen"] == {"inner_lr": "0.002"}
+    assert ddp["chosen"] == {"inner_lr": 0.002}
     assert ddp["at_the_edge_of"] == []
     assert "best 2 of 3" in ddp["why"]
     runs = {c["settings"]["inner_lr"]: c["runs"] for c in ddp["candidates"]}
-    assert runs["0.001"] == {"0": {"folder": "ddp-inner_lr-0.001-seed0", "val_loss": 3.0}}
-    assert runs["0.004"]["2"]["val_loss"] == 2.7
+    assert runs[0.001] == {"0": {"folder": "ddp-inner_lr-0.001-seed0", "val_loss": 3.0}}
+    assert runs[0.004]["2"]["val_loss"] == 2.7
     assert found.troubles() == {}
     assert found.strangers == {}
+
+
+def test_a_choice_at_the_edge_is_named(tmp_path) -> None:
+    found = searched(tmp_path, lambda c: c.method.inner.lr + c.seed)
+    assert found.choices[0].edges() == ["inner_lr"]
+    one = Experiment(
+        seeds=(0, 1), methods=("ddp",), tuning=Tuning(candidates={"": product(inner_lr=(0.1,))})
+    )
+    single = compare(one, tmp_path / "one", nobody, Written(lambda c: 1.0))
+    assert single.choices[0].edges() == []
 
 
 def test_a_search_that_is_done_runs_nothing(tmp_path) -> None:
@@ -495,6 +504,15 @@ def test_one_that_fails_is_shown_and_the_others_go_on(tmp_path, tiny) -> None:
     noted = json.loads((out / "failing-seed0" / "failed.json").read_text())
     assert noted["kind"] == "RuntimeError"
     assert json.loads((out / "diloco-seed0" / "data.json").read_text())["fingerprint"]
+
+
+def test_a_run_that_somebody_else_writes_is_left_to_them(tmp_path, tiny) -> None:
+    experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
+    with locked(folder):
+        found = compare(experiment, tmp_path / "o", nobody)
+        assert "another process" in found.troubles()["diloco-seed0"].why
+        assert [p.name for p in folder.iterdir()] == ["lock"]
+    assert compare(experiment, tmp_path / "o", nobody).troubles() == {}
 
 
 def test_side_by_side_gives_the_same_bits_and_outlives_a_killed_process(tmp_path, tiny) -> None:

@@ -99,13 +99,22 @@ def difference_table(comparison: Comparison) -> Table:
 
 def search_table(choices: Sequence[Choice]) -> Table:
     """One row per method: which rates the search chose."""
-    tried = len(choices[0].tried)
-    table = _table(f"rates, out of {tried} tried for each; all in tuning.json", "method", "chosen")
+    table = _table(
+        f"rates, out of {len(choices[0].tried)} tried for each; all in tuning.json",
+        "method",
+        "chosen",
+        caption="* the lowest or highest that was tried: a better one may lie beyond",
+    )
     for choice in choices:
-        found = choice.chosen
-        text = choice.why if found is None else " ".join(f"{n}={v}" for n, v in found.chosen)
-        table.add_row(escape(choice.arm.label), escape(text))
+        table.add_row(escape(choice.arm.label), escape(_chosen_text(choice)))
     return table
+
+
+def _chosen_text(choice: Choice) -> str:
+    if choice.chosen is None:
+        return f"none: {choice.why}"
+    edges = choice.edges()
+    return " ".join(f"{n}={v}{'*' if n in edges else ''}" for n, v in choice.chosen.chosen)
 
 
 def trouble_table(standings: Mapping[str, Standing]) -> Table:

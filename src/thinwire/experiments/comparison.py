@@ -9,7 +9,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.experiments.arms import Arm, arms_of
 from thinwire.experiments.campaign import Campaign
 from thinwire.experiments.description import Experiment
-from thinwire.experiments.runs import InTurn, Runner, Tell
+from thinwire.experiments.runs import InTurn, Runner, Tell, nobody
 from thinwire.experiments.standing import Standing, State
 from thinwire.experiments.statistics import Estimate, estimate, paired_difference
 from thinwire.experiments.tuning import Choice, budget, search, write_tuning
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def compare(
-    experiment: Experiment, out: Path, tell: Tell, runner: Runner | None = None
+    experiment: Experiment, out: Path, tell: Tell = nobody, runner: Runner | None = None
 ) -> Comparison:
     """Carry out what is missing of `experiment` in `out`, and write what came of it.
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.standing import forget_failure, note_failure
@@ -15,7 +15,7 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume
 
-__all__ = ["Failure", "InTurn", "Run", "Runner", "Tell", "carry_out", "cores"]
+__all__ = ["Failure", "InTurn", "Run", "Runner", "Tell", "carry_out", "cores", "nobody"]
 
 
 @final
@@ -49,6 +49,18 @@ class Failure:
 
 
 Tell: TypeAlias = Callable[[Run], Observer]
+
+
+@final
+class _Silent(Observer):
+    def record(self, record: dict[str, Any]) -> None:
+        del record
+
+
+def nobody(run: Run) -> Observer:
+    """Tells nobody of `run`."""
+    del run
+    return _Silent()
 
 
 class Runner(ABC):

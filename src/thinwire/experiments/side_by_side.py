@@ -179,7 +179,7 @@ def _serve(pipe: Connection, share: list[int]) -> None:
             packed = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send(("end", _carry_out(packed, pipe, len(share))))
+        _say(pipe, "end", _carry_out(packed, pipe, len(share)))
 
 
 def _carry_out(packed: bytes, pipe: Connection, share: int) -> Failure | None:
@@ -196,4 +196,12 @@ class _Messenger(Observer):
         self._pipe = pipe
 
     def record(self, record: dict[str, Any]) -> None:
-        self._pipe.send(("record", record))
+        _say(self._pipe, "record", record)
+
+
+def _say(pipe: Connection, kind: str, content: Any) -> None:
+    try:
+        pipe.send((kind, content))
+    except OSError as error:
+        # Whoever started this is gone, and its next start goes on from the checkpoint.
+        raise SystemExit from error

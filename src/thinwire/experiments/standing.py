@@ -102,6 +102,9 @@ def _difference(theirs: dict[str, Any], config: TrainConfig) -> str | None:
 
 def _finished(folder: Path, config: TrainConfig) -> Standing:
     summary = _object(folder / "summary.json")
+    if "events" in summary:
+        why = "it is of one worker of an elastic run"
+        return Standing(state=State.MISMATCH, why=why)
     wanted = {
         "workers": config.workers,
         "steps": config.steps,
@@ -127,8 +130,8 @@ def _memory(folder: Path) -> dict[str, int]:
     """Bytes of each state that a worker of the run in `folder` held."""
     try:
         record = RunFolder(folder).last_evaluation()
-        return {state: record[f"{state}_bytes"] for state in _STATES}
-    except (CheckpointError, KeyError, TypeError) as error:
+        return {state: int(record[f"{state}_bytes"]) for state in _STATES}
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
         raise _CorruptError(f"metrics.jsonl has no readable last evaluation: {error}") from error
 
 

@@ -33,6 +33,23 @@ class Choice:
     chosen: Arm | None
     why: str
 
+    def edges(self) -> list[str]:
+        """Settings whose chosen value is the lowest or highest that was tried.
+
+        A better one may lie beyond.
+        """
+        found: list[str] = []
+        for name, value in _searched(self.chosen).items():
+            values = {s[name] for candidate in self.tried if name in (s := _searched(candidate))}
+            if len(values) > 1 and value in (min(values), max(values)):
+                found.append(name)
+        return found
+
+
+def _searched(arm: Arm | None) -> dict[str, float]:
+    """The settings of `arm` that a search varied or set."""
+    return {} if arm is None else {name: float(value) for name, value in arm.chosen}
+
 
 def budget(experiment: Experiment, tuning: Tuning, arms: Sequence[Arm]) -> dict[Arm, list[Arm]]:
     """What is tried for each row.
@@ -41,13 +58,13 @@ def budget(experiment: Experiment, tuning: Tuning, arms: Sequence[Arm]) -> dict[
         ConfigurationError: not the same number for all.
     """
     tried = {arm: tuned(arm, tuning.of(arm.method), experiment.recipe) for arm in arms}
-    counts = {arm.label: len(candidates) for arm, candidates in tried.items()}
-    fewest, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    if counts[fewest] != counts[most]:
+    fewest, most = (pick(tried, key=lambda arm: len(tried[arm])) for pick in (min, max))
+    few, many = len(tried[fewest]), len(tried[most])
+    if few != many:
         raise ConfigurationError(
             "tune with the same budget",
-            because=f"{fewest} has {counts[fewest]} different candidates and {most} {counts[most]}",
-            do=f"give {fewest} more of its own, such as --tune {fewest}:inner-lr=1e-3,2e-3,4e-3",
+            because=f"{fewest.label} has {few} different candidates and {most.label} {many}",
+            do=f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3",
         )
     return tried
 
@@ -118,14 +135,13 @@ def write_tuning(file: Path, tuning: Tuning, choices: Sequence[Choice]) -> None:
 
 
 def _described(choice: Choice) -> dict[str, Any]:
-    chosen = choice.chosen
     return {
-        "chosen": None if chosen is None else dict(chosen.chosen),
+        "chosen": None if choice.chosen is None else _searched(choice.chosen),
         "why": choice.why,
-        "at_the_edge_of": [] if chosen is None else _edges(choice, chosen),
+        "at_the_edge_of": choice.edges(),
         "candidates": [
             {
-                "settings": dict(candidate.chosen),
+                "settings": _searched(candidate),
                 "runs": {
                     str(seed): {"folder": candidate.folder(seed)} | _result(standing)
                     for seed, standing in sorted(by_seed.items())
@@ -140,16 +156,3 @@ def _result(standing: Standing) -> dict[str, Any]:
     if standing.summary is not None:
         return {"val_loss": standing.summary["val_loss"]}
     return {"state": str(standing.state), "why": standing.why}
-
-
-def _edges(choice: Choice, chosen: Arm) -> list[str]:
-    """Settings whose chosen value is the lowest or highest that was tried: better may lie beyond.
-
-    Two values have no inside, so that they say nothing.
-    """
-    edges: list[str] = []
-    for name, value in chosen.settings.given().items():
-        values = {c.settings.given()[name] for c in choice.tried if name in c.settings.given()}
-        if len(values) > 1 and value in (min(values), max(values)):
-            edges.append(name)
-    return edges
