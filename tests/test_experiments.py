@@ -376,6 +376,8 @@ def test_a_search_repeats_the_best_two_and_does_not_fall_for_one_seed(tmp_path) 
 def test_a_choice_at_the_edge_is_named(tmp_path) -> None:
     found = searched(tmp_path, lambda c: c.method.inner.lr + c.seed)
     assert found.choices[0].edges() == ["inner_lr"]
+    highest = searched(tmp_path / "highest", lambda c: -c.method.inner.lr)
+    assert highest.choices[0].edges() == ["inner_lr"]
     one = Experiment(
         seeds=(0, 1), methods=("ddp",), tuning=Tuning(candidates={"": product(inner_lr=(0.1,))})
     )
@@ -508,10 +510,15 @@ def test_one_that_fails_is_shown_and_the_others_go_on(tmp_path, tiny) -> None:
 
 def test_a_run_that_somebody_else_writes_is_left_to_them(tmp_path, tiny) -> None:
     experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
+    (arm,) = arms_of(experiment)
+    config = configure(experiment, arm, 0)
+    machine = dataclasses.replace(config.machine, threads=1, device="cpu")
     with locked(folder):
+        RunFolder(folder).open(dataclasses.replace(config, machine=machine).describe())
+        before = {p.name for p in folder.iterdir()}
         found = compare(experiment, tmp_path / "o", nobody)
         assert "another process" in found.troubles()["diloco-seed0"].why
-        assert [p.name for p in folder.iterdir()] == ["lock"]
+        assert {p.name for p in folder.iterdir()} == before
     assert compare(experiment, tmp_path / "o", nobody).troubles() == {}
 
 

@@ -182,7 +182,9 @@ class _Trainer:
         self._crew.arrive()
         # Last, so that a start that fails leaves no folder in the way of the next one.
         self._folder.open(self._config.describe())
-        self._folder.note_data(self._data.fingerprint)
+        # Elastic workers are compared with each other as they meet, and outlive a full disk.
+        if self._crew.events is None:
+            self._folder.note_data(self._data.fingerprint)
 
     # -- the loop ----------------------------------------------------------------------------------
 
