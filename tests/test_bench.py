@@ -27,6 +27,12 @@ def test_simulation_is_measured_against_one_worker() -> None:
     assert result.ours == "2 simulated workers"
 
 
+def test_stacked_workers_are_measured_against_those_on_threads() -> None:
+    result = bench.stacked_simulation(workers=2, steps=1, repeats=1)
+    assert result.speed_ratio == result.baseline_s[0] / result.ours_s[0]
+    assert (result.name, result.ours) == ("stacked-simulation", "2 stacked workers")
+
+
 def test_codecs_are_measured_against_a_loop_over_topk() -> None:
     compared = [codecs.TopK(k=64), codecs.Quantise(bits=2), codecs.CastBF16()]
     layout = gpt2(vocabulary=300, positions=17, width=64, layers=1)

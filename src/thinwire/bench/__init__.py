@@ -3,7 +3,7 @@
 from thinwire.bench.codecs import CodecReport, CodecTimes, codecs
 from thinwire.bench.outer_step import outer_step
 from thinwire.bench.result import Report, Result, Table, compare_alternating
-from thinwire.bench.simulation import simulation
+from thinwire.bench.simulation import simulation, stacked_simulation
 
 __all__ = [
     "CodecReport",
@@ -15,4 +15,5 @@ __all__ = [
     "compare_alternating",
     "outer_step",
     "simulation",
+    "stacked_simulation",
 ]

@@ -8,7 +8,7 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew
 from thinwire.train.recipes import laptop
 
-__all__ = ["simulation"]
+__all__ = ["simulation", "stacked_simulation"]
 
 
 def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result:
@@ -32,6 +32,33 @@ def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result
         name="simulation",
         ours=f"{workers} simulated workers",
         baseline="one worker, same global batch",
+        ours_s=ours_s,
+        baseline_s=baseline_s,
+    )
+
+
+def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -> Result:
+    """K simulated workers stacked into one set of matrices against the same workers on threads.
+
+    Both run the laptop recipe's DiLoCo with all the machine's cores.
+
+    Args:
+        workers: K.
+        steps: inner steps of a repetition; a multiple of H has whole rounds.
+        repeats: repetitions of each, in turns.
+    """
+    config = replace(laptop("diloco"), workers=workers)
+    stacked_config = replace(config, machine=replace(config.machine, simulation="stacked"))
+    stacked, threads = _crew(stacked_config), _crew(config)
+    ours_s, baseline_s = compare_alternating(
+        lambda: _run(stacked, steps), lambda: _run(threads, steps), repeats=repeats
+    )
+    stacked.close()
+    threads.close()
+    return Result(
+        name="stacked-simulation",
+        ours=f"{workers} stacked workers",
+        baseline="the same workers on threads",
         ours_s=ours_s,
         baseline_s=baseline_s,
     )

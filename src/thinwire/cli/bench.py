@@ -20,6 +20,7 @@ __all__ = ["Bench"]
 
 _BENCHES: Mapping[str, Callable[[], bench.Report]] = {
     "simulation": bench.simulation,
+    "stacked-simulation": bench.stacked_simulation,
     "outer-step": bench.outer_step,
     "codecs": bench.codecs,
 }
@@ -33,7 +34,9 @@ _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 class Bench:
     """Measure this machine: ratios against a named baseline in the same run."""
 
-    what: tyro.conf.Positional[Literal["all", "simulation", "outer-step", "codecs"]] = "all"
+    what: tyro.conf.Positional[
+        Literal["all", "simulation", "stacked-simulation", "outer-step", "codecs"]
+    ] = "all"
     """Which benchmark."""
     out: Path | None = None
     """Folder for one JSON file per benchmark."""

@@ -48,6 +48,8 @@ class RunFlags:
     """bf16 is autocast; weights stay fp32."""
     compile: Literal["no", "yes"] | None = None
     """torch.compile the model."""
+    simulation: Literal["threads", "stacked"] | None = None
+    """stacked computes all workers of this process in one set of matrices: faster, other bits."""
     threads: int | None = None
     """CPU threads per rank; 0 shares the cores evenly."""
     timeout_s: float | None = None
@@ -93,6 +95,7 @@ _GROUPS: dict[str, dict[str, str]] = {
             "outer_device",
             "precision",
             "compile",
+            "simulation",
             "threads",
             "timeout_s",
             "worker_size",

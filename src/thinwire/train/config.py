@@ -51,6 +51,9 @@ class Machine:
             memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
             Sums depend on it, too; nothing else does but what dropout draws.
+        simulation: how the workers of one process compute: on "threads", bit for bit as the ranks
+            of torchrun do, or "stacked" into one set of matrices, which is faster where there are
+            more small workers than cores, and equal up to the order of sums.
     """
 
     device: str = "auto"
@@ -60,6 +63,7 @@ class Machine:
     timeout_s: float = 600.0
     outer_device: Literal["cpu"] | None = None
     worker_size: int = 1
+    simulation: Literal["threads", "stacked"] = "threads"
 
     def __post_init__(self) -> None:
         _at_least(0, threads=self.threads)
@@ -69,6 +73,12 @@ class Machine:
                 f"wait {self.timeout_s} s for a worker",
                 because="every exchange takes some time",
                 do="pass a timeout above 0",
+            )
+        if self.simulation == "stacked" and self.compile == "yes":
+            raise ConfigurationError(
+                "compile the model of stacked workers",
+                because="they share one that is made from theirs",
+                do="leave out --compile or --simulation stacked",
             )
 
 

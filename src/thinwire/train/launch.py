@@ -18,6 +18,7 @@ from thinwire.train.data import LoadedData
 from thinwire.train.elastic import ElasticCrew, Membership, Roaming
 from thinwire.train.ranks import Alone, Ranks, Sharded
 from thinwire.train.run_folder import what_counts
+from thinwire.train.stacked import Stacked
 from thinwire.train.standing import Numbered
 from thinwire.train.worker import Worker
 from thinwire.transport import Distributed, Transport, in_process
@@ -54,6 +55,7 @@ def resolve(config: TrainConfig, membership: Membership | None = None) -> TrainC
         ConfigurationError: a device that is not there, or ranks that are no whole workers.
     """
     machine = config.machine
+    _check_simulation(config, membership)
     if membership is not None:
         membership.check(config)
     workers = count_workers(config.workers, machine.worker_size)
@@ -62,6 +64,15 @@ def resolve(config: TrainConfig, membership: Membership | None = None) -> TrainC
     threads = machine.threads or max(1, (os.cpu_count() or 1) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
     return replace(config, workers=workers, machine=machine)
+
+
+def _check_simulation(config: TrainConfig, membership: Membership | None) -> None:
+    if config.machine.simulation == "stacked" and (under_torchrun() or membership is not None):
+        raise ConfigurationError(
+            "stack the workers",
+            because="each is a process of its own",
+            do="leave out --simulation, or simulate them all in one process",
+        )
 
 
 def count_workers(simulated: int, worker_size: int) -> int:
@@ -139,6 +150,8 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
         Worker(config, data, t, Numbered(t.rank, config.workers), Alone(), device)
         for t in in_process(config.workers)
     ]
+    if config.machine.simulation == "stacked":
+        return Stacked(workers, threads=config.machine.threads, sample=data.validation)
     sample = data.validation[:1, :-1]
     return Simulated(workers, threads=config.machine.threads, sample=sample)
 

@@ -60,13 +60,16 @@ class RandomStream:
 
 
 def draws_random_numbers(model: nn.Module, tokens: Tensor) -> bool:
-    """Whether a forward pass in training mode draws from torch's CPU generator, as dropout does.
+    """Whether a forward pass in training mode draws from torch's generators, as dropout does.
 
     Args:
         model: takes `input_ids`.
-        tokens: int64 [batch, time]; the pass leaves no trace in generators or gradients.
+        tokens: int64 [batch, time], where the model is, on CPU or CUDA; the pass leaves no trace in
+            generators or gradients.
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
+    cuda = [tokens.device] if tokens.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+        before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, cuda)]
         model(input_ids=tokens)
-        return not torch.equal(before, torch.get_rng_state())
+        after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, cuda)]
+        return not all(map(torch.equal, before, after))

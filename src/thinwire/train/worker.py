@@ -110,18 +110,22 @@ class Worker:
         Raises:
             NonFiniteError: the loss is not finite.
         """
-        windows = self._ranks.share(self._checked(next(self.batches))).to(self.device)
+        windows = self.read()
         with self._ranks.naming_failures():
             loss = sum(self._backward(part) for part in windows.chunk(self.config.accumulate))
         # On every rank alike: one that stopped alone would leave the others waiting.
         loss = self._ranks.total([loss])[0] / self._ranks.size
-        self._check_finite_loss(loss)
+        self.check_loss(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
 
+    def read(self) -> Tensor:
+        """The next batch, as much of it as this rank takes: int64 [batch, time + 1]."""
+        return self._ranks.share(self._checked(next(self.batches))).to(self.device)
+
     def _backward(self, windows: Tensor) -> float:
-        with self._autocast():
+        with self.autocast():
             loss = token_losses(self._forward, windows).mean() / self.config.accumulate
         loss.backward()
         return loss.item()
@@ -137,7 +141,7 @@ class Worker:
         mine, left = self._evaluated(windows)
         total, time = 0.0, windows.shape[1] - 1
         self.model.eval()
-        with self.outer.evaluating(), self._autocast(), self._ranks.naming_failures():
+        with self.outer.evaluating(), self.autocast(), self._ranks.naming_failures():
             for part in mine.split(batch):
                 losses = token_losses(self.model, part.to(self.device))[: left * time]
                 total += losses.double().sum().item()
@@ -265,7 +269,8 @@ class Worker:
         with self._ranks.naming_failures():  # the norm is that of all ranks' shards
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
         if self.config.machine.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -286,7 +291,8 @@ class Worker:
             )
         return windows
 
-    def _check_finite_loss(self, loss: float) -> None:
+    def check_loss(self, loss: float) -> None:
+        """Raise `NonFiniteError` if the loss of this step is not finite, naming a gradient."""
         if math.isfinite(loss):
             return
         bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))

@@ -1,0 +1,209 @@
+"""Models of equal shape as one model, whose weights have a dimension of workers before the others.
+
+Only modules that own parameters are changed: each computes for its worker's rows with its worker's
+weights. What lies between them (attention, activations, residuals) has no weights and sees K times
+the rows. That is exact as long as nothing looks across rows, which is tried out before it is used.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from thinwire.errors import ConfigurationError
+from thinwire.train.random_stream import draws_random_numbers
+from thinwire.train.worker import token_losses
+
+__all__ = ["ModelStack", "cannot_stack"]
+
+# Weights that differ so much change a loss by far more than this share of it; rounding by far less.
+_NOISE, _TOLERANCE = 0.1, 1e-3
+
+
+def cannot_stack(because: str) -> ConfigurationError:
+    """The error of a model or a run whose workers cannot be stacked."""
+    return ConfigurationError(
+        "simulate the workers stacked", because=because, do="pass --simulation threads"
+    )
+
+
+@final
+class ModelStack:
+    """K models as one; afterwards the weights of each are views into the stack's.
+
+    Args:
+        models: of equal structure, on one device, in training mode.
+            `own` has their parameters by name, `parameters` those of the stack.
+        windows: int64 [n, time + 1], n >= 1; what the stack is tried out on, against the models.
+
+    Raises:
+        ConfigurationError: the models cannot be stacked; names the module or parameter and why.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], windows: Tensor) -> None:
+        self._models = list(models)
+        first = self._models[0]
+        _check_draws_nothing(first, windows)
+        names = [name for name, _ in first.named_parameters()]
+        self.own = {name: [m.get_parameter(name) for m in self._models] for name in names}
+        self.parameters = {name: _stacked(self.own[name]) for name in names}
+        tied = {id(first.get_parameter(name)): p for name, p in self.parameters.items()}
+        self._module = copy.deepcopy(first, tied)
+        self._owners = list(_wrap(self._module, len(self._models)))
+        self._try_out(windows)
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self._models)
+
+    def losses(self, windows: Tensor) -> Tensor:
+        """The mean loss of each model: fp32 [K].
+
+        Args:
+            windows: int64 [K, batch, time + 1].
+        """
+        rows = windows.flatten(0, 1)
+        for owner in self._owners:
+            owner.rows = len(rows)
+        return token_losses(self._module, rows).view(self.size, -1).mean(1)
+
+    def share_gradients(self) -> None:
+        """Give every model its part of the gradients, as views."""
+        for name, stacked in self.parameters.items():
+            parts = [None] * self.size if stacked.grad is None else stacked.grad.unbind()
+            for parameter, part in zip(self.own[name], parts, strict=True):
+                parameter.grad = part
+
+    def drop_gradients(self) -> None:
+        """Forget the stack's gradients; those of the models are theirs to forget."""
+        for stacked in self.parameters.values():
+            stacked.grad = None
+
+    @torch.no_grad()
+    def _try_out(self, windows: Tensor) -> None:
+        """Compare with the models one by one, while no two of them have the same weights."""
+        sample = windows[torch.arange(2 * self.size) % len(windows)].unflatten(0, (self.size, 2))
+        sample = sample.to(next(iter(self.parameters.values())).device)
+        before = {name: p.clone() for name, p in self.parameters.items()}
+        held = [buffer.clone() for buffer in self._module.buffers()]
+        generator = torch.Generator().manual_seed(0)
+        try:
+            for p in self.parameters.values():
+                p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=_NOISE)
+            found = self._attempt(sample)
+            pairs = zip(self._models, sample, strict=True)
+            wanted = torch.stack([token_losses(model, w).mean() for model, w in pairs])
+        finally:
+            for name, p in self.parameters.items():
+                p.copy_(before[name])
+        for (name, buffer), old in zip(self._module.named_buffers(), held, strict=True):
+            if not torch.equal(buffer, old):
+                raise cannot_stack(f"a step changes buffer {name!r}, of which each has its own")
+        if not bool(((found - wanted).abs() <= _TOLERANCE * wanted.abs()).all()):
+            raise cannot_stack(
+                f"their losses are {found.tolist()} and not {wanted.tolist()}: something in the "
+                "model looks across the sequences of a batch"
+            )
+
+    def _attempt(self, sample: Tensor) -> Tensor:
+        try:
+            return self.losses(sample)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a foreign model fails in any way it likes
+            first = str(error).strip().partition("\n")[0]
+            raise cannot_stack(f"the model raised {type(error).__name__}: {first}") from error
+
+
+class _Owner(nn.Module):
+    """A module that owns parameters [K, ...], applied to K equal blocks of rows."""
+
+    def __init__(self, name: str, module: nn.Module, workers: int) -> None:
+        super().__init__()
+        self.name, self.workers, self.rows = name, workers, 0
+        self.module: Any = module
+
+    def blocks(self, value: Any) -> Any:
+        """`value` [rows, ...] as [K, rows / K, ...]; what is alike for all rows is repeated."""
+        if not isinstance(value, Tensor):
+            return value
+        if value.ndim and len(value) == 1:  # positions, say
+            value = value.expand(self.rows, *value.shape[1:])
+        if not value.ndim or len(value) % self.rows:
+            raise cannot_stack(
+                f"module {self.name!r} is given a tensor of shape {list(value.shape)}, "
+                f"and the batch has {self.rows} sequences"
+            )
+        return value.unflatten(0, (self.workers, -1))
+
+
+@final
+class _Mapped(_Owner):
+    """Any module, the slow and obvious way: torch's own map over the workers."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """The module's output for every row, each with the weights of its worker."""
+        blocks = [self.blocks(value) for value in inputs]
+        named = {key: self.blocks(value) for key, value in options.items()}
+        where = [_dimension(block) for block in blocks]
+        where_named = {key: _dimension(block) for key, block in named.items()}
+
+        def one(weights: Mapping[str, Tensor], values: list[Any], by_name: dict[str, Any]) -> Any:
+            return functional_call(self.module, dict(weights), tuple(values), by_name)
+
+        weights = dict(self.module.named_parameters())
+        mapped = vmap(one, in_dims=(0, where, where_named))(weights, blocks, named)
+        if not isinstance(mapped, Tensor):
+            raise cannot_stack(f"module {self.name!r} returns {type(mapped).__name__}")
+        return mapped.flatten(0, 1)
+
+
+@final
+class _Linear(_Owner):
+    """`nn.Linear` of every worker as one batched product: Y[k] = X[k] W[k]^T + b[k]."""
+
+    def forward(self, *inputs: Any, **_: Any) -> Tensor:
+        """[rows, ..., out] of one [rows, ..., in]."""
+        blocks: Tensor = self.blocks(inputs[0])
+        flat, weight, bias = blocks.flatten(1, -2), self.module.weight.mT, self.module.bias
+        y = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
+        return y.view(*blocks.shape[:-1], -1).flatten(0, 1)
+
+
+def _stacked(own: Sequence[nn.Parameter]) -> nn.Parameter:
+    stacked = torch.stack([p.detach() for p in own])
+    for parameter, part in zip(own, stacked.unbind(), strict=True):
+        parameter.data = part
+    return nn.Parameter(stacked, requires_grad=own[0].requires_grad)
+
+
+def _dimension(value: Any) -> int | None:
+    """That of the workers."""
+    return 0 if isinstance(value, Tensor) else None
+
+
+def _wrap(model: nn.Module, workers: int, prefix: str = "") -> Iterator[_Owner]:
+    """Wrap the outermost modules that own parameters, wherever in the tree they are."""
+    bare = next(iter(name for name, _ in model.named_parameters(recurse=False)), None)
+    if bare is not None:
+        raise cannot_stack(f"parameter {bare!r} belongs to the model itself and to no part of it")
+    for name, child in list(model.named_children()):
+        if next(child.parameters(recurse=False), None) is None:
+            yield from _wrap(child, workers, f"{prefix}{name}.")
+            continue
+        kind = _Linear if type(child) is nn.Linear else _Mapped
+        owner = kind(prefix + name, child, workers)
+        setattr(model, name, owner)
+        yield owner
+
+
+def _check_draws_nothing(model: nn.Module, windows: Tensor) -> None:
+    device = next(model.parameters()).device
+    if device.type not in ("cpu", "cuda"):
+        raise cannot_stack(f"nobody can see whether the model draws random numbers on {device}")
+    if draws_random_numbers(model, windows[:1, :-1].to(device)):
+        raise cannot_stack("the model draws random numbers, as dropout does: one stream per worker")
