@@ -341,6 +341,19 @@ def test_threads_go_on_from_a_stacked_checkpoint(tiny) -> None:
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
 
 
+def test_a_crew_goes_back_to_a_checkpoint_bit_for_bit(tiny) -> None:
+    crew = crew_of(tiny("muloco"), machine=STACKED)
+    advance(crew, 3)
+    kept = [copy.deepcopy(crew.capture(worker)) for worker in crew.workers]
+    losses, end = advance(crew, 3), weights(crew)
+    for worker, state in zip(crew.workers, kept, strict=True):
+        crew.resume(worker, state, workers=5)
+    assert not torch.equal(weights(crew), end)
+    assert advance(crew, 3) == losses
+    assert torch.equal(weights(crew), end)
+    crew.close()
+
+
 def outline(state):
     if isinstance(state, dict):
         return {key: outline(value) for key, value in state.items()}
@@ -430,7 +443,8 @@ class Norm(nn.Module):
     ],
 )
 def test_a_model_that_cannot_be_stacked_is_refused_by_name(make, named) -> None:
-    made = [make() for _ in range(3)]
+    model = make()
+    made = [copy.deepcopy(model) for _ in range(3)]  # workers start from the same weights
     # Time is a multiple of the 6 rows of the attempt.
     read = torch.randint(0, 256, (4, 13), generator=torch.Generator().manual_seed(0))
     with pytest.raises(ConfigurationError, match=f"(?s)simulate the workers stacked.*({named})"):

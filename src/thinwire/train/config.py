@@ -53,7 +53,7 @@ class Machine:
             Sums depend on it, too; nothing else does but what dropout draws.
         simulation: how the workers of one process compute: on "threads", bit for bit as the ranks
             of torchrun do, or "stacked" into one set of matrices, which is faster where there are
-            more small workers than cores, and equal up to the order of sums.
+            more small workers than cores, and equal up to rounding.
     """
 
     device: str = "auto"

@@ -26,8 +26,8 @@ class Stacked(Crew):
 
     A worker's weights, gradients and optimizer state are views into those of its stack, so that
     outer loop, evaluation and checkpoints find what they find elsewhere. It computes what
-    `Simulated` computes up to the order of sums: in fp32 a gradient differs by less than 1e-5 of
-    its norm, and there is no other difference.
+    `Simulated` computes up to rounding: in fp32 the gradient of every parameter by less than 1e-5
+    of its norm. Steps that divide by a small moment enlarge that, as every change of rounding.
 
     Args:
         workers: all, in rank order.

@@ -63,8 +63,10 @@ class Together(Stepping):
         self._clip_norm = workers[0].config.clip_norm
         own = workers[0].optimizer
         names = {id(stack.own[name][0]): name for name in stack.parameters}
+        self._changed = _faster(own)
         groups = [
             {**group, "params": [stack.parameters[names[id(p)]] for p in group["params"]]}
+            | self._changed
             for group in own.param_groups
         ]
         kind: Any = type(own)
@@ -81,7 +83,8 @@ class Together(Stepping):
         for group, own in zip(
             self._optimizer.param_groups, self.workers[0].optimizer.param_groups, strict=True
         ):
-            group.update({key: value for key, value in own.items() if key != "params"})
+            kept = {"params", *self._changed}
+            group.update({key: value for key, value in own.items() if key not in kept})
         if self._clip_norm:
             _clip([p.grad for p in self.stack.parameters.values()], self._clip_norm)
         self._optimizer.step()
@@ -111,6 +114,15 @@ class Together(Stepping):
                     for key, value in state.items()
                 }
         self._shared = len(self._optimizer.state)
+
+
+def _faster(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+    """What to set in the groups of an optimizer of that kind, for the same step in fewer calls."""
+    group = optimizer.param_groups[0]
+    # On CUDA a fused AdamW counts its steps there, which a worker's own could not go on from.
+    fuses = type(optimizer) is torch.optim.AdamW and group["params"][0].device.type == "cpu"
+    asked = any(group.get(key) is not None for key in ("fused", "foreach"))
+    return {"fused": True} if fuses and not asked else {}
 
 
 def choose_stepping(stack: ModelStack, workers: Sequence[Worker]) -> Stepping:
