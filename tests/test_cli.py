@@ -18,7 +18,8 @@ FLAGS = {
     "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
         evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
-        simulation steps sync-every threads timeout-s tokenizer tune warmup-steps worker-size workers""",
+        simulation steps sync-every threads timeout-s tokenizer tune warmup-steps worker-size
+        workers""",
     "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
         mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
         up workers""",
