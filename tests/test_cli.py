@@ -23,6 +23,7 @@ FLAGS = {
     "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
         mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
         up workers""",
+    "report": "out",
     "bench": "out",
     "lighthouse": "bind heartbeat-timeout-s join-timeout-s min-workers token-file",
     "doctor": "elastic token-file",

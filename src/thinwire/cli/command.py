@@ -10,6 +10,7 @@ from thinwire.cli.compare import Compare
 from thinwire.cli.doctor import Doctor
 from thinwire.cli.lighthouse import Lighthouse
 from thinwire.cli.plan import Plan
+from thinwire.cli.report import Report
 from thinwire.cli.train import Train
 from thinwire.errors import ThinwireError
 
@@ -19,6 +20,7 @@ Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Lighthouse, tyro.conf.subcommand("lighthouse")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

@@ -5,10 +5,16 @@
   const colour = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+  // What a page's own script makes of a figure before it is drawn.
+  const page = globalThis.thinwire ?? {};
+  const adapt = page.adapt ?? ((figure) => figure);
+
   const trace = (data) => {
-    const series = data.meta.series;
-    const line = { color: colour(`series-${series % 8}`), dash: dashes[series % 6], width: 2.5 };
-    return { ...data, line, marker: { color: line.color, size: 6 } };
+    const { series, band } = data.meta;
+    const shade = series === undefined ? colour("muted") : colour(`series-${series % 8}`);
+    if (band) return { ...data, fill: "toself", fillcolor: `${shade}30`, line: { width: 0 } };
+    const line = { color: shade, dash: dashes[(series ?? 1) % 6], width: 2.5, ...data.line };
+    return { ...data, line, marker: { color: shade, size: 6, ...data.marker } };
   };
 
   const axis = (given) => ({
@@ -42,7 +48,7 @@
   });
 
   const draw = (section) => {
-    const figure = JSON.parse(section.querySelector("script").textContent);
+    const figure = adapt(JSON.parse(section.querySelector("script").textContent));
     Plotly.react(section.querySelector(".plot"), figure.data.map(trace), layout(figure.layout), {
       displaylogo: false,
       displayModeBar: false,
@@ -55,6 +61,7 @@
   );
 
   const drawAll = () => document.querySelectorAll(".chart").forEach(draw);
+  page.redraw = drawAll;
   drawAll();
   document.querySelectorAll(".plot").forEach((plot) => resized.observe(plot));
   scheme.addEventListener("change", drawAll);

@@ -28,11 +28,13 @@ class Page:
         title: what it is about, also in the window's.
         lead: a line below the title.
         blocks: from top to bottom.
+        scripts: files of this package that make the page answer its reader.
     """
 
     title: str
     lead: str
     blocks: Sequence[Block]
+    scripts: Sequence[str] = ()
 
     def html(self) -> str:
         """The file's text.
@@ -41,7 +43,9 @@ class Page:
             ConfigurationError: it has charts, and plotly is not installed.
         """
         body = "\n".join(block.html() for block in self.blocks)
-        scripts = [plotly_source(), _asset("chart.js")] if self._has_charts else []
+        scripts = [_asset(name) for name in self.scripts]
+        if self._has_charts:
+            scripts = [plotly_source(), *scripts, _asset("chart.js")]
         return "\n".join(
             (
                 '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -1,0 +1,174 @@
+"""Which runs can be set side by side, and what their differences are."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from thinwire.agreement import flatten_description
+from thinwire.report.folders import LeftOut, Run
+from thinwire.train.run_folder import what_counts
+
+__all__ = ["Arm", "arms_of", "common_ground", "comparable", "differing", "without_doubles"]
+
+# Where, how often something was noted, and which draw: not what was trained.
+_NOT_OF_AN_ARM: Final = ("seed", "method.name", "machine.threads")
+_WORDS: Final = {"workers": "K", "method.sync_every": "H"}
+_FEW: Final = 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """Runs that differ in nothing but their seed.
+
+    Args:
+        label: of charts and tables; no two arms have the same.
+        fields: of their configuration, flat, without seed and name.
+        runs: by rising seed.
+    """
+
+    label: str
+    fields: Mapping[str, str]
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """Any of them, where they are alike."""
+        return self.runs[0]
+
+    @property
+    def workers(self) -> int:
+        """K."""
+        return int(self.first.config["workers"])
+
+    @property
+    def sync_every(self) -> int:
+        """H."""
+        return int(self.first.config["method"]["sync_every"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of its runs."""
+        return tuple(run.seed for run in self.runs)
+
+
+def common_ground(run: Run) -> dict[str, str]:
+    """What runs must have in common for their losses to be compared, flat.
+
+    The model and its size, the corpus and how it was cut, and the tokens that were read.
+
+    Args:
+        run: any.
+    """
+    config, versions = run.config, run.summary.get("versions", {})
+    fields = flatten_description({"model": config["model"], "data": config["data"]})
+    fields["parameters"] = str(run.summary["parameters"])
+    fields["tokens"] = str(run.summary["tokens"])
+    # The built-in corpora are files of an installation: another Python, other tokens.
+    unknown = f"not recorded (Python {versions.get('python', 'unknown')})"
+    fields["corpus fingerprint"] = unknown if run.corpus is None else run.corpus
+    return fields
+
+
+def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """The most runs that have their ground in common, and the others with what sets them apart.
+
+    Args:
+        runs: of which, if two groups are as large, the one that begins first is taken.
+    """
+    grounds = [tuple(sorted(common_ground(run).items())) for run in runs]
+    if not grounds:
+        return [], []
+    ground = Counter(grounds).most_common(1)[0][0]
+    kept = [run for run, its in zip(runs, grounds, strict=True) if its == ground]
+    left_out = [
+        LeftOut(folder=run.folder, reason=_apart(dict(its), dict(ground)))
+        for run, its in zip(runs, grounds, strict=True)
+        if its != ground
+    ]
+    return kept, left_out
+
+
+def _apart(its: Mapping[str, str], ground: Mapping[str, str]) -> str:
+    fields = sorted(its.keys() | ground.keys())
+    different = [
+        f"{field} is {its.get(field, 'none')}, not {ground.get(field, 'none')}"
+        for field in fields
+        if its.get(field) != ground.get(field)
+    ]
+    return "not comparable with the others: " + "; ".join(different)
+
+
+def without_doubles(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """`runs` with one of each configuration and seed: a copy says nothing about the spread.
+
+    Args:
+        runs: the first of each is kept.
+    """
+    kept: dict[tuple[object, ...], Run] = {}
+    left_out: list[LeftOut] = []
+    for run in runs:
+        first = kept.setdefault((_arm_key(run), run.seed), run)
+        if first is not run:
+            reason = f"the same configuration and seed as {first.folder}, which is shown"
+            left_out.append(LeftOut(folder=run.folder, reason=reason))
+    return list(kept.values()), left_out
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
+    """`runs` by what was trained, in their order.
+
+    Args:
+        runs: of which no two have one configuration and seed.
+    """
+    together: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        together.setdefault(_arm_key(run), []).append(run)
+    groups = [sorted(group, key=lambda run: run.seed) for group in together.values()]
+    fields = [_fields(group[0]) for group in groups]
+    names = [group[0].method for group in groups]
+    labels = _labels(names, fields)
+    return [
+        Arm(label=label, fields=its, runs=tuple(group))
+        for label, its, group in zip(labels, fields, groups, strict=True)
+    ]
+
+
+def _fields(run: Run) -> dict[str, str]:
+    counted = what_counts(dict(run.config))
+    return {
+        field: value
+        for field, value in counted.items()
+        if field not in _NOT_OF_AN_ARM and not field.startswith("periods.")
+    }
+
+
+def _arm_key(run: Run) -> tuple[object, ...]:
+    return tuple(sorted(_fields(run).items()))
+
+
+def differing(fields: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of the fields that are not the same in all of `fields`, sorted.
+
+    >>> differing([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
+    ['b']
+    """
+    names = sorted({name for its in fields for name in its})
+    return [name for name in names if len({its.get(name) for its in fields}) > 1]
+
+
+def _labels(names: Sequence[str], fields: Sequence[Mapping[str, str]]) -> list[str]:
+    labels: list[str] = []
+    for name, its in zip(names, fields, strict=True):
+        same = [other for n, other in zip(names, fields, strict=True) if n == name]
+        label = _label(name, its, differing(same))
+        twins = sum(given == label or given.startswith(f"{label} (") for given in labels)
+        labels.append(f"{label} ({twins + 1})" if twins else label)
+    return labels
+
+
+def _label(name: str, its: Mapping[str, str], different: Collection[str]) -> str:
+    first = sorted(different, key=lambda field: (field not in _WORDS, field))
+    told = [f"{_WORDS.get(f, f.rpartition('.')[2])}={its.get(f, 'none')}" for f in first[:_FEW]]
+    return " ".join([name, *told])

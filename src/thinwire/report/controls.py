@@ -1,0 +1,91 @@
+"""What a reader chooses in a report: methods, a loss, a link."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final, final
+
+from thinwire.report.blocks import Block
+
+__all__ = ["LinkControls", "MethodControls"]
+
+_DASHES: Final = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")
+_COLOURS: Final = 8
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodControls(Block):
+    """The legend of all charts: what it does not tick is not drawn; and which loss they show.
+
+    Args:
+        labels: of the methods, in the order of their colours.
+    """
+
+    labels: Sequence[str]
+
+    def html(self) -> str:
+        """A box for each method, with its line beside it."""
+        boxes = "".join(
+            f'<label><input type="checkbox" data-arm="{index}" checked>{_line(index)}'
+            f"<span>{escape(label)}</span></label>"
+            for index, label in enumerate(self.labels)
+        )
+        return (
+            '<div class="controls" id="methods"><fieldset><legend>Methods</legend>'
+            f"{boxes}</fieldset><fieldset><legend>Loss</legend>"
+            '<label><input type="radio" name="loss" value="validation" checked>'
+            "<span>validation, of the outer parameters</span></label>"
+            '<label><input type="radio" name="loss" value="training">'
+            "<span>training, mean of the workers</span></label></fieldset></div>"
+        )
+
+
+def _line(index: int) -> str:
+    dash = _DASHES[index % len(_DASHES)]
+    return (
+        f'<svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" '
+        f'stroke="var(--series-{index % _COLOURS})" stroke-width="3" stroke-dasharray="{dash}"/>'
+        "</svg>"
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkControls(Block):
+    """The link on which wall-clock is worked out.
+
+    Args:
+        labels: of the methods that can be played over it.
+        topologies: among which to choose.
+    """
+
+    labels: Sequence[str]
+    topologies: Sequence[str]
+
+    def html(self) -> str:
+        """A slider and a number for each quantity: the one to play with, the other to be exact."""
+        sliders = "".join(
+            (
+                _slider("bandwidth", "Bandwidth up and down, Mbit/s", low=-1, high=6, at=2),
+                _slider("latency", "Latency one way, ms", low=-1, high=4, at=1.7),
+                _slider("step", "Inner step of a worker, ms", low=0, high=5, at=2),
+            )
+        )
+        topologies = "".join(f"<option>{escape(name)}</option>" for name in self.topologies)
+        return (
+            f'<div class="controls" id="link"><fieldset><legend>Link</legend>{sliders}'
+            '<label class="field"><span>Who sends to whom</span>'
+            f'<select id="topology">{topologies}</select></label></fieldset>'
+            '<p class="told" id="link-told" role="status"></p></div>'
+        )
+
+
+def _slider(name: str, label: str, *, low: float, high: float, at: float) -> str:
+    value = f"{10**at:.3g}"
+    return (
+        f'<label class="field" for="{name}"><span>{label}</span><span class="pair">'
+        f'<input type="range" id="{name}-range" aria-label="{label}, slider" min="{low}" '
+        f'max="{high}" step="0.02" value="{at}">'
+        f'<input type="number" id="{name}" min="0" step="any" value="{value}"></span></label>'
+    )

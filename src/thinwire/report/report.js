@@ -1,0 +1,213 @@
+"use strict";
+// What a report does when its reader chooses something: chart.js draws what `adapt` returns.
+(() => {
+  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const find = (name) => document.getElementById(name);
+  const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
+  const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
+  const shown = new Set(data.arms.map((_, index) => index));
+  let played = [];
+
+  const duration = (seconds) => {
+    const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3]];
+    const [unit, size] = units.find(([, each]) => seconds >= each) ?? ["ms", 1e-3];
+    return `${Number((seconds / size).toPrecision(3)).toLocaleString("en")} ${unit}`;
+  };
+  const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
+
+  // -- the link ------------------------------------------------------------------------------------
+
+  const number = (name) => {
+    const value = Number(find(name)?.value);
+    return Number.isFinite(value) ? value : NaN;
+  };
+  const link = () => ({
+    rate: number("bandwidth") * 1e6,
+    latency: number("latency") / 1e3,
+    step: number("step") / 1e3,
+    topology: find("topology").value,
+  });
+
+  const play = () => {
+    if (!find("link")) return;
+    const { rate, latency, step, topology } = link();
+    const sound = rate > 0 && latency >= 0 && step > 0;
+    find("link-told").textContent = sound
+      ? ""
+      : "Bandwidth and step take more than 0, latency 0 or more: the charts show the last link.";
+    if (!sound) return;
+    const over = { rate, latency, step, topology };
+    played = data.arms.map(({ voyage }) => {
+      if (!voyage) return null;
+      const run = thinwire.simulate(voyage, over);
+      return { at: run.at, wall: run.wall, shares: thinwire.shares(run) };
+    });
+    tell();
+  };
+
+  const tell = () => {
+    document.querySelectorAll("#on-link tbody tr").forEach((row) => {
+      const found = played[Number(row.dataset.arm ?? row.querySelector("th").dataset.value)];
+      if (!found) return;
+      const { computing, waiting, hidden } = found.shares;
+      const cells = [
+        [duration(found.wall), found.wall],
+        [percent(computing / found.wall), computing / found.wall],
+        [duration(waiting), waiting],
+        [duration(hidden), hidden],
+      ];
+      [...row.querySelectorAll("td")].forEach((cell, index) => {
+        [cell.textContent, cell.dataset.value] = cells[index];
+      });
+    });
+  };
+
+  // -- charts --------------------------------------------------------------------------------------
+
+  const chosenLoss = () => document.querySelector("input[name=loss]:checked").value;
+  const wanted = ({ meta }) =>
+    (meta.arm === undefined || shown.has(meta.arm)) &&
+    (meta.loss === undefined || meta.loss === chosenLoss());
+
+  const unit = () => {
+    const longest = Math.max(...played.filter(Boolean).map(({ wall }) => wall), 0);
+    if (longest > 2 * 86400) return ["days", 86400];
+    if (longest > 2 * 3600) return ["hours", 3600];
+    return longest > 120 ? ["minutes", 60] : ["seconds", 1];
+  };
+
+  const onLink = (figure) => {
+    const [name, size] = unit();
+    const traces = figure.data.filter(wanted).filter(({ meta }) => played[meta.arm]);
+    const clock = ({ at, wall }, step) => (step >= at.length - 1 ? wall : at[step]) / size;
+    return {
+      data: traces.map((trace) => ({
+        ...trace,
+        x: trace.meta.steps.map((step) => clock(played[trace.meta.arm], step)),
+      })),
+      layout: {
+        ...figure.layout,
+        xaxis: { ...figure.layout.xaxis, title: { text: `wall-clock on this link, ${name}` } },
+      },
+    };
+  };
+
+  const bar = (kind, name, values) => ({
+    type: "bar",
+    orientation: "h",
+    name,
+    ...values,
+    meta: { series: colours[kind] },
+    marker: { pattern: { shape: patterns[kind], solidity: 0.25, size: 7 } },
+  });
+
+  const shares = (figure) => {
+    const arms = played
+      .map((run, arm) => ({ run, arm }))
+      .filter(({ run, arm }) => run && shown.has(arm))
+      .reverse();
+    const y = arms.map(({ arm }) => data.arms[arm].label);
+    const of = (pick) => ({ y, x: arms.map(({ run }) => pick(run.shares) / run.wall) });
+    return {
+      data: [
+        bar("computing", "computing, link idle", of((s) => s.computing - s.hidden)),
+        bar("hidden", "computing, link busy (hidden)", of((s) => s.hidden)),
+        bar("waiting", "waiting", of((s) => s.waiting)),
+      ],
+      layout: figure.layout,
+    };
+  };
+
+  // Three rounds from the middle of the run.
+  const timeline = (figure) => {
+    const arm = number("timeline-arm");
+    const { voyage } = data.arms[arm] ?? {};
+    if (!voyage || !played[arm]) return { data: [], layout: figure.layout };
+    const { every, steps } = voyage;
+    const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
+    const run = thinwire.simulate(voyage, link());
+    const last = Math.min(steps, middle + Math.max(3 * every, 12));
+    const [from, to] = [run.at[middle], run.at[last]];
+    const cut = (intervals) =>
+      intervals
+        .map((i) => ({ from: Math.max(i.from, from), to: Math.min(i.to, to) }))
+        .filter((i) => i.to > i.from);
+    const waits = cut(run.waits);
+    const ends = [...waits.map((wait) => wait.from), to];
+    const starts = [from, ...waits.map((wait) => wait.to)];
+    const trains = starts.map((start, index) => ({ from: start, to: ends[index] }));
+    const row = (kind, name, lane, intervals) => {
+      const kept = intervals.filter((i) => i.to - i.from > 1e-12);
+      return bar(kind, name, {
+        y: kept.map(() => lane),
+        base: kept.map((i) => i.from - from),
+        x: kept.map((i) => i.to - i.from),
+        width: kept.map(() => 0.6),
+        hovertemplate: `${name}: %{x:.4g} s, from %{base:.4g} s<extra></extra>`,
+      });
+    };
+    find("timeline-told").textContent =
+      `${data.arms[arm].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
+      `${duration(to - from)}, of which ${duration(waits.reduce((t, w) => t + w.to - w.from, 0))} ` +
+      `waiting.`;
+    return {
+      data: [
+        row("transfer", "exchange on the link", "link", cut(run.transfers)),
+        row("computing", "computing", "worker", trains),
+        row("waiting", "waiting", "worker", waits),
+      ],
+      layout: figure.layout,
+    };
+  };
+
+  const drawings = { link: onLink, shares, timeline };
+  thinwire.adapt = (figure) => {
+    const drawing = drawings[figure.layout.meta?.draw];
+    if (drawing) return drawing(figure);
+    return { data: figure.data.filter(wanted), layout: figure.layout };
+  };
+
+  // -- the reader ----------------------------------------------------------------------------------
+
+  let asked = false;
+  const later = (work) => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      work();
+    });
+  };
+  const redraw = () => later(() => thinwire.redraw());
+  const replay = () =>
+    later(() => {
+      play();
+      thinwire.redraw();
+    });
+
+  document.querySelectorAll("input[data-arm]").forEach((box) =>
+    box.addEventListener("change", () => {
+      const arm = Number(box.dataset.arm);
+      if (box.checked) shown.add(arm);
+      else shown.delete(arm);
+      redraw();
+    }),
+  );
+  document
+    .querySelectorAll("input[name=loss]")
+    .forEach((choice) => choice.addEventListener("change", redraw));
+  for (const name of find("link") ? ["bandwidth", "latency", "step"] : []) {
+    const [exact, slider] = [find(name), find(`${name}-range`)];
+    slider.addEventListener("input", () => {
+      exact.value = Number((10 ** Number(slider.value)).toPrecision(3));
+      replay();
+    });
+    exact.addEventListener("input", () => {
+      if (number(name) > 0) slider.value = Math.log10(number(name));
+      replay();
+    });
+  }
+  find("topology")?.addEventListener("change", replay);
+  find("timeline-arm")?.addEventListener("change", redraw);
+  play();
+})();

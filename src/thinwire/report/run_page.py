@@ -1,0 +1,268 @@
+"""The page of `thinwire report`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Final, final
+
+from thinwire.errors import ConfigurationError, ThinwireError
+from thinwire.report.blocks import Block, Text
+from thinwire.report.comparable import Arm, arms_of, comparable, without_doubles
+from thinwire.report.controls import LinkControls, MethodControls
+from thinwire.report.folders import LeftOut, find_runs
+from thinwire.report.page import Page
+from thinwire.report.parts import Commands, Data, Details, Heading, Notice
+from thinwire.report.reproduce import command_of, compare_command, report_command
+from thinwire.report.results import (
+    curves_table,
+    differences_table,
+    final_loss,
+    left_out_table,
+    link_table,
+    ranked,
+    results_table,
+    shared_table,
+    versions_table,
+)
+from thinwire.report.run_charts import front_chart, link_charts, loss_charts, waits_chart
+from thinwire.report.scaling import scaling_charts
+from thinwire.report.voyage import TOPOLOGIES, Shapes, Voyage, voyage_of
+
+__all__ = ["Evidence", "gather_evidence", "run_page"]
+
+_SCRIPTS: Final = ("link.js", "report.js", "table.js")
+_ON_THE_LINK: Final = (
+    "Simulated by the planner of thinwire plan from the messages that each run sent, whose bytes "
+    "it foretold exactly. Every method takes the inner step that is set here; encoding, decoding "
+    "and the outer step take no time."
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What a report shows.
+
+    Args:
+        arms: methods whose runs can be compared.
+        left_out: folders that are shown as left out.
+    """
+
+    arms: tuple[Arm, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def gather_evidence(paths: Sequence[Path]) -> Evidence:
+    """The runs in `paths` that can be compared, and what else is there.
+
+    Args:
+        paths: run folders, or folders that hold some.
+
+    Raises:
+        ConfigurationError: there is not one run to be shown.
+    """
+    found = find_runs(paths)
+    distinct, doubles = without_doubles(found.runs)
+    kept, apart = comparable(distinct)
+    left_out = (*found.left_out, *doubles, *apart)
+    if not kept:
+        first = f"{left_out[0].folder}: {left_out[0].reason}" if left_out else "no folder was given"
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        raise ConfigurationError(
+            "write a report",
+            because=f"there is no finished run to show; {first}{more}",
+            do="pass folders of thinwire train or compare whose runs are finished",
+        )
+    return Evidence(arms=tuple(arms_of(kept)), left_out=left_out)
+
+
+def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
+    """All of a report.
+
+    Args:
+        evidence: of `gather_evidence`.
+        paths: as they were given.
+        out: where the page goes; it says how it was made.
+    """
+    arms = evidence.arms
+    played, unplayed = _voyages(arms)
+    blocks: list[Block] = [
+        *_summary(evidence),
+        results_table(arms),
+        Text(text=_READING),
+        Heading(text="Loss and bytes", name="loss", below=_errors(arms)),
+        MethodControls(labels=[arm.label for arm in arms]),
+        *loss_charts(arms),
+        front_chart(arms),
+        Details(title="The numbers of these charts", blocks=[curves_table(arms)]),
+        *_link(arms, played, unplayed),
+        *scaling_charts(arms),
+        waits_chart(arms),
+        Heading(text="Settings and versions", name="settings"),
+        differences_table(arms),
+        Details(title="Settings that all have in common", blocks=[shared_table(arms)]),
+        versions_table(arms),
+        *_reproduction(arms, paths, out),
+        *_left_out(evidence.left_out),
+        Data(name="report-data", data=_data(arms, played)),
+    ]
+    first = arms[0].first
+    return Page(
+        title=f"{_count(len(arms), 'method')}, {int(first.summary['parameters']):,} parameters, "
+        f"{int(first.summary['tokens']):,} tokens",
+        lead=_lead(arms),
+        blocks=blocks,
+        scripts=_SCRIPTS,
+    )
+
+
+_READING: Final = (
+    "Loss: validation loss of the outer parameters at the end, in nats per token; ± one standard "
+    "error of the mean over seeds. Bytes are those of one worker, as counted at its transport, "
+    "headers included. Memory: weights, inner state, anchor, outer state and feedback, over the "
+    "weights. Wall-clock is that of the run itself, wherever it ran. Front: no other method has "
+    "both a lower loss and fewer bytes sent."
+)
+
+
+def _lead(arms: Sequence[Arm]) -> str:
+    config = arms[0].first.config
+    workers = sorted({arm.workers for arm in arms})
+    seeds = sorted({seed for arm in arms for seed in arm.seeds})
+    return (
+        f"Model {config['model'].get('size')} on {config['data'].get('corpus')}, tokens by "
+        f"{config['data'].get('tokenizer')}, sequences of {config['data']['sequence_length']}; "
+        f"K = {_listed(workers)}; {'seeds' if len(seeds) > 1 else 'seed'} {_listed(seeds)}."
+    )
+
+
+def _summary(evidence: Evidence) -> list[Block]:
+    arms = evidence.arms
+    best, *_ = ranked(arms)
+    least = min(arms, key=lambda arm: arm.first.summary["sent_bytes_per_worker"])
+    found = (
+        f"Lowest loss: {best.label} with {final_loss(best).text('.4f')}. Fewest bytes: "
+        f"{least.label}, with a loss of {final_loss(least).text('.4f')}. {_confidence(arms)}"
+    )
+    blocks: list[Block] = [Text(text=found)]
+    if evidence.left_out:
+        left = _count(len(evidence.left_out), "folder")
+        blocks.append(Notice(text=f"Left out of everything here: {left}.", target="left-out"))
+    return blocks
+
+
+def _confidence(arms: Sequence[Arm]) -> str:
+    if any(len(arm.runs) == 1 for arm in arms):
+        return "One seed says nothing about how far a difference can be trusted."
+    return "Differences below about two standard errors may be chance."
+
+
+def _errors(arms: Sequence[Arm]) -> str:
+    counts = sorted({len(arm.runs) for arm in arms})
+    if counts == [1]:
+        return "One seed for each method, so there are no bands."
+    return (
+        f"Lines are means over seeds (n = {_listed(counts)}), bands and bars one standard error; "
+        "one seed has none."
+    )
+
+
+def _voyages(arms: Sequence[Arm]) -> tuple[dict[int, Voyage], dict[str, str]]:
+    """Of each arm that can be played over a link, by its number; and why others cannot."""
+    shapes, played = Shapes(), dict[int, Voyage]()
+    refused: dict[str, str] = {}
+    for index, arm in enumerate(arms):
+        try:
+            played[index] = voyage_of(arm.first, shapes)
+        except ThinwireError as error:
+            refused[arm.label] = error.because
+    return played, refused
+
+
+def _link(
+    arms: Sequence[Arm], played: Mapping[int, Voyage], unplayed: Mapping[str, str]
+) -> list[Block]:
+    heading = Heading(text="On a link of your choice", name="link-section", below=_ON_THE_LINK)
+    missing = [Text(text=f"{label} is not among them: {why}.") for label, why in unplayed.items()]
+    if not played:
+        return [Heading(text=heading.text, name=heading.name), *missing]
+    labels = {index: arms[index].label for index in played}
+    charts = link_charts(arms)
+    return [
+        heading,
+        *missing,
+        LinkControls(labels=list(labels.values()), topologies=list(TOPOLOGIES)),
+        charts["wall"],
+        link_table(labels),
+        charts["shares"],
+        _TimelineControls(labels=labels),
+        charts["timeline"],
+    ]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TimelineControls(Block):
+    labels: Mapping[int, str]
+
+    def html(self) -> str:
+        options = "".join(
+            f'<option value="{index}">{escape(label)}</option>'
+            for index, label in self.labels.items()
+        )
+        return (
+            '<div class="controls"><label class="field"><span>Timeline of</span>'
+            f'<select id="timeline-arm">{options}</select></label>'
+            '<p class="told" id="timeline-told" role="status"></p></div>'
+        )
+
+
+def _data(arms: Sequence[Arm], played: Mapping[int, Voyage]) -> dict[str, Any]:
+    return {
+        "arms": [
+            {
+                "label": arm.label,
+                "voyage": played[index].describe() if index in played else None,
+            }
+            for index, arm in enumerate(arms)
+        ]
+    }
+
+
+def _reproduction(arms: Sequence[Arm], paths: Sequence[Path], out: Path) -> list[Block]:
+    runs = [run for arm in arms for run in arm.runs]
+    together = compare_command(runs)
+    commands = {run.folder: command_of(run) for run in runs}
+    lines = [together] if together else [line for line in commands.values() if line]
+    blocks: list[Block] = [
+        Heading(text="How to reproduce this", name="reproduce"),
+        Commands(lines=[*lines, report_command(paths, out)], label="Commands"),
+    ]
+    unknown = [str(folder) for folder, line in commands.items() if line is None]
+    if unknown:
+        blocks.append(
+            Text(
+                text="No flags of thinwire train make these runs: they came from a recipe of "
+                f"somebody's own, and their config.json says all of it: {', '.join(unknown)}."
+            )
+        )
+    return blocks
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> list[Block]:
+    if not left_out:
+        return []
+    below = "Nothing of these is in any chart or table above."
+    return [
+        Heading(text="Left out", name="left-out", below=below),
+        left_out_table(left_out),
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(str(value) for value in values)
