@@ -12,14 +12,14 @@ FLAGS = {
     "train": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
         global-batch inner-lr keep-checkpoints log-steps method model out outer-device outer-lr
         outer-momentum
-        precision recipe resume seed sequence-length simulation steps sync-every tensorboard
-        threads timeout-s tokenizer wandb warmup-steps worker-size workers
+        precision recipe resume seed sequence-length simulation statistics-steps steps sync-every
+        tensorboard threads timeout-s tokenizer wandb warmup-steps worker-size workers
         elastic identity min-workers patience token-file""",
     "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
         evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
-        simulation steps sync-every threads timeout-s tokenizer tune warmup-steps worker-size
-        workers""",
+        simulation statistics-steps steps sync-every threads timeout-s tokenizer tune warmup-steps
+        worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
         mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
         up workers""",

@@ -1,8 +1,9 @@
 """The one loop: what is due is sent, what has arrived is applied. It never asks for the method."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -130,6 +131,16 @@ class OuterLoop:
         while not self._course.is_settled():
             self.begin_last()
             self.finish()
+
+    def watch(self, watcher: Callable[[int, Tensor], None]) -> None:
+        """Show `watcher` every pseudo-gradient before it is encoded.
+
+        Args:
+            watcher: called with the fragment's index and fp32 [numel], which it must not change,
+                and which is another's as soon as it returns.
+        """
+        for index, track in enumerate(self._course.tracks):
+            track.watcher = partial(watcher, index)
 
     # -- results -----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -82,6 +82,7 @@ class Track:
         self.sent_at_step = self.counted_at_step = self.sends = 0
         self.flights: deque[Flight] = deque()
         self.counted: dict[int, Sequence[str]] = {}
+        self.watcher: Callable[[Tensor], None] | None = None
         self._slots = slots
         self._lost: _Lost | None = None
         # Of another K's outer optimizer: it is gone only when one without it has taken a step.
@@ -99,6 +100,8 @@ class Track:
         before: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
+        if self.watcher is not None:
+            self.watcher(delta)
         place = self._next_place(anchor)
         messages = self.exchange.encode(delta, place)
         self._fly(messages, place, step=step, due_step=due_step, before=before)

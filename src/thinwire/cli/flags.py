@@ -62,6 +62,8 @@ class RunFlags:
     """Inner steps between two checkpoints; 0: none."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay on disk."""
+    statistics_steps: int | None = None
+    """Inner steps between two looks at what simulated workers send; 0: none."""
 
 
 @final
@@ -102,7 +104,14 @@ _GROUPS: dict[str, dict[str, str]] = {
         )
     },
     "periods": {
-        f: f for f in ("log_steps", "evaluate_steps", "checkpoint_steps", "keep_checkpoints")
+        f: f
+        for f in (
+            "log_steps",
+            "evaluate_steps",
+            "checkpoint_steps",
+            "keep_checkpoints",
+            "statistics_steps",
+        )
     },
 }
 

@@ -103,20 +103,23 @@ class Chart(Block):
         traces: as plotly takes them. `meta.series`, a number, stands for a colour.
         layout: as plotly takes it.
         alt: what it shows, for who cannot see it.
+        height_px: None is the page's own.
     """
 
     title: str
     traces: Sequence[Mapping[str, Any]]
     layout: Mapping[str, Any]
     alt: str
+    height_px: int | None = None
 
     def html(self) -> str:
         """A frame with the figure's data, drawn when the page is opened."""
         figure = json.dumps({"data": self.traces, "layout": self.layout}, allow_nan=False)
         # Nothing in the data may end the element that it is in.
         data = figure.replace("<", "\\u003c")
+        size = "" if self.height_px is None else f' style="height:{self.height_px}px"'
         return (
             f'<section class="chart"><h2>{escape(self.title)}</h2>'
-            f'<div class="plot" role="img" aria-label="{escape(self.alt)}"></div>'
+            f'<div class="plot"{size} role="img" aria-label="{escape(self.alt)}"></div>'
             f'<script type="application/json">{data}</script></section>'
         )

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
   const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const symbols = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x"];
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -13,8 +14,9 @@
     const { series, band } = data.meta;
     const shade = series === undefined ? colour("muted") : colour(`series-${series % 8}`);
     if (band) return { ...data, fill: "toself", fillcolor: `${shade}30`, line: { width: 0 } };
+    const symbol = symbols[(series ?? 0) % 7];
     const line = { color: shade, dash: dashes[(series ?? 1) % 6], width: 2.5, ...data.line };
-    return { ...data, line, marker: { color: shade, size: 6, ...data.marker } };
+    return { ...data, line, marker: { color: shade, symbol, size: 7, ...data.marker } };
   };
 
   const axis = (given) => ({

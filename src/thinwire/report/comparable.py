@@ -169,6 +169,6 @@ def _labels(names: Sequence[str], fields: Sequence[Mapping[str, str]]) -> list[s
 
 
 def _label(name: str, its: Mapping[str, str], different: Collection[str]) -> str:
-    first = sorted(different, key=lambda field: (field not in _WORDS, field))
+    first = [*(f for f in _WORDS if f in different), *(f for f in different if f not in _WORDS)]
     told = [f"{_WORDS.get(f, f.rpartition('.')[2])}={its.get(f, 'none')}" for f in first[:_FEW]]
     return " ".join([name, *told])

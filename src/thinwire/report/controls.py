@@ -1,5 +1,6 @@
 """What a reader chooses in a report: methods, a loss, a link."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,6 +12,16 @@ __all__ = ["LinkControls", "MethodControls"]
 
 _DASHES: Final = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")
 _COLOURS: Final = 8
+# As chart.js has them, in the middle of a line of 34 x 10.
+_SYMBOLS: Final = (
+    "M12.5 5a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+    "M13 1h8v8h-8z",
+    "M17 0l5 5l-5 5l-5 -5z",
+    "M17 0l5 9h-10z",
+    "M17 10l5 -9h-10z",
+    "M15.5 0h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+    "M14 0l3 3l3 -3l2 2l-3 3l3 3l-2 2l-3 -3l-3 3l-2 -2l3 -3l-3 -3z",
+)
 
 
 @final
@@ -42,11 +53,12 @@ class MethodControls(Block):
 
 
 def _line(index: int) -> str:
-    dash = _DASHES[index % len(_DASHES)]
+    dash, symbol = _DASHES[index % len(_DASHES)], _SYMBOLS[index % len(_SYMBOLS)]
+    colour = f"var(--series-{index % _COLOURS})"
     return (
         f'<svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" '
-        f'stroke="var(--series-{index % _COLOURS})" stroke-width="3" stroke-dasharray="{dash}"/>'
-        "</svg>"
+        f'stroke="{colour}" stroke-width="3" stroke-dasharray="{dash}"/>'
+        f'<path d="{symbol}" fill="{colour}"/></svg>'
     )
 
 
@@ -67,9 +79,9 @@ class LinkControls(Block):
         """A slider and a number for each quantity: the one to play with, the other to be exact."""
         sliders = "".join(
             (
-                _slider("bandwidth", "Bandwidth up and down, Mbit/s", low=-1, high=6, at=2),
-                _slider("latency", "Latency one way, ms", low=-1, high=4, at=1.7),
-                _slider("step", "Inner step of a worker, ms", low=0, high=5, at=2),
+                _slider("bandwidth", "Bandwidth up and down, Mbit/s", low=-1, high=6, value=100),
+                _slider("latency", "Latency one way, ms", low=-1, high=4, value=50),
+                _slider("step", "Inner step of a worker, ms", low=0, high=5, value=100),
             )
         )
         topologies = "".join(f"<option>{escape(name)}</option>" for name in self.topologies)
@@ -81,11 +93,10 @@ class LinkControls(Block):
         )
 
 
-def _slider(name: str, label: str, *, low: float, high: float, at: float) -> str:
-    value = f"{10**at:.3g}"
+def _slider(name: str, label: str, *, low: float, high: float, value: float) -> str:
     return (
         f'<label class="field" for="{name}"><span>{label}</span><span class="pair">'
         f'<input type="range" id="{name}-range" aria-label="{label}, slider" min="{low}" '
-        f'max="{high}" step="0.02" value="{at}">'
-        f'<input type="number" id="{name}" min="0" step="any" value="{value}"></span></label>'
+        f'max="{high}" step="0.02" value="{math.log10(value):.2f}">'
+        f'<input type="number" id="{name}" min="0" step="any" value="{value:g}"></span></label>'
     )

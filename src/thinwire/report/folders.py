@@ -167,8 +167,8 @@ def _configuration(folder: Path) -> Mapping[str, Any]:
     if config.get("kind") != "TrainConfig":
         raise _UnusableError("its config.json is not that of a run of thinwire")
     wanted: Mapping[str, type] = {
-        **{name: int for name in ("workers", "steps", "global_batch", "seed")},
-        **{name: dict for name in ("method", "model", "data", "machine", "schedule")},
+        **dict.fromkeys(("workers", "steps", "global_batch", "seed"), int),
+        **dict.fromkeys(("method", "model", "data", "machine", "schedule"), dict),
     }
     for name, kind in wanted.items():
         if not isinstance(config.get(name), kind):
@@ -214,8 +214,9 @@ def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
                 raise _UnusableError(f"corrupt: {where} has {name} {_short(record.get(name))}")
         if record["step"] <= before:
             raise _UnusableError(f"corrupt: {where} has step {record['step']} after {before}")
-        if not _is_amount(record.get("val_loss", 0.0)):
-            raise _UnusableError(f"corrupt: {where} has val_loss {_short(record['val_loss'])}")
+        bad = [name for name, value in record.items() if not _is_number(value)]
+        if bad:
+            raise _UnusableError(f"corrupt: {where} has {bad[0]} {_short(record[bad[0]])}")
         before = record["step"]
         yield record
 
@@ -285,9 +286,13 @@ def _text(file: Path) -> str:
         raise _UnusableError(f"corrupt: {file.name} cannot be read: {error}") from error
 
 
-def _is_amount(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number and math.isfinite(value)
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and value >= 0
 
 
 def _short(value: Any) -> str:

@@ -9,8 +9,9 @@
   let played = [];
 
   const duration = (seconds) => {
-    const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3]];
-    const [unit, size] = units.find(([, each]) => seconds >= each) ?? ["ms", 1e-3];
+    if (seconds < 1e-9) return "0 s";
+    const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
+    const [unit, size] = units.find(([, each]) => seconds >= each) ?? units.at(-1);
     return `${Number((seconds / size).toPrecision(3)).toLocaleString("en")} ${unit}`;
   };
   const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
@@ -69,26 +70,37 @@
     (meta.arm === undefined || shown.has(meta.arm)) &&
     (meta.loss === undefined || meta.loss === chosenLoss());
 
-  const unit = () => {
-    const longest = Math.max(...played.filter(Boolean).map(({ wall }) => wall), 0);
-    if (longest > 2 * 86400) return ["days", 86400];
-    if (longest > 2 * 3600) return ["hours", 3600];
-    return longest > 120 ? ["minutes", 60] : ["seconds", 1];
+  const few = [1, 2, 5, 10, 20, 30];
+  const moments = [
+    ...[-6, -5, -4, -3, -2, -1].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)),
+    ...few,
+    ...few.map((n) => 60 * n),
+    ...[1, 2, 5, 12].map((n) => 3600 * n),
+    ...[0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => 86400 * n * 10 ** power)),
+  ];
+  // As many as have room for their text.
+  const ticks = (from, to) => {
+    const within = moments.filter((moment) => moment >= from * 0.9 && moment <= to * 1.1);
+    const every = Math.ceil(within.length / Math.max(3, Math.min(10, innerWidth / 110)));
+    return within.filter((_, index) => index % every === 0);
   };
 
   const onLink = (figure) => {
-    const [name, size] = unit();
-    const traces = figure.data.filter(wanted).filter(({ meta }) => played[meta.arm]);
-    const clock = ({ at, wall }, step) => (step >= at.length - 1 ? wall : at[step]) / size;
+    const clock = ({ at, wall }, step) => (step >= at.length - 1 ? wall : at[step]);
+    const traces = figure.data
+      .filter(wanted)
+      .filter(({ meta }) => played[meta.arm])
+      .map((trace) => {
+        const x = trace.meta.steps.map((step) => clock(played[trace.meta.arm], step));
+        const words = { text: x.map(duration), hovertemplate: "%{text}<br>loss %{y:.4f}" };
+        return { ...trace, x, ...(trace.meta.band ? {} : words) };
+      });
+    const all = traces.flatMap(({ x }) => x);
+    const tickvals = all.length ? ticks(Math.min(...all), Math.max(...all)) : [];
+    const ticktext = tickvals.map(duration);
     return {
-      data: traces.map((trace) => ({
-        ...trace,
-        x: trace.meta.steps.map((step) => clock(played[trace.meta.arm], step)),
-      })),
-      layout: {
-        ...figure.layout,
-        xaxis: { ...figure.layout.xaxis, title: { text: `wall-clock on this link, ${name}` } },
-      },
+      data: traces,
+      layout: { ...figure.layout, xaxis: { ...figure.layout.xaxis, tickvals, ticktext } },
     };
   };
 
@@ -118,7 +130,7 @@
     };
   };
 
-  // Three rounds from the middle of the run.
+  // At least twelve steps from the middle of the run.
   const timeline = (figure) => {
     const arm = number("timeline-arm");
     const { voyage } = data.arms[arm] ?? {};
@@ -164,7 +176,10 @@
   thinwire.adapt = (figure) => {
     const drawing = drawings[figure.layout.meta?.draw];
     if (drawing) return drawing(figure);
-    return { data: figure.data.filter(wanted), layout: figure.layout };
+    // Names beside points have no room on a phone; the legend has their symbols.
+    const bare = (trace) =>
+      trace.mode === "markers+text" && innerWidth < 600 ? { ...trace, mode: "markers" } : trace;
+    return { data: figure.data.filter(wanted).map(bare), layout: figure.layout };
   };
 
   // -- the reader ----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "periods.evaluate_steps": "evaluate-steps",
     "periods.checkpoint_steps": "checkpoint-steps",
     "periods.keep_checkpoints": "keep-checkpoints",
+    "periods.statistics_steps": "statistics-steps",
 }
 
 
@@ -84,12 +85,12 @@ def _follows(field: str, base: Mapping[str, str], its: Mapping[str, str]) -> boo
     return its[field] == str(float(its[momentum]) > 0)
 
 
-def command_of(run: Run) -> str | None:
-    """What begins `run` anew; None if no flags do."""
+def command_of(run: Run, out: str) -> str | None:
+    """What begins `run` anew in the folder `out`; None if no flags do."""
     flags = None if run.is_elastic else flags_of(run)
     if flags is None:
         return None
-    given = {"method": run.method, **flags, "out": f"runs/{run.folder.name}"}
+    given = {"method": run.method, **flags, "out": out}
     return _command("train", given)
 
 

@@ -51,16 +51,16 @@ def results_table(arms: Sequence[Arm]) -> SortableTable:
         head=(
             "method",
             "loss",
+            "sent",
+            "fewer bytes",
+            "front",
             "seeds",
             "K",
             "H",
-            "sent",
-            "fewer bytes",
             "received",
             "peak a step",
             "memory",
             "wall-clock",
-            "front",
         ),
         rows=tuple(_result(arm, front, most) for arm in ranked(arms)),
     )
@@ -74,17 +74,21 @@ def _result(arm: Arm, front: set[str], most: float) -> tuple[Cell, ...]:
     return (
         (arm.label, arm.label),
         (loss.text(".4f"), loss.mean),
+        (nbytes_text(sent), sent),
+        (_times(most / sent), most / sent) if sent else ("none sent", ""),
+        ("yes", 0) if arm.label in front else ("", 1),
         (str(loss.n), loss.n),
         (str(arm.workers), arm.workers),
         (str(arm.sync_every), arm.sync_every),
-        (nbytes_text(sent), sent),
-        (f"{most / sent:.3g} x" if sent else "none sent", most / sent if sent else "none sent"),
         (nbytes_text(received), received),
         (nbytes_text(peak), peak),
         ("not recorded", "") if memory is None else (f"{memory:.2f} x", memory),
         (duration_text(wall), wall),
-        ("yes", 0) if arm.label in front else ("", 1),
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
 
 
 def _memory(arm: Arm) -> float | None:
@@ -159,7 +163,9 @@ def shared_table(arms: Sequence[Arm]) -> Table:
     fields = [arm.fields for arm in arms]
     apart = set(differing(fields))
     same = [(name, value) for name, value in sorted(fields[0].items()) if name not in apart]
-    return Table(title="Settings that all have in common", head=("field", "value"), rows=tuple(same))
+    return Table(
+        title="Settings that all have in common", head=("field", "value"), rows=tuple(same)
+    )
 
 
 def versions_table(arms: Sequence[Arm]) -> Table:

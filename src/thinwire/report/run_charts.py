@@ -1,8 +1,10 @@
 """The charts of a report of runs: figures, without colours and without choices of the reader."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from thinwire.plan.units import nbytes_text
 from thinwire.report.blocks import Chart
 from thinwire.report.comparable import Arm
 from thinwire.report.seeds import Curve, estimate, mean_curve, pareto_front
@@ -12,6 +14,7 @@ __all__ = ["LOSSES", "front_chart", "link_charts", "loss_charts", "waits_chart"]
 LOSSES: Final[Mapping[str, str]] = {"validation": "val_loss", "training": "loss"}
 """What a reader chooses between, and its name in a record."""
 
+_FEW: Final = 12
 _LOSS_AXIS: Final[Mapping[str, Any]] = {"title": {"text": "loss, nats per token"}}
 _LEGEND: Final[Mapping[str, Any]] = {
     "orientation": "h",
@@ -52,7 +55,8 @@ def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
         "wall": Chart(
             title="Loss against wall-clock on this link",
             traces=[trace | {"x": []} for trace in curves],
-            layout=_layout({"type": "log"}) | {"meta": {"draw": "link"}},
+            layout=_layout({"type": "log", "title": {"text": "wall-clock on this link"}})
+            | {"meta": {"draw": "link"}},
             alt="Lines of loss against wall-clock on the chosen link, one for each method; the "
             "table below has how long each takes.",
         ),
@@ -66,11 +70,13 @@ def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
                 "yaxis": {},
                 "legend": _LEGEND | {"traceorder": "normal"},
             },
+            height_px=130 + 34 * len(arms),
             alt="A bar for each method: the shares of computing with an idle link, of computing "
             "while something is on it, and of waiting; the table below has the numbers.",
         ),
         "timeline": Chart(
-            title="Three rounds from the middle of the run",
+            title="Rounds from the middle of the run",
+            height_px=260,
             traces=[],
             layout={
                 "barmode": "overlay",
@@ -103,13 +109,19 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
         "hoverinfo": "skip",
         "meta": {},
     }
+    right = math.sqrt(min(sent, default=0) * max(sent, default=0))
     dots = [
         {
             "type": "scatter",
-            "mode": "markers",
+            "mode": "markers+text" if len(arms) <= _FEW else "markers",
             "name": arm.label,
             "x": [x],
             "y": [loss.mean],
+            "text": [arm.label],
+            "textposition": "top left" if x > right else "top right",
+            "textfont": {"size": 11},
+            "cliponaxis": False,
+            "hovertemplate": f"{arm.label}<br>%{{x:.3s}}B, loss %{{y:.4f}}<extra></extra>",
             "error_y": {"type": "data", "array": [loss.error or 0.0]},
             "marker": {"size": 11},
             "meta": {"series": index, "arm": index},
@@ -139,7 +151,8 @@ def waits_chart(arms: Sequence[Arm]) -> Chart:
             curve, wall = mean_curve(runs, name), mean_curve(runs, "wall_s")
             style = {"width": 1.2, "dash": "dot"} if name == "overlapped_s" else {}
             traces.append(
-                _line(index, arm, curve, wall.means) | {"name": f"{arm.label}: {words}"}
+                _line(index, arm, curve, wall.means)
+                | {"name": f"{arm.label}: {words}"}
                 # The chart's own dashes tell the two quantities apart, and not the methods.
                 | {"line": style or {"dash": "solid"}, "mode": "lines"}
             )
@@ -153,9 +166,7 @@ def waits_chart(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def _curves(
-    arms: Sequence[Arm], where: Callable[[Arm, Curve], list[Any]]
-) -> list[dict[str, Any]]:
+def _curves(arms: Sequence[Arm], where: Callable[[Arm, Curve], list[Any]]) -> list[dict[str, Any]]:
     """A band and a line for each method and loss."""
     traces: list[dict[str, Any]] = []
     for index, arm in enumerate(arms):
@@ -214,7 +225,14 @@ def _at(arm: Arm, curve: Curve, name: str) -> list[float]:
 
 
 def _bytes_axis(title: str) -> dict[str, Any]:
-    return {"type": "log", "title": {"text": title}, "exponentformat": "SI", "ticksuffix": "B"}
+    powers = [10.0**power for power in range(16)]
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "tickvals": powers,
+        "ticktext": [nbytes_text(power) for power in powers],
+        "hoverformat": ".3s",
+    }
 
 
 def _layout(xaxis: Mapping[str, Any]) -> dict[str, Any]:

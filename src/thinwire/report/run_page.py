@@ -1,5 +1,6 @@
 """The page of `thinwire report`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from thinwire.errors import ConfigurationError, ThinwireError
+from thinwire.report.agreement_charts import agreement_blocks
 from thinwire.report.blocks import Block, Text
 from thinwire.report.comparable import Arm, arms_of, comparable, without_doubles
 from thinwire.report.controls import LinkControls, MethodControls
@@ -98,7 +100,9 @@ def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
         Details(title="The numbers of these charts", blocks=[curves_table(arms)]),
         *_link(arms, played, unplayed),
         *scaling_charts(arms),
+        Heading(text="In the runs themselves", name="measured", below=_MEASURED),
         waits_chart(arms),
+        *agreement_blocks(arms),
         Heading(text="Settings and versions", name="settings"),
         differences_table(arms),
         Details(title="Settings that all have in common", blocks=[shared_table(arms)]),
@@ -126,6 +130,12 @@ _READING: Final = (
 )
 
 
+_MEASURED: Final = (
+    "Seconds that a worker stood still, and seconds in which exchanges travelled while it trained "
+    "(dotted). Simulated workers exchange within a process: theirs say little of a network."
+)
+
+
 def _lead(arms: Sequence[Arm]) -> str:
     config = arms[0].first.config
     workers = sorted({arm.workers for arm in arms})
@@ -141,9 +151,12 @@ def _summary(evidence: Evidence) -> list[Block]:
     arms = evidence.arms
     best, *_ = ranked(arms)
     least = min(arms, key=lambda arm: arm.first.summary["sent_bytes_per_worker"])
+    fewest = f"Fewest bytes: {least.label}, with a loss of {final_loss(least).text('.4f')}."
+    if least is best:
+        fewest = "It also sends the fewest bytes."
     found = (
-        f"Lowest loss: {best.label} with {final_loss(best).text('.4f')}. Fewest bytes: "
-        f"{least.label}, with a loss of {final_loss(least).text('.4f')}. {_confidence(arms)}"
+        f"Lowest loss: {best.label} with {final_loss(best).text('.4f')}. {fewest} "
+        f"{_confidence(arms)}"
     )
     blocks: list[Block] = [Text(text=found)]
     if evidence.left_out:
@@ -233,7 +246,11 @@ def _data(arms: Sequence[Arm], played: Mapping[int, Voyage]) -> dict[str, Any]:
 def _reproduction(arms: Sequence[Arm], paths: Sequence[Path], out: Path) -> list[Block]:
     runs = [run for arm in arms for run in arm.runs]
     together = compare_command(runs)
-    commands = {run.folder: command_of(run) for run in runs}
+    above = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
+    commands = {
+        run.folder: command_of(run, f"runs/{run.folder.absolute().relative_to(above).as_posix()}")
+        for run in runs
+    }
     lines = [together] if together else [line for line in commands.values() if line]
     blocks: list[Block] = [
         Heading(text="How to reproduce this", name="reproduce"),

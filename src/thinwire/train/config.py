@@ -15,23 +15,27 @@ __all__ = ["Machine", "Periods", "TrainConfig"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Periods:
-    """How often things happen, in inner steps; 0 means only at the end.
+    """How often things happen, in inner steps; 0 means only at the end, if nothing else is said.
 
     Args:
         log_steps: between two records of `metrics.jsonl`.
         evaluate_steps: between two evaluations of the outer parameters.
         checkpoint_steps: between two checkpoints.
         keep_checkpoints: how many checkpoints stay on disk.
+        statistics_steps: between two looks at what the workers send; 0 looks never. Only where all
+            workers share a process: nobody else has all pseudo-gradients.
     """
 
     log_steps: int = 10
     evaluate_steps: int = 0
     checkpoint_steps: int = 0
     keep_checkpoints: int = 2
+    statistics_steps: int = 0
 
     def __post_init__(self) -> None:
         _at_least(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
         _at_least(0, checkpoint_steps=self.checkpoint_steps)
+        _at_least(0, statistics_steps=self.statistics_steps)
         _at_least(1, keep_checkpoints=self.keep_checkpoints)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from thinwire.errors import CheckpointError
 from thinwire.membership.events import EventLog
 from thinwire.train.random_stream import draws_random_numbers
+from thinwire.train.witness import Witness
 from thinwire.train.worker import Worker
 from thinwire.transport import naming_failures
 
@@ -67,6 +68,11 @@ class Crew(ABC):
     def present(self) -> dict[str, int]:
         """The number of workers as a field of a record, where it varies."""
         return {}
+
+    def witness(self, *, every: int) -> Witness | None:
+        """Who looks at what all workers send, where they are here; None: nobody does."""
+        del every
+        return None
 
     def settle(self) -> None:
         """See to it that what was exchanged last counts, where a round may not."""
@@ -158,6 +164,10 @@ class Simulated(Crew):
         self._pool = ThreadPoolExecutor(
             self._concurrency(), initializer=torch.set_num_threads, initargs=(threads,)
         )
+
+    def witness(self, *, every: int) -> Witness | None:
+        """All workers are here, and a lone one agrees with nobody."""
+        return Witness(self.workers, every=every) if every and len(self.workers) > 1 else None
 
     def _concurrency(self) -> int:
         if self._draws:

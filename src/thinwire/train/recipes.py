@@ -32,7 +32,9 @@ def laptop(method: str) -> TrainConfig:
     """
     return TrainConfig(
         method=_laptop_method(method),
-        periods=Periods(log_steps=10, evaluate_steps=100, checkpoint_steps=100),
+        periods=Periods(
+            log_steps=10, evaluate_steps=100, checkpoint_steps=100, statistics_steps=10
+        ),
     )
 
 

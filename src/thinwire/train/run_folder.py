@@ -19,6 +19,7 @@ _MAY_CHANGE = (
     "machine.timeout_s",
     "periods.keep_checkpoints",
     "periods.checkpoint_steps",
+    "periods.statistics_steps",
 )
 
 # What else changes with the number of workers: each has its part of the cores.

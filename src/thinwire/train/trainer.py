@@ -164,6 +164,7 @@ class _Trainer:
         self._config, self._folder, self._crew, self._data = config, folder, crew, data
         self._told, self._clock = told, _Clock()
         self._saves = Saves(config, folder, crew, data.fingerprint)
+        self._witness = crew.witness(every=config.periods.statistics_steps)
 
     @property
     def step(self) -> int:
@@ -200,6 +201,8 @@ class _Trainer:
         while self.step < steps and self._crew.arrive() < steps:
             before = self.step
             losses = self._clock.timed(self._one_step)
+            if self._witness is not None:
+                self._witness.measure()
             # Those of a worker that was healed jump, perhaps over what was due.
             evaluate = self.step >= steps or _due(before, self.step, periods.evaluate_steps)
             extra: dict[str, float] = {}
@@ -228,6 +231,8 @@ class _Trainer:
 
     def _one_step(self) -> list[float]:
         losses = self._clock.timed_inner(self._crew.inner_step)
+        if self._witness is not None:
+            self._witness.at(self.step + 1)
         self._crew.outer_step()
         if self.step >= self._config.steps:
             self._crew.flush()
@@ -268,9 +273,10 @@ class _Trainer:
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._clock.wall_s,
         }
+        statistics = {} if self._witness is None else self._witness.take()
         try:
             for observer in self._told:
-                observer.record(record | self._crew.present() | extra)
+                observer.record(record | self._crew.present() | statistics | extra)
         except CheckpointError as error:
             self._saves.failed(error)
 

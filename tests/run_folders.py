@@ -1,0 +1,98 @@
+"""Run folders without runs: what a run would have written, with losses that a test chooses."""
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from thinwire.plan.resolve import resolve
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.train.config import TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.recipes import laptop
+
+
+@cache
+def shape() -> Shape:
+    return resolve("250k")
+
+
+def config_of(method: str, *, sync_every: int | None = None, **changes: Any) -> TrainConfig:
+    config = laptop(method)
+    if sync_every is not None:
+        slots = dataclasses.replace(config.method, sync_every=sync_every)
+        config = dataclasses.replace(config, method=slots)
+    made = {"steps": 23, "global_batch": 8, "data": Data(sequence_length=16), **changes}
+    return dataclasses.replace(config, **made)
+
+
+def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: float) -> Path:
+    """The folder of a finished run with three evaluations."""
+    folder.mkdir(parents=True)
+    described = json.loads(json.dumps(config.describe()))
+    sends = traffic(config.method, shape(), workers=config.workers)
+    records = []
+    for step in (7, 20, config.steps):
+        records.append(
+            {
+                "step": step,
+                "tokens": step * config.tokens_per_step,
+                "loss": loss + 1 / step,
+                "sent_bytes": sends.sent_after(step),
+                "wait_s": 0.01 * step,
+                "overlapped_s": 0.02 * step,
+                "wall_s": 0.5 * step,
+                "val_loss": loss + 3 / step - 3 / config.steps,
+                **extra,
+            }
+        )
+    last = records[-1]
+    summary = {
+        "method": config.method.name,
+        "workers": config.workers,
+        "parameters": shape().parameters,
+        "steps": config.steps,
+        "tokens": last["tokens"],
+        "val_loss": last["val_loss"],
+        "sent_bytes_per_worker": last["sent_bytes"],
+        "received_bytes_per_worker": sends.received_after(config.steps),
+        "peak_sent_bytes_per_step": sends.peak_sent_after(config.steps),
+        "wall_s": last["wall_s"],
+        "wait_s": last["wait_s"],
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def change(file: Path, **fields: Any) -> None:
+    """Fields of a JSON file; `a__b` is field b of field a."""
+    data = json.loads(file.read_text())
+    for path, value in fields.items():
+        *parts, name = path.split("__")
+        place = data
+        for part in parts:
+            place = place[part]
+        place[name] = value
+    file.write_text(json.dumps(data))
+
+
+def comparison(folder: Path) -> Path:
+    """Several methods, seeds, K and H, statistics in some, and folders to be left out."""
+    for method, loss in (("ddp", 1.7), ("diloco", 1.9), ("muloco:bits=2", 1.6)):
+        for seed in (0, 1, 2):
+            config = config_of(method, seed=seed)
+            name = f"{method.replace(':', '-')}-seed{seed}"
+            noted = {"cosine/0": 0.5, "pseudo_gradient_norm/0": 1.5}
+            write_run(folder / name, config, loss=loss + 0.01 * seed, **noted)
+    for workers in (2, 8):
+        write_run(folder / f"k{workers}", config_of("diloco", workers=workers), loss=1.95)
+    write_run(folder / "h5", config_of("diloco", sync_every=5), loss=1.85)
+    streaming = {f"{name}/{p}": 0.1 * p for name in ("cosine", "feedback_norm") for p in range(5)}
+    write_run(folder / "streaming", config_of("streaming_diloco:tau=2"), loss=1.8, **streaming)
+    (write_run(folder / "unfinished", config_of("muloco", seed=3)) / "summary.json").unlink()
+    return folder
