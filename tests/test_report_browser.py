@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
-from run_folders import comparison, shape
 
+from run_folders import comparison, shape
 from thinwire import presets, report
 from thinwire.outer import Delay
 from thinwire.plan.compute import Compute
@@ -185,14 +185,14 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
         return [c.inner_text() for c in page.query_selector_all("#results tbody th")]
 
     assert first()[0] == "muloco:bits=2"
-    page.focus("#results thead th:nth-child(3) button")
+    page.focus("#results thead th:nth-child(4) button")
     page.keyboard.press("Enter")
-    assert page.get_attribute("#results thead th:nth-child(3)", "aria-sort") == "ascending"
+    assert page.get_attribute("#results thead th:nth-child(4)", "aria-sort") == "ascending"
     upward = first()
     page.keyboard.press("Enter")
-    assert page.get_attribute("#results thead th:nth-child(3)", "aria-sort") == "descending"
+    assert page.get_attribute("#results thead th:nth-child(4)", "aria-sort") == "descending"
     assert first()[0] == "ddp"
-    assert first() == upward[::-1] or len(set(column(3))) < 7  # equal bytes keep their order
+    assert first() == upward[::-1] or len(set(column(4))) < 7  # equal bytes keep their order
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.focus("#results button.copy")
     page.keyboard.press("Enter")
@@ -200,7 +200,7 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
     assert page.inner_text("#results .told") == "Copied 7 rows."
     lines = page.evaluate("navigator.clipboard.readText()").splitlines()
     assert len(lines) == 8
-    assert {line.count("\t") for line in lines} == {11}
+    assert {line.count("\t") for line in lines} == {12}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -330,7 +330,8 @@ def test_the_page_simulates_as_the_planner_does(browser) -> None:
             for begun, freed in zip(outcome.begun_s, outcome.freed_s, strict=True)
             if freed > begun
         ]
-        assert sum(found["busy"], []) == pytest.approx([t for pair in busy for t in pair], rel=1e-6)
+        drawn = [time for pair in found["busy"] for time in pair]
+        assert drawn == pytest.approx([time for pair in busy for time in pair], rel=1e-6)
     page.close()
 
 

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_folders import change, comparison, config_of, shape, write_run
 
+from run_folders import change, comparison, config_of, shape, write_run
 from thinwire import presets, report
 from thinwire.cli import main
 from thinwire.cli.flags import RunFlags, apply_flags
@@ -19,9 +19,10 @@ from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.traffic import traffic
 from thinwire.report.agreement_charts import by_fragment
-from thinwire.report.comparable import arms_of, comparable, without_doubles
+from thinwire.report.comparable import arms_of, comparable, styles_of, without_doubles
 from thinwire.report.folders import Run, find_runs, read_run
 from thinwire.report.reproduce import command_of, compare_command
+from thinwire.report.results import results_table
 from thinwire.report.scaling import families
 from thinwire.report.seeds import estimate, mean_curve, pareto_front
 from thinwire.report.voyage import TOPOLOGIES, Shapes, crossing_of, voyage_of
@@ -175,11 +176,31 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path) -> None:
     arms = arms_of(find_runs([tmp_path]).runs)
     assert [arm.label for arm in arms] == [
         "diloco K=4 H=10",
-        "diloco K=8 H=10",
         "diloco K=8 H=5",
+        "diloco K=8 H=10",
         "ddp",
     ]
     assert arms[0].seeds == (0, 1)
+    # A colour for a method, a dash for what it differs in.
+    assert [(style["series"], style["variant"]) for style in styles_of(arms)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+    ]
+
+
+def test_differences_are_paired_by_seed(tmp_path) -> None:
+    for seed, noise in enumerate((0.0, 5.0, -3.0)):
+        write_run(tmp_path / f"a{seed}", config_of("diloco", seed=seed), loss=2 + noise)
+        write_run(tmp_path / f"b{seed}", config_of("muloco", seed=seed), loss=1.75 + noise)
+    write_run(tmp_path / "c", config_of("ddp", seed=9), loss=3)
+    rows = results_table(arms_of(find_runs([tmp_path]).runs)).rows
+    assert [(row[0][0], row[2][0]) for row in rows] == [
+        ("muloco", "the best"),
+        ("diloco", "+0.2500 ± 0.0000"),
+        ("ddp", "no seed in common"),
+    ]
 
 
 def test_threads_and_periods_make_no_other_method(tmp_path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from thinwire.report.blocks import Block, Chart, Text
-from thinwire.report.comparable import Arm
+from thinwire.report.comparable import Arm, styles_of
 from thinwire.report.folders import Run
 from thinwire.report.parts import Cell, Details, Heading, SortableTable
 from thinwire.report.seeds import estimate, mean_curve
@@ -62,7 +62,8 @@ def _means(run: Run, name: str) -> list[dict[str, Any]]:
 
 def _chart(name: str, arms: Sequence[Arm]) -> Chart | None:
     title, axis = _STATISTICS[name]
-    traces = [trace for i, arm in enumerate(arms) if (trace := _trace(name, i, arm)) is not None]
+    styled = zip(styles_of(arms), arms, strict=True)
+    traces = [t for style, arm in styled if (t := _trace(name, style, arm)) is not None]
     if not traces:
         return None
     range_ = {} if name == "cosine" else {"rangemode": "tozero"}
@@ -81,7 +82,7 @@ def _chart(name: str, arms: Sequence[Arm]) -> Chart | None:
     )
 
 
-def _trace(name: str, index: int, arm: Arm) -> dict[str, Any] | None:
+def _trace(name: str, style: Mapping[str, int], arm: Arm) -> dict[str, Any] | None:
     curve = mean_curve([_means(run, name) for run in arm.runs], name)
     if not curve.steps:
         return None
@@ -91,7 +92,7 @@ def _trace(name: str, index: int, arm: Arm) -> dict[str, Any] | None:
         "name": arm.label,
         "x": list(curve.steps),
         "y": curve.means,
-        "meta": {"series": index, "arm": index},
+        "meta": style,
     }
 
 

@@ -9,7 +9,15 @@ from thinwire.agreement import flatten_description
 from thinwire.report.folders import LeftOut, Run
 from thinwire.train.run_folder import what_counts
 
-__all__ = ["Arm", "arms_of", "common_ground", "comparable", "differing", "without_doubles"]
+__all__ = [
+    "Arm",
+    "arms_of",
+    "common_ground",
+    "comparable",
+    "differing",
+    "styles_of",
+    "without_doubles",
+]
 
 # Where, how often something was noted, and which draw: not what was trained.
 _NOT_OF_AN_ARM: Final = ("seed", "method.name", "machine.threads")
@@ -117,13 +125,14 @@ def without_doubles(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """`runs` by what was trained, in their order.
+    """`runs` by what was trained: methods in the order of their first runs, then by K and H.
 
     Args:
         runs: of which no two have one configuration and seed.
     """
     together: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
+    first = list(dict.fromkeys(run.method for run in runs))
+    for run in sorted(runs, key=lambda run: _place(run, first)):
         together.setdefault(_arm_key(run), []).append(run)
     groups = [sorted(group, key=lambda run: run.seed) for group in together.values()]
     fields = [_fields(group[0]) for group in groups]
@@ -133,6 +142,28 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         Arm(label=label, fields=its, runs=tuple(group))
         for label, its, group in zip(labels, fields, groups, strict=True)
     ]
+
+
+def _place(run: Run, methods: Sequence[str]) -> tuple[int, int, int]:
+    config = run.config
+    return methods.index(run.method), config["workers"], config["method"]["sync_every"]
+
+
+def styles_of(arms: Sequence[Arm]) -> list[dict[str, int]]:
+    """A colour for each method's name, and a dash for each arm of it, as traces have them.
+
+    Args:
+        arms: all.
+    """
+    names = list(dict.fromkeys(arm.first.method for arm in arms))
+    alone, before = len(names) == len(arms), dict.fromkeys(names, 0)
+    styles: list[dict[str, int]] = []
+    for index, arm in enumerate(arms):
+        name = arm.first.method
+        variant = index if alone else before[name]
+        styles.append({"arm": index, "series": names.index(name), "variant": variant})
+        before[name] += 1
+    return styles
 
 
 def _fields(run: Run) -> dict[str, str]:

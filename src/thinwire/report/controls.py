@@ -1,7 +1,7 @@
 """What a reader chooses in a report: methods, a loss, a link."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final, final
@@ -30,17 +30,19 @@ class MethodControls(Block):
     """The legend of all charts: what it does not tick is not drawn; and which loss they show.
 
     Args:
-        labels: of the methods, in the order of their colours.
+        labels: of the methods.
+        styles: of `styles_of`.
     """
 
     labels: Sequence[str]
+    styles: Sequence[Mapping[str, int]]
 
     def html(self) -> str:
         """A box for each method, with its line beside it."""
         boxes = "".join(
-            f'<label><input type="checkbox" data-arm="{index}" checked>{_line(index)}'
+            f'<label><input type="checkbox" data-arm="{index}" checked>{_line(style)}'
             f"<span>{escape(label)}</span></label>"
-            for index, label in enumerate(self.labels)
+            for index, (label, style) in enumerate(zip(self.labels, self.styles, strict=True))
         )
         return (
             '<div class="controls" id="methods"><fieldset><legend>Methods</legend>'
@@ -52,9 +54,10 @@ class MethodControls(Block):
         )
 
 
-def _line(index: int) -> str:
-    dash, symbol = _DASHES[index % len(_DASHES)], _SYMBOLS[index % len(_SYMBOLS)]
-    colour = f"var(--series-{index % _COLOURS})"
+def _line(style: Mapping[str, int]) -> str:
+    variant = style["variant"]
+    dash, symbol = _DASHES[variant % len(_DASHES)], _SYMBOLS[variant % len(_SYMBOLS)]
+    colour = f"var(--series-{style['series'] % _COLOURS})"
     return (
         f'<svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" '
         f'stroke="{colour}" stroke-width="3" stroke-dasharray="{dash}"/>'

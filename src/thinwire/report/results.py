@@ -51,6 +51,7 @@ def results_table(arms: Sequence[Arm]) -> SortableTable:
         head=(
             "method",
             "loss",
+            "behind the best",
             "sent",
             "fewer bytes",
             "front",
@@ -62,11 +63,21 @@ def results_table(arms: Sequence[Arm]) -> SortableTable:
             "memory",
             "wall-clock",
         ),
-        rows=tuple(_result(arm, front, most) for arm in ranked(arms)),
+        rows=tuple(_result(arm, front, most, ranked(arms)[0]) for arm in ranked(arms)),
     )
 
 
-def _result(arm: Arm, front: set[str], most: float) -> tuple[Cell, ...]:
+def _behind(arm: Arm, best: Arm) -> Cell:
+    """Paired by seed: runs of one seed share initial weights and data."""
+    theirs = {run.seed: run.summary["val_loss"] for run in best.runs}
+    pairs = [(r.summary["val_loss"], theirs[r.seed]) for r in arm.runs if r.seed in theirs]
+    if arm is best or not pairs:
+        return ("the best", 0.0) if arm is best else ("no seed in common", "")
+    found = estimate([its - others for its, others in pairs])
+    return found.text("+.4f").replace("± +", "± "), found.mean
+
+
+def _result(arm: Arm, front: set[str], most: float, best: Arm) -> tuple[Cell, ...]:
     loss, sent = final_loss(arm), _summed(arm, "sent_bytes_per_worker").mean
     received = _summed(arm, "received_bytes_per_worker").mean
     peak, wall = _summed(arm, "peak_sent_bytes_per_step").mean, _summed(arm, "wall_s").mean
@@ -74,6 +85,7 @@ def _result(arm: Arm, front: set[str], most: float) -> tuple[Cell, ...]:
     return (
         (arm.label, arm.label),
         (loss.text(".4f"), loss.mean),
+        _behind(arm, best),
         (nbytes_text(sent), sent),
         (_times(most / sent), most / sent) if sent else ("none sent", ""),
         ("yes", 0) if arm.label in front else ("", 1),

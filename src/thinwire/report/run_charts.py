@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from thinwire.plan.units import nbytes_text
 from thinwire.report.blocks import Chart
-from thinwire.report.comparable import Arm
+from thinwire.report.comparable import Arm, styles_of
 from thinwire.report.seeds import Curve, estimate, mean_curve, pareto_front
 
 __all__ = ["LOSSES", "front_chart", "link_charts", "loss_charts", "waits_chart"]
@@ -124,9 +124,9 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
             "hovertemplate": f"{arm.label}<br>%{{x:.3s}}B, loss %{{y:.4f}}<extra></extra>",
             "error_y": {"type": "data", "array": [loss.error or 0.0]},
             "marker": {"size": 11},
-            "meta": {"series": index, "arm": index},
+            "meta": style,
         }
-        for index, (arm, x, loss) in enumerate(zip(arms, sent, losses, strict=True))
+        for style, arm, x, loss in zip(styles_of(arms), arms, sent, losses, strict=True)
     ]
     return Chart(
         title="Pareto front of loss and bytes",
@@ -134,7 +134,7 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
         layout=_layout(_bytes_axis("bytes sent by a worker in the whole run"))
         | {
             "hovermode": "closest",
-            "yaxis": {"title": {"text": "final validation loss, nats per token"}},
+            "yaxis": {"title": {"text": "final loss, nats per token"}},
         },
         alt="A point for each method, its final validation loss against the bytes that a worker "
         "sent, and a line through those that none beats in both; the table of results has the "
@@ -145,16 +145,16 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
 def waits_chart(arms: Sequence[Arm]) -> Chart:
     """What the runs themselves waited, and what travelled meanwhile."""
     traces: list[dict[str, Any]] = []
-    for index, arm in enumerate(arms):
+    for style, arm in zip(styles_of(arms), arms, strict=True):
         runs = [run.records for run in arm.runs]
         for name, words in (("wait_s", "waited"), ("overlapped_s", "hidden")):
             curve, wall = mean_curve(runs, name), mean_curve(runs, "wall_s")
-            style = {"width": 1.2, "dash": "dot"} if name == "overlapped_s" else {}
+            dots = {"width": 1.2, "dash": "dot"} if name == "overlapped_s" else {}
             traces.append(
-                _line(index, arm, curve, wall.means)
+                _line(style, arm, curve, wall.means)
                 | {"name": f"{arm.label}: {words}"}
                 # The chart's own dashes tell the two quantities apart, and not the methods.
-                | {"line": style or {"dash": "solid"}, "mode": "lines"}
+                | {"line": dots or {"dash": "solid"}, "mode": "lines"}
             )
     return Chart(
         title="Waits and hidden exchanges, as measured",
@@ -169,13 +169,13 @@ def waits_chart(arms: Sequence[Arm]) -> Chart:
 def _curves(arms: Sequence[Arm], where: Callable[[Arm, Curve], list[Any]]) -> list[dict[str, Any]]:
     """A band and a line for each method and loss."""
     traces: list[dict[str, Any]] = []
-    for index, arm in enumerate(arms):
+    for style, arm in zip(styles_of(arms), arms, strict=True):
         for loss, name in LOSSES.items():
             curve = mean_curve([run.records for run in arm.runs], name)
             if not curve.steps:
                 continue
             x = where(arm, curve)
-            lines = [_band(index, curve, x), _line(index, arm, curve, x)]
+            lines = [_band(style, curve, x), _line(style, arm, curve, x)]
             for trace in lines:
                 if trace:
                     trace["meta"] |= {"loss": loss}
@@ -183,18 +183,18 @@ def _curves(arms: Sequence[Arm], where: Callable[[Arm, Curve], list[Any]]) -> li
     return traces
 
 
-def _line(index: int, arm: Arm, curve: Curve, x: list[Any]) -> dict[str, Any]:
+def _line(style: Mapping[str, int], arm: Arm, curve: Curve, x: list[Any]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(x) <= 20 else "lines",
         "name": arm.label,
         "x": x,
         "y": curve.means,
-        "meta": {"series": index, "arm": index, "steps": list(curve.steps)},
+        "meta": {**style, "steps": list(curve.steps)},
     }
 
 
-def _band(index: int, curve: Curve, x: list[Any]) -> dict[str, Any]:
+def _band(style: Mapping[str, int], curve: Curve, x: list[Any]) -> dict[str, Any]:
     """The mean and its standard error above and below; nothing of one seed."""
     if any(point.error is None for point in curve.points):
         return {}
@@ -209,8 +209,7 @@ def _band(index: int, curve: Curve, x: list[Any]) -> dict[str, Any]:
         "y": [*high, *reversed(low)],
         "hoverinfo": "skip",
         "meta": {
-            "series": index,
-            "arm": index,
+            **style,
             "steps": [*steps, *reversed(steps)],
             "band": True,
         },

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.report.agreement_charts import agreement_blocks
 from thinwire.report.blocks import Block, Text
-from thinwire.report.comparable import Arm, arms_of, comparable, without_doubles
+from thinwire.report.comparable import Arm, arms_of, comparable, styles_of, without_doubles
 from thinwire.report.controls import LinkControls, MethodControls
 from thinwire.report.folders import LeftOut, find_runs
 from thinwire.report.page import Page
@@ -39,6 +39,10 @@ _ON_THE_LINK: Final = (
     "it foretold exactly. Every method takes the inner step that is set here; encoding, decoding "
     "and the outer step take no time."
 )
+_SEVERAL_K: Final = (
+    " That holds for every K as well, though each of more workers reads fewer tokens in a step."
+)
+_FEW_COMMANDS: Final = 6
 
 
 @final
@@ -94,7 +98,7 @@ def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
         results_table(arms),
         Text(text=_READING),
         Heading(text="Loss and bytes", name="loss", below=_errors(arms)),
-        MethodControls(labels=[arm.label for arm in arms]),
+        MethodControls(labels=[arm.label for arm in arms], styles=styles_of(arms)),
         *loss_charts(arms),
         front_chart(arms),
         Details(title="The numbers of these charts", blocks=[curves_table(arms)]),
@@ -123,7 +127,8 @@ def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
 
 _READING: Final = (
     "Loss: validation loss of the outer parameters at the end, in nats per token; ± one standard "
-    "error of the mean over seeds. Bytes are those of one worker, as counted at its transport, "
+    "error of the mean over seeds. Behind the best: the mean difference to the lowest loss, paired "
+    "by seed. Bytes are those of one worker, as counted at its transport, "
     "headers included. Memory: weights, inner state, anchor, outer state and feedback, over the "
     "weights. Wall-clock is that of the run itself, wherever it ran. Front: no other method has "
     "both a lower loss and fewer bytes sent."
@@ -150,7 +155,8 @@ def _lead(arms: Sequence[Arm]) -> str:
 def _summary(evidence: Evidence) -> list[Block]:
     arms = evidence.arms
     best, *_ = ranked(arms)
-    least = min(arms, key=lambda arm: arm.first.summary["sent_bytes_per_worker"])
+    # Of those that send as little, the one that makes the most of it.
+    least = min(ranked(arms), key=lambda arm: arm.first.summary["sent_bytes_per_worker"])
     fewest = f"Fewest bytes: {least.label}, with a loss of {final_loss(least).text('.4f')}."
     if least is best:
         fewest = "It also sends the fewest bytes."
@@ -196,7 +202,9 @@ def _voyages(arms: Sequence[Arm]) -> tuple[dict[int, Voyage], dict[str, str]]:
 def _link(
     arms: Sequence[Arm], played: Mapping[int, Voyage], unplayed: Mapping[str, str]
 ) -> list[Block]:
-    heading = Heading(text="On a link of your choice", name="link-section", below=_ON_THE_LINK)
+    several = len({arms[index].workers for index in played}) > 1
+    below = _ON_THE_LINK + (_SEVERAL_K if several else "")
+    heading = Heading(text="On a link of your choice", name="link-section", below=below)
     missing = [Text(text=f"{label} is not among them: {why}.") for label, why in unplayed.items()]
     if not played:
         return [Heading(text=heading.text, name=heading.name), *missing]
@@ -252,10 +260,14 @@ def _reproduction(arms: Sequence[Arm], paths: Sequence[Path], out: Path) -> list
         for run in runs
     }
     lines = [together] if together else [line for line in commands.values() if line]
+    shown = lines if len(lines) <= _FEW_COMMANDS else []
     blocks: list[Block] = [
         Heading(text="How to reproduce this", name="reproduce"),
-        Commands(lines=[*lines, report_command(paths, out)], label="Commands"),
+        Commands(lines=[*shown, report_command(paths, out)], label="Commands"),
     ]
+    if not shown and lines:
+        all_runs = Commands(lines=lines, label="Commands of all runs")
+        blocks.append(Details(title=f"The {len(lines)} runs, each by itself", blocks=[all_runs]))
     unknown = [str(folder) for folder, line in commands.items() if line is None]
     if unknown:
         blocks.append(

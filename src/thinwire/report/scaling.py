@@ -120,8 +120,9 @@ def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
                 "tickvals": values,
                 "ticktext": [str(value) for value in values],
             },
-            "yaxis": {"title": {"text": "final validation loss, nats per token"}},
+            "yaxis": {"title": {"text": "final loss, nats per token"}},
         },
+        height_px=360 + 20 * len(members),
         alt=f"Lines of final validation loss against {quantity.words}; the table of results has "
         "the numbers.",
     )
