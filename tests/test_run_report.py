@@ -191,7 +191,7 @@ def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path) -> None:
 
 
 def test_differences_are_paired_by_seed(tmp_path) -> None:
-    for seed, noise in enumerate((0.0, 5.0, -3.0)):
+    for seed, noise in enumerate((0.0, 0.5, -0.3)):
         write_run(tmp_path / f"a{seed}", config_of("diloco", seed=seed), loss=2 + noise)
         write_run(tmp_path / f"b{seed}", config_of("muloco", seed=seed), loss=1.75 + noise)
     write_run(tmp_path / "c", config_of("ddp", seed=9), loss=3)
