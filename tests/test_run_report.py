@@ -6,13 +6,14 @@ import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from run_folders import change, comparison, config_of, shape, write_run
 from thinwire import presets, report
 from thinwire.cli import main
-from thinwire.cli.flags import RunFlags, apply_flags
+from thinwire.cli.flags import RateFlags, RunFlags, apply_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
@@ -331,10 +332,17 @@ def test_a_command_makes_the_configuration_that_a_run_had(tmp_path, method: str)
     assert flags.pop("--method") == method
     assert flags.pop("--seed") == "3"
     names = {flag.removeprefix("--").replace("-", "_"): text for flag, text in flags.items()}
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(RunFlags)}
+    given = [_filled(kind, names) for kind in (RunFlags, RateFlags)]
+    assert names.keys() <= {field.name for flags in given for field in dataclasses.fields(flags)}
+    run, rates = given
+    assert apply_flags(run, method, 3, rates) == config
+
+
+def _filled(kind: Any, texts: dict[str, str]) -> Any:
+    """The flags of `kind` as `texts` give them."""
     cast = {"int | None": int, "float | None": float}
-    values = {name: cast.get(kinds[name], str)(text) for name, text in names.items()}
-    assert apply_flags(RunFlags(**values), method, 3) == config
+    types = {field.name: cast.get(str(field.type), str) for field in dataclasses.fields(kind)}
+    return kind(**{name: types[name](text) for name, text in texts.items() if name in types})
 
 
 def test_a_run_of_nobody_knows_what_recipe_has_no_command(tmp_path) -> None:
