@@ -43,8 +43,9 @@ def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
     Returns:
         None of fewer than two, or where one is zero or not finite and so has no direction.
 
-    >>> mean_cosine([torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([3.0, 0.0])])
-    0.3333333333333333
+    >>> vectors = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    >>> round(mean_cosine(list(vectors)), 6)
+    0.333333
     """
     workers, norms = len(vectors), [norm([vector]) for vector in vectors]
     if workers < 2 or not all(0 < length < float("inf") for length in norms):
