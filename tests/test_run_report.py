@@ -345,6 +345,19 @@ def _filled(kind: Any, texts: dict[str, str]) -> Any:
     return kind(**{name: types[name](text) for name, text in texts.items() if name in types})
 
 
+def test_a_run_of_an_earlier_version_has_a_command(tmp_path) -> None:
+    folder = write_run(tmp_path / "run", config_of("diloco"))
+    now = command_of(run_of(folder), "x")
+    config = json.loads((folder / "config.json").read_text())
+    del config["machine"]["simulation"], config["periods"]["statistics_steps"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert now is not None
+    assert command_of(run_of(folder), "x") == now
+    config["method"]["codec"] = {"kind": "CastBF16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert command_of(run_of(folder), "x") is None
+
+
 def test_a_run_of_nobody_knows_what_recipe_has_no_command(tmp_path) -> None:
     folder = write_run(tmp_path / "run", config_of("diloco"))
     change(folder / "config.json", method__inner__betas=[0.8, 0.9])

@@ -35,6 +35,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "machine.outer_device": "outer-device",
     "machine.precision": "precision",
     "machine.compile": "compile",
+    "machine.simulation": "simulation",
     "machine.threads": "threads",
     "machine.timeout_s": "timeout-s",
     "machine.worker_size": "worker-size",
@@ -68,10 +69,11 @@ def _flags(run: Run, recipe: str) -> dict[str, str] | None:
     base = flatten_description(json.loads(json.dumps(made)))
     its = flatten_description(dict(run.config))
     flags = {} if recipe == _RECIPES[0] else {"recipe": recipe}
-    for field in sorted(base.keys() | its.keys()):
-        if base.get(field) == its.get(field) or _follows(field, base, its):
+    # A field that it lacks came with a later version; of another kind of slot the kind is there.
+    for field in sorted(its):
+        if base.get(field) == its[field] or _follows(field, base, its):
             continue
-        if field not in _FLAGS or field not in its or its[field] == "None":
+        if field not in _FLAGS or its[field] == "None":
             return None
         flags[_FLAGS[field]] = its[field]
     return flags
