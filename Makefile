@@ -11,8 +11,9 @@ DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:densit
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
-demo: .venv/.ready  ## train one small model seven ways on this machine and compare loss with bytes
+demo: .venv/.ready  ## train one small model seven ways on this machine and report on loss and bytes
 	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 --out runs/demo
+	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
 test: .venv/.ready  ## run the tests
 	$(BIN)/python -m pytest
