@@ -20,9 +20,9 @@ FLAGS = {
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
         simulation statistics-steps steps sync-every threads timeout-s tokenizer tune warmup-steps
         worker-size workers""",
-    "plan": """accelerator accelerators-per-worker bandwidth down from json latency layers methods
-        mfu model out parameters step-time sweep sync-every target tokens tokens-per-step topology
-        up workers""",
+    "plan": """accelerator accelerators-per-worker bandwidth decode-time down encode-time from json
+        latency layers methods mfu model out parameters step-time sweep sync-every target
+        tokens tokens-per-step topology up workers""",
     "report": "out",
     "bench": "out",
     "lighthouse": "bind heartbeat-timeout-s join-timeout-s min-workers token-file",

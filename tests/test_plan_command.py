@@ -115,6 +115,17 @@ def test_flags_reach_the_plan(capsys) -> None:
     assert [row["steps"] for row in found["methods"]] == [5209, 5209]
 
 
+def test_coding_takes_time_if_one_says_how_much(capsys) -> None:
+    def row(*flags: str) -> dict:
+        return planned(capsys, *PLAN, "--methods", "diloco", *flags)["methods"][0]
+
+    free, coded = row(), row("--encode-time", "7ns", "--decode-time", "2ns")
+    # A round more of encoding 10B numbers, and of decoding those of two workers.
+    more_s = 30 * 0.8 / coded["utilisation"] - 30 * 0.8 / free["utilisation"]
+    assert more_s == pytest.approx(70 + 2 * 20, rel=1e-9)
+    assert coded["limit"] == "coding"
+
+
 @pytest.mark.parametrize("columns", [80, 200])
 def test_tables_say_it_in_words(capsys, monkeypatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

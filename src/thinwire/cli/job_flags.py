@@ -10,7 +10,7 @@ import tyro
 from thinwire.cli.flag_rules import RUN, read_flag
 from thinwire.plan.accelerators import accelerator
 from thinwire.plan.calibration import Calibration, calibrate
-from thinwire.plan.compute import Compute
+from thinwire.plan.compute import Coding, Compute
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link
 from thinwire.plan.resolve import resolve
@@ -33,6 +33,8 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "model": str,
     "workers": parse_count,
     "step_time": parse_duration,
+    "encode_time": parse_duration,
+    "decode_time": parse_duration,
     "accelerator": accelerator,
     "mfu": parse_share,
     "accelerators_per_worker": parse_count,
@@ -69,6 +71,10 @@ class JobFlags:
     """K."""
     step_time: str | None = None
     """Of an inner step, such as 0.8s."""
+    encode_time: str | None = None
+    """Of a parameter, such as 7ns, before it is sent: thinwire bench codecs measures it."""
+    decode_time: str | None = None
+    """Of a parameter in one worker's payload."""
     accelerator: str | None = None
     """H100, MI300X, ...: works out the step's time, with --tokens-per-step."""
     mfu: str | None = None
@@ -125,6 +131,7 @@ class JobFlags:
             shape=shape,
             workers=said["workers"],
             compute=_compute(said, shape),
+            coding=_coding(said),
             link=link,
             topology=_TOPOLOGIES[self.topology or "ring"](),
             sync_every=said.get("sync_every"),
@@ -145,7 +152,7 @@ def _again(calibration: Calibration, said: Mapping[str, Any]) -> Job:
         shape=calibration.shape,
         workers=said.get("workers", calibration.workers),
         compute=calibration.compute,
-        coding=calibration.coding,
+        coding=_coding(said) if {"encode_time", "decode_time"} & set(said) else calibration.coding,
         link=_link(said),
         topology=OverTcp(late_s=calibration.late_s),
         sync_every=said.get("sync_every"),
@@ -166,6 +173,13 @@ def _shape(said: Mapping[str, Any]) -> Shape:
     if "model" in said:
         return resolve(said["model"])
     return Shape.of_size(said["parameters"], said["layers"])
+
+
+def _coding(said: Mapping[str, Any]) -> Coding:
+    return Coding(
+        encode_s_per_parameter=said.get("encode_time", 0.0),
+        decode_s_per_parameter=said.get("decode_time", 0.0),
+    )
 
 
 def _compute(said: Mapping[str, Any], shape: Shape) -> Compute:
