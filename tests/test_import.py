@@ -1,6 +1,5 @@
 """`import thinwire` is for libraries and notebooks: it must stay as light as torch."""
 
-import statistics
 import subprocess
 import sys
 
@@ -23,5 +22,6 @@ def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
         command = [sys.executable, "-c", code]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    pairs = [(seconds("thinwire"), seconds("torch")) for _ in range(3)]
-    assert statistics.median(ours / theirs for ours, theirs in pairs) <= 1.2
+    ours, theirs = zip(*[(seconds("thinwire"), seconds("torch")) for _ in range(4)], strict=True)
+    # What else the machine does only ever adds.
+    assert min(ours) / min(theirs) <= 1.2
