@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from thinwire.experiments.statistics import standard_error
+
 __all__ = ["Curve", "Estimate", "estimate", "mean_curve", "pareto_front"]
 
 
@@ -35,7 +37,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard error: s / sqrt(n), s^2 = sum_i (x_i - mean)^2 / (n - 1).
+    """Mean and standard error; see `standard_error`.
 
     Args:
         values: [n], n >= 1.
@@ -43,9 +45,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     >>> estimate([1.0, 3.0])
     Estimate(mean=2.0, error=1.0, n=2)
     """
-    n = len(values)
-    error = statistics.stdev(values) / math.sqrt(n) if n > 1 else None
-    return Estimate(mean=statistics.fmean(values), error=error, n=n)
+    return Estimate(mean=statistics.fmean(values), error=standard_error(values), n=len(values))
 
 
 @final
