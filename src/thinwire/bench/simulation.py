@@ -22,12 +22,8 @@ def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result
         repeats: repetitions of each, in turns.
     """
     config = laptop("diloco")
-    many, one = (_crew(replace(config, workers=k)) for k in (workers, 1))
-    ours_s, baseline_s = compare_alternating(
-        lambda: _run(many, steps), lambda: _run(one, steps), repeats=repeats
-    )
-    many.close()
-    one.close()
+    many, one = (replace(config, workers=k) for k in (workers, 1))
+    ours_s, baseline_s = _in_turns(many, one, steps=steps, repeats=repeats)
     return Result(
         name="simulation",
         ours=f"{workers} simulated workers",
@@ -49,12 +45,7 @@ def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -
     """
     config = replace(laptop("diloco"), workers=workers)
     stacked_config = replace(config, machine=replace(config.machine, simulation="stacked"))
-    stacked, threads = _crew(stacked_config), _crew(config)
-    ours_s, baseline_s = compare_alternating(
-        lambda: _run(stacked, steps), lambda: _run(threads, steps), repeats=repeats
-    )
-    stacked.close()
-    threads.close()
+    ours_s, baseline_s = _in_turns(stacked_config, config, steps=steps, repeats=repeats)
     return Result(
         name="stacked-simulation",
         ours=f"{workers} stacked workers",
@@ -62,6 +53,19 @@ def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -
         ours_s=ours_s,
         baseline_s=baseline_s,
     )
+
+
+def _in_turns(
+    ours: TrainConfig, baseline: TrainConfig, *, steps: int, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of each repetition."""
+    crews = _crew(ours), _crew(baseline)
+    seconds = compare_alternating(
+        lambda: _run(crews[0], steps), lambda: _run(crews[1], steps), repeats=repeats
+    )
+    for crew in crews:
+        crew.close()
+    return seconds
 
 
 def _crew(config: TrainConfig) -> Crew:
