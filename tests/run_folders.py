@@ -13,6 +13,8 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.recipes import laptop
 
+STATES = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
+
 
 @cache
 def shape() -> Shape:
@@ -45,6 +47,7 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
                 "overlapped_s": 0.02 * step,
                 "wall_s": 0.5 * step,
                 "val_loss": loss + 3 / step - 3 / config.steps,
+                **{f"{state}_bytes": 8 for state in STATES},
                 **extra,
             }
         )

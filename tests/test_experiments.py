@@ -10,6 +10,7 @@ from typing import Any, final
 import pytest
 
 from doomed import Failing, Killed
+from run_folders import STATES
 from thinwire import inner
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.experiments import (
@@ -147,7 +148,7 @@ def test_rows_of_other_tokens_are_refused(tmp_path) -> None:
     def unfair(text: str) -> TrainConfig:
         return dataclasses.replace(laptop(text), steps=800 if text == "muloco" else 400)
 
-    with pytest.raises(ConfigurationError, match=r"steps is 400 .* 800"):
+    with pytest.raises(ConfigurationError, match=r"steps is 800, not 400"):
         compare(Experiment(recipe=unfair), tmp_path, nobody, Written(lambda config: 1.0))
     assert not list(tmp_path.iterdir())
 
@@ -158,10 +159,10 @@ def test_rows_of_other_tokens_are_refused(tmp_path) -> None:
 def record(folder: Path, config: TrainConfig, loss: float, corpus: str | None = "abc") -> None:
     """What a finished run leaves."""
     RunFolder(folder).open(config.describe())
-    states = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
-    RunFolder(folder).append(
-        {"step": config.steps, "val_loss": loss} | {f"{state}_bytes": 8 for state in states}
-    )
+    tokens = config.steps * config.tokens_per_step
+    record = {"step": config.steps, "tokens": tokens, "loss": loss, "val_loss": loss}
+    record |= {"sent_bytes": 100, "wait_s": 0.0, "overlapped_s": 0.0, "wall_s": 1.0}
+    RunFolder(folder).append(record | {f"{state}_bytes": 8 for state in STATES})
     if corpus is not None:
         RunFolder(folder).note_data(corpus)
     summary = {
@@ -169,9 +170,10 @@ def record(folder: Path, config: TrainConfig, loss: float, corpus: str | None = 
         "workers": config.workers,
         "parameters": 2,
         "steps": config.steps,
-        "tokens": config.steps * config.tokens_per_step,
+        "tokens": tokens,
         "val_loss": loss,
         "wall_s": 1.0,
+        "wait_s": 0.0,
     }
     sizes = ("sent_bytes_per_worker", "received_bytes_per_worker", "peak_sent_bytes_per_step")
     RunFolder(folder).finish(summary | dict.fromkeys(sizes, 100))
@@ -241,19 +243,24 @@ def spoil(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -
     write_json(folder / name, data)
 
 
+def retell(folder: Path, old: str, new: str) -> None:
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace(old, new))
+
+
 SPOILT: dict[str, tuple[Callable[[Path], object], State, str]] = {
     "half a summary": (
         lambda f: (f / "summary.json").write_text('{"val_loss": 1.'),
         State.CORRUPT,
         "summary.json cannot be read",
     ),
-    "a list": (lambda f: (f / "summary.json").write_text("[]"), State.CORRUPT, "holds a list"),
+    "a list": (lambda f: (f / "summary.json").write_text("[]"), State.CORRUPT, "holds no object"),
     "not text": (lambda f: (f / "config.json").write_bytes(b"\xff\0"), State.CORRUPT, "config"),
-    "no config": (lambda f: (f / "config.json").unlink(), State.CORRUPT, "no config.json"),
+    "no config": (lambda f: (f / "config.json").unlink(), State.CORRUPT, "config.json is missing"),
     "no loss": (
         lambda f: spoil(f, "summary.json", lambda s: s.pop("val_loss")),
         State.CORRUPT,
-        "val_loss None",
+        "val_loss missing",
     ),
     "other tokens": (
         lambda f: spoil(f, "summary.json", lambda s: s.update(tokens=7)),
@@ -276,17 +283,17 @@ SPOILT: dict[str, tuple[Callable[[Path], object], State, str]] = {
         "elastic",
     ),
     "no sizes": (
-        lambda f: (f / "metrics.jsonl").write_text('{"step": 1, "val_loss": 1.0}\n'),
+        lambda f: retell(f, "live_weights_bytes", "bytes"),
         State.CORRUPT,
         "live_weights_bytes",
     ),
     "no metrics": (lambda f: (f / "metrics.jsonl").write_text(""), State.CORRUPT, "metrics.jsonl"),
-    "other corpus": (lambda f: RunFolder(f).note_data("xyz"), State.MISMATCH, "corpus is xyz"),
-    "unknown corpus": (lambda f: (f / "data.json").unlink(), State.MISMATCH, "not known"),
+    "other corpus": (lambda f: RunFolder(f).note_data("xyz"), State.STRANGER, "fingerprint is xyz"),
+    "unknown corpus": (lambda f: (f / "data.json").unlink(), State.STRANGER, "is not recorded"),
     "other size": (
         lambda f: spoil(f, "summary.json", lambda s: s.update(parameters=3)),
-        State.MISMATCH,
-        "3 parameters",
+        State.STRANGER,
+        "parameters is 3, not 2",
     ),
 }
 
@@ -323,7 +330,7 @@ def test_runs_of_something_else_in_the_folder_are_shown(tmp_path) -> None:
     found = compare(Experiment(methods=("ddp",)), tmp_path, nobody, Written(lambda c: 1.0))
     why = {name: standing.why for name, standing in found.strangers.items()}
     assert why.keys() == {"mine-longer", "mine-same", "broken"}
-    assert why["mine-longer"] == "steps is 9 there and 400 here"
+    assert why["mine-longer"] == "steps is 9, not 400"
     assert "no run that was asked for" in why["mine-same"]
     assert "cannot be read" in why["broken"]
     assert found.troubles() == {}
@@ -376,7 +383,7 @@ def test_a_search_repeats_the_best_two_and_does_not_fall_for_one_seed(tmp_path) 
 def test_a_choice_at_the_edge_is_named(tmp_path) -> None:
     found = searched(tmp_path, lambda c: c.method.inner.lr + c.seed)
     assert found.choices[0].edges() == ["inner_lr"]
-    highest = searched(tmp_path / "highest", lambda c: -c.method.inner.lr)
+    highest = searched(tmp_path / "highest", lambda c: 1 - c.method.inner.lr)
     assert highest.choices[0].edges() == ["inner_lr"]
     one = Experiment(
         seeds=(0, 1), methods=("ddp",), tuning=Tuning(candidates={"": product(inner_lr=(0.1,))})
@@ -545,7 +552,7 @@ def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path, tiny) -> Non
     RunFolder(out / "diloco-seed0").open(dataclasses.replace(config, machine=machine).describe())
     standing = look(out / "diloco-seed0", config)
     assert standing.state is State.UNFINISHED
-    assert standing.why == "none of 6 steps noted"
+    assert standing.why == "it has no summary, none of 6 steps recorded"
     found = compare(experiment, out, nobody)
     assert found.troubles() == {}
     assert json.loads((out / "diloco-seed0" / "config.json").read_text())["machine"]["threads"] == 3

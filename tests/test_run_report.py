@@ -15,13 +15,15 @@ from thinwire import presets, report
 from thinwire.cli import main
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags
 from thinwire.errors import ConfigurationError
+from thinwire.experiments.records import Finished
+from thinwire.experiments.standing import judge
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.traffic import traffic
 from thinwire.report.agreement_charts import by_fragment
-from thinwire.report.comparable import arms_of, comparable, styles_of, without_doubles
-from thinwire.report.folders import Run, find_runs, read_run
+from thinwire.report.arms import arms_of, styles_of, without_doubles
+from thinwire.report.folders import comparable, find_runs
 from thinwire.report.reproduce import command_of, compare_command
 from thinwire.report.results import results_table
 from thinwire.report.scaling import families
@@ -31,9 +33,9 @@ from thinwire.train.data import Data
 from thinwire.train.models import Model
 
 
-def run_of(folder: Path) -> Run:
-    found = read_run(folder)
-    assert isinstance(found, Run), found
+def run_of(folder: Path) -> Finished:
+    found = judge(folder)
+    assert isinstance(found, Finished), found
     return found
 
 
@@ -47,12 +49,12 @@ def test_runs_are_found_at_any_depth_once_each(tmp_path) -> None:
     found = find_runs([tmp_path, tmp_path / "a", tmp_path / "missing", tmp_path / "notes.txt"])
     assert [run.folder.name for run in found.runs] == ["a", "b"]
     assert [(f.folder.name, f.reason) for f in found.left_out] == [
-        ("missing", "there is no such folder"),
-        ("notes.txt", "it is a file, not the folder of a run"),
+        ("missing", "not begun: there is no such folder"),
+        ("notes.txt", "corrupt: it is a file, not the folder of a run"),
     ]
     (tmp_path / "empty").mkdir()
     (left,) = find_runs([tmp_path / "empty"]).left_out
-    assert left.reason == "no run was begun in it"
+    assert left.reason == "not begun: no run was begun in it"
 
 
 def spoil_config(folder: Path) -> None:
@@ -67,7 +69,7 @@ def spoil_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda f: (f / "summary.json").unlink(), "incomplete: it has no summary, 23 of 23 steps"),
+        (lambda f: (f / "summary.json").unlink(), "unfinished: it has no summary, 23 of 23 steps"),
         (lambda f: (f / "config.json").unlink(), "corrupt: config.json is missing"),
         (lambda f: (f / "metrics.jsonl").unlink(), "corrupt: metrics.jsonl cannot be read"),
         (lambda f: (f / "metrics.jsonl").write_text(""), "corrupt: metrics.jsonl is empty"),
@@ -90,7 +92,7 @@ def spoil_line(folder: Path) -> None:
 )
 def test_a_damaged_folder_says_what_is_wrong_with_it(tmp_path, spoil, reason: str) -> None:
     folder = write_run(tmp_path / "run", config_of("diloco"))
-    assert isinstance(read_run(folder), Run)
+    run_of(folder)
     spoil(folder)
     (left,) = find_runs([tmp_path]).left_out
     assert reason in left.reason
@@ -110,7 +112,8 @@ def test_why_a_run_failed_is_told(tmp_path) -> None:
     folder = write_run(tmp_path / "run", config_of("diloco"))
     (folder / "summary.json").unlink()
     (folder / "failed.json").write_text('{"kind": "NonFiniteError", "why": "the loss is nan"}')
-    assert "ended with NonFiniteError: the loss is nan" in find_runs([folder]).left_out[0].reason
+    (left,) = find_runs([folder]).left_out
+    assert left.reason == "diverged: the loss is nan (23 of 23 steps recorded)"
 
 
 # -- what can be compared --------------------------------------------------------------------------
@@ -413,7 +416,7 @@ def test_the_page_holds_all_it_shows_and_plotly_takes_its_figures(tmp_path, caps
     assert main(["report", str(tmp_path / "runs"), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "left out" in printed
-    assert "incomplete: it has no summary" in printed
+    assert "unfinished: it has no summary" in printed
     assert "7 methods, 13 runs" in printed
     assert out.stat().st_size < 6_000_000
     html = out.read_text()
@@ -427,7 +430,7 @@ def test_the_page_holds_all_it_shows_and_plotly_takes_its_figures(tmp_path, caps
     for figure in figures:
         go.Figure(json.loads(figure))  # an unknown property raises
     left = html[html.index('id="left-out"') :]
-    assert "incomplete" in left[: left.index("</section>")]
+    assert "unfinished: it has" in left[: left.index("</section>")]
 
 
 def test_a_page_of_one_run_without_extras(tmp_path) -> None:

@@ -66,14 +66,15 @@ def _measured(runs: Sequence[dict[str, Any]]) -> list[str]:
         bytes_text(mean("sent_bytes_per_worker")),
         bytes_text(mean("received_bytes_per_worker")),
         bytes_text(mean("peak_sent_bytes_per_step")),
-        f"{statistics.fmean(_memory_ratio(run) for run in runs):.2f} x",
+        _memory_text([run["memory_bytes"] for run in runs]),
         f"{mean('wall_s'):.1f}",
     ]
 
 
-def _memory_ratio(run: dict[str, Any]) -> float:
-    held: dict[str, int] = run["memory_bytes"]
-    return sum(held.values()) / held["live_weights"]
+def _memory_text(held: Sequence[Mapping[str, int]]) -> str:
+    if not all(held):
+        return "not recorded"
+    return f"{statistics.fmean(sum(its.values()) / its['live_weights'] for its in held):.2f} x"
 
 
 def difference_table(comparison: Comparison) -> Table:

@@ -2,7 +2,9 @@
 
 description    what is compared (an Experiment) and how it may be tuned
 arms           its rows
-standing       what a run folder holds, by its own records
+records        of a run's folder, read and checked
+standing       what a run folder holds, by these records
+comparable     what runs must have in common to be compared
 runs           carries runs out, here or side by side
 tuning         the same search for every row
 statistics     means, standard errors, paired differences

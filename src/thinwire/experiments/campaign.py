@@ -1,13 +1,11 @@
 """Rows times seeds, begun or continued until each has a result or a reason why not."""
 
-import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, final
 
 from thinwire.experiments.arms import Arm, configure
-from thinwire.experiments.comparable import check_comparable
+from thinwire.experiments.comparable import apart, check_comparable, most_common
 from thinwire.experiments.description import Experiment
 from thinwire.experiments.runs import Run, Runner, Tell
 from thinwire.experiments.standing import Standing, State, look, strangers
@@ -18,7 +16,8 @@ __all__ = ["Campaign", "Place", "Standings"]
 Place: TypeAlias = tuple[Arm, int]
 Standings: TypeAlias = Mapping[Place, Standing]
 
-_TO_DO = (State.ABSENT, State.UNFINISHED)
+_TO_DO = (State.ABSENT, State.UNFINISHED, State.FAILED)
+_NOTED = (State.DIVERGED, State.FAILED)
 
 
 @final
@@ -36,7 +35,7 @@ class Campaign:
         self.experiment, self.out = experiment, out
         self._runner, self._tell = runner, tell
         self._first: tuple[str, TrainConfig] | None = None
-        self._origin: tuple[str | None, int] | None = None
+        self._origin: Mapping[str, str] | None = None
         self._known: set[str] = set()
 
     def complete(self, places: Sequence[Place]) -> Standings:
@@ -52,7 +51,7 @@ class Campaign:
         failures = self._runner.carry_out([runs[place] for place in missing], self._tell)
         for place, failure in zip(missing, failures, strict=True):
             stands[place] = look(runs[place].folder, runs[place].config)
-            if failure is not None and stands[place].state is not State.DIVERGED:
+            if failure is not None and stands[place].state not in _NOTED:
                 why = f"{failure.kind}: {failure.why}"
                 stands[place] = Standing(state=State.FAILED, why=why)
         return self._of_one_origin(stands)
@@ -84,21 +83,11 @@ class Campaign:
 
     def _of_one_origin(self, stands: dict[Place, Standing]) -> Standings:
         """`stands`, with runs of another corpus or size than the most told apart."""
-        origins = [s.origin for s in stands.values() if s.origin is not None]
-        if self._origin is None and origins:
-            self._origin = Counter(origins).most_common(1)[0][0]
+        if self._origin is None:
+            self._origin = most_common([s.origin for s in stands.values() if s.origin is not None])
         for place, standing in stands.items():
-            if standing.origin not in (None, self._origin):
-                stands[place] = dataclasses.replace(
-                    standing, state=State.MISMATCH, why=self._foreign(standing), summary=None
-                )
+            if standing.origin is not None and standing.origin != self._origin:
+                assert self._origin is not None
+                why = apart(standing.origin, self._origin)
+                stands[place] = Standing(state=State.STRANGER, why=why)
         return stands
-
-    def _foreign(self, standing: Standing) -> str:
-        assert standing.origin is not None
-        assert self._origin is not None
-        (corpus, size), (other_corpus, other_size) = standing.origin, self._origin
-        if size != other_size:
-            return f"it has {size:,} parameters, and other runs here {other_size:,}"
-        there, here = (c[:12] if c else "not known" for c in (corpus, other_corpus))
-        return f"the fingerprint of its corpus is {there}, and of other runs here {here}"

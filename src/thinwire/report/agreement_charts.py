@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from thinwire.experiments.records import Finished
+from thinwire.report.arms import Arm, styles_of
 from thinwire.report.blocks import Block, Chart, Text
-from thinwire.report.comparable import Arm, styles_of
-from thinwire.report.folders import Run
 from thinwire.report.parts import Cell, Details, Heading, SortableTable
 from thinwire.report.seeds import estimate, mean_curve
 
@@ -51,7 +51,7 @@ def by_fragment(record: Mapping[str, Any], name: str) -> dict[int, float]:
     }
 
 
-def _means(run: Run, name: str) -> list[dict[str, Any]]:
+def _means(run: Finished, name: str) -> list[dict[str, Any]]:
     """Records of the mean over fragments, where all of them were measured if that ever happened."""
     found = [(record["step"], by_fragment(record, name)) for record in run.records]
     most = len({index for _, its in found for index in its})
@@ -119,7 +119,7 @@ def _rows(arm: Arm) -> list[tuple[Cell, ...]]:
     ]
 
 
-def _last(run: Run, name: str) -> dict[int, float]:
+def _last(run: Finished, name: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for record in run.records:
         found |= by_fragment(record, name)

@@ -8,7 +8,7 @@ from typing import Final
 
 from thinwire.agreement import flatten_description
 from thinwire.errors import ThinwireError
-from thinwire.report.folders import Run
+from thinwire.experiments.records import Finished
 from thinwire.train import recipes
 
 __all__ = ["command_of", "compare_command", "flags_of", "report_command"]
@@ -47,7 +47,7 @@ _FLAGS: Final[Mapping[str, str]] = {
 }
 
 
-def flags_of(run: Run) -> dict[str, str] | None:
+def flags_of(run: Finished) -> dict[str, str] | None:
     """The flags besides --method with which a built-in recipe is what `run` was.
 
     Args:
@@ -61,7 +61,7 @@ def flags_of(run: Run) -> dict[str, str] | None:
     return min(known, key=len) if known else None
 
 
-def _flags(run: Run, recipe: str) -> dict[str, str] | None:
+def _flags(run: Finished, recipe: str) -> dict[str, str] | None:
     try:
         made = recipes.find(recipe)(run.method).describe()
     except ThinwireError:  # a method of one's own
@@ -87,7 +87,7 @@ def _follows(field: str, base: Mapping[str, str], its: Mapping[str, str]) -> boo
     return its[field] == str(float(its[momentum]) > 0)
 
 
-def command_of(run: Run, out: str) -> str | None:
+def command_of(run: Finished, out: str) -> str | None:
     """What begins `run` anew in the folder `out`; None if no flags do."""
     flags = None if run.is_elastic else flags_of(run)
     if flags is None:
@@ -96,7 +96,7 @@ def command_of(run: Run, out: str) -> str | None:
     return _command("train", given)
 
 
-def compare_command(runs: Sequence[Run]) -> str | None:
+def compare_command(runs: Sequence[Finished]) -> str | None:
     """One command for all of `runs`, if they are one comparison; else None.
 
     Args:
@@ -116,7 +116,7 @@ def compare_command(runs: Sequence[Run]) -> str | None:
     return _command("compare", given | {"out": "runs/compare"})
 
 
-def _is_made_by(common: Mapping[str, str], run: Run) -> bool:
+def _is_made_by(common: Mapping[str, str], run: Finished) -> bool:
     flags = flags_of(run)
     if flags is None:
         return False

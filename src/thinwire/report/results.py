@@ -1,11 +1,10 @@
 """The tables of a report of runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from thinwire.plan.units import duration_text, nbytes_text
+from thinwire.report.arms import Arm, differing
 from thinwire.report.blocks import Table
-from thinwire.report.comparable import Arm, differing
 from thinwire.report.folders import LeftOut
 from thinwire.report.parts import Cell, SortableTable
 from thinwire.report.run_charts import LOSSES
@@ -22,8 +21,6 @@ __all__ = [
     "shared_table",
     "versions_table",
 ]
-
-_STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
 
 
 def final_loss(arm: Arm) -> Estimate:
@@ -105,14 +102,10 @@ def _times(ratio: float) -> str:
 
 def _memory(arm: Arm) -> float | None:
     """Bytes of all states of a worker over those of its weights."""
-    held = [run.records[-1] for run in arm.runs]
-    names = [f"{state}_bytes" for state in _STATES]
-    if any(name not in record for record in held for name in names) or not all(
-        record["live_weights_bytes"] for record in held
-    ):
+    held = [run.memory_bytes for run in arm.runs]
+    if not all(held):
         return None
-    ratios = [sum(record[n] for n in names) / record["live_weights_bytes"] for record in held]
-    return estimate(ratios).mean
+    return estimate([sum(its.values()) / its["live_weights"] for its in held]).mean
 
 
 def curves_table(arms: Sequence[Arm]) -> SortableTable:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thinwire.plan.units import nbytes_text
+from thinwire.report.arms import Arm, styles_of
 from thinwire.report.blocks import Chart
-from thinwire.report.comparable import Arm, styles_of
 from thinwire.report.seeds import Curve, estimate, mean_curve, pareto_front
 
 __all__ = ["LOSSES", "front_chart", "link_charts", "loss_charts", "waits_chart"]

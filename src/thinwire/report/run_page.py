@@ -9,10 +9,10 @@ from typing import Any, Final, final
 
 from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.report.agreement_charts import agreement_blocks
+from thinwire.report.arms import Arm, arms_of, styles_of, without_doubles
 from thinwire.report.blocks import Block, Text
-from thinwire.report.comparable import Arm, arms_of, comparable, styles_of, without_doubles
 from thinwire.report.controls import LinkControls, MethodControls
-from thinwire.report.folders import LeftOut, find_runs
+from thinwire.report.folders import LeftOut, comparable, find_runs
 from thinwire.report.page import Page
 from thinwire.report.parts import Commands, Data, Details, Heading, Notice
 from thinwire.report.reproduce import command_of, compare_command, report_command

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from thinwire.report.arms import Arm, differing
 from thinwire.report.blocks import Chart
-from thinwire.report.comparable import Arm, differing
 from thinwire.report.seeds import estimate
 
 __all__ = ["Family", "families", "scaling_charts"]

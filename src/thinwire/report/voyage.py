@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from thinwire.errors import ConfigurationError
+from thinwire.experiments.records import Finished
 from thinwire.plan.compute import Compute
 from thinwire.plan.described import method_of
 from thinwire.plan.link import Link
@@ -21,7 +22,6 @@ from thinwire.plan.scenario import Scenario
 from thinwire.plan.shape import Shape
 from thinwire.plan.topology import Mesh, Ring, Star, Topology, Tree
 from thinwire.plan.traffic import Traffic, traffic
-from thinwire.report.folders import Run
 
 __all__ = ["TOPOLOGIES", "Shapes", "Voyage", "voyage_of"]
 
@@ -93,7 +93,7 @@ class Shapes:
     def __init__(self) -> None:
         self._known: dict[str, Shape] = {}
 
-    def of(self, run: Run) -> Shape:
+    def of(self, run: Finished) -> Shape:
         """The shape of the model of `run`.
 
         Raises:
@@ -105,14 +105,14 @@ class Shapes:
         return self._known[source]
 
 
-def _source(run: Run) -> str:
+def _source(run: Finished) -> str:
     """What the model was: its size if that says it all, else what the run saved."""
     size, saved = str(run.config["model"].get("size")), run.folder / "model"
     byte_level = run.config["data"].get("tokenizer") == "bytes"
     return str(saved) if (saved / "config.json").is_file() and not byte_level else size
 
 
-def voyage_of(run: Run, shapes: Shapes) -> Voyage:
+def voyage_of(run: Finished, shapes: Shapes) -> Voyage:
     """The exchanges of `run`, if they come to the bytes that it counted.
 
     Args:

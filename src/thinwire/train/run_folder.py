@@ -160,23 +160,6 @@ class RunFolder:
         with _writing(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def last_evaluation(self) -> dict[str, Any]:
-        """The newest record with a validation loss.
-
-        Raises:
-            CheckpointError: metrics.jsonl has none or cannot be read.
-        """
-        file = self.path / "metrics.jsonl"
-        try:
-            records = [json.loads(line) for line in file.read_text().splitlines()]
-            return [record for record in records if "val_loss" in record][-1]
-        except (OSError, ValueError, IndexError) as error:
-            raise CheckpointError(
-                f"read the last evaluation in {file}",
-                because=str(error),
-                do="restore the file, or run again with another --out",
-            ) from error
-
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json, which marks the run as finished.
 

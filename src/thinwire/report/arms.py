@@ -1,19 +1,17 @@
-"""Which runs can be set side by side, and what their differences are."""
+"""Runs by what was trained, and what their differences are."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from thinwire.agreement import flatten_description
-from thinwire.report.folders import LeftOut, Run
+from thinwire.experiments.records import Finished
+from thinwire.experiments.standing import Standing, State
+from thinwire.report.folders import LeftOut
 from thinwire.train.run_folder import what_counts
 
 __all__ = [
     "Arm",
     "arms_of",
-    "common_ground",
-    "comparable",
     "differing",
     "styles_of",
     "without_doubles",
@@ -38,10 +36,10 @@ class Arm:
 
     label: str
     fields: Mapping[str, str]
-    runs: tuple[Run, ...]
+    runs: tuple[Finished, ...]
 
     @property
-    def first(self) -> Run:
+    def first(self) -> Finished:
         """Any of them, where they are alike."""
         return self.runs[0]
 
@@ -61,76 +59,30 @@ class Arm:
         return tuple(run.seed for run in self.runs)
 
 
-def common_ground(run: Run) -> dict[str, str]:
-    """What runs must have in common for their losses to be compared, flat.
-
-    The model and its size, the corpus and how it was cut, and the tokens that were read.
-
-    Args:
-        run: any.
-    """
-    config, versions = run.config, run.summary.get("versions", {})
-    fields = flatten_description({"model": config["model"], "data": config["data"]})
-    fields["parameters"] = str(run.summary["parameters"])
-    fields["tokens"] = str(run.summary["tokens"])
-    # The built-in corpora are files of an installation: another Python, other tokens.
-    unknown = f"not recorded (Python {versions.get('python', 'unknown')})"
-    fields["corpus fingerprint"] = unknown if run.corpus is None else run.corpus
-    return fields
-
-
-def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """The most runs that have their ground in common, and the others with what sets them apart.
-
-    Args:
-        runs: of which, if two groups are as large, the one that begins first is taken.
-    """
-    grounds = [tuple(sorted(common_ground(run).items())) for run in runs]
-    if not grounds:
-        return [], []
-    ground = Counter(grounds).most_common(1)[0][0]
-    kept = [run for run, its in zip(runs, grounds, strict=True) if its == ground]
-    left_out = [
-        LeftOut(folder=run.folder, reason=_apart(dict(its), dict(ground)))
-        for run, its in zip(runs, grounds, strict=True)
-        if its != ground
-    ]
-    return kept, left_out
-
-
-def _apart(its: Mapping[str, str], ground: Mapping[str, str]) -> str:
-    fields = sorted(its.keys() | ground.keys())
-    different = [
-        f"{field} is {its.get(field, 'none')}, not {ground.get(field, 'none')}"
-        for field in fields
-        if its.get(field) != ground.get(field)
-    ]
-    return "not comparable with the others: " + "; ".join(different)
-
-
-def without_doubles(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
+def without_doubles(runs: Sequence[Finished]) -> tuple[list[Finished], list[LeftOut]]:
     """`runs` with one of each configuration and seed: a copy says nothing about the spread.
 
     Args:
         runs: the first of each is kept.
     """
-    kept: dict[tuple[object, ...], Run] = {}
+    kept: dict[tuple[object, ...], Finished] = {}
     left_out: list[LeftOut] = []
     for run in runs:
         first = kept.setdefault((_arm_key(run), run.seed), run)
         if first is not run:
             reason = f"the same configuration and seed as {first.folder}, which is shown"
-            left_out.append(LeftOut(folder=run.folder, reason=reason))
+            standing = Standing(state=State.STRANGER, why=reason)
+            left_out.append(LeftOut(folder=run.folder, standing=standing))
     return list(kept.values()), left_out
 
 
-def arms_of(runs: Sequence[Run]) -> list[Arm]:
+def arms_of(runs: Sequence[Finished]) -> list[Arm]:
     """`runs` by what was trained: methods in the order of their first runs, then by K and H.
 
     Args:
         runs: of which no two have one configuration and seed.
     """
-    together: dict[tuple[object, ...], list[Run]] = {}
+    together: dict[tuple[object, ...], list[Finished]] = {}
     first = list(dict.fromkeys(run.method for run in runs))
     for run in sorted(runs, key=lambda run: _place(run, first)):
         together.setdefault(_arm_key(run), []).append(run)
@@ -144,7 +96,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     ]
 
 
-def _place(run: Run, methods: Sequence[str]) -> tuple[int, int, int]:
+def _place(run: Finished, methods: Sequence[str]) -> tuple[int, int, int]:
     config = run.config
     return methods.index(run.method), config["workers"], config["method"]["sync_every"]
 
@@ -166,7 +118,7 @@ def styles_of(arms: Sequence[Arm]) -> list[dict[str, int]]:
     return styles
 
 
-def _fields(run: Run) -> dict[str, str]:
+def _fields(run: Finished) -> dict[str, str]:
     counted = what_counts(dict(run.config))
     return {
         field: value
@@ -175,7 +127,7 @@ def _fields(run: Run) -> dict[str, str]:
     }
 
 
-def _arm_key(run: Run) -> tuple[object, ...]:
+def _arm_key(run: Finished) -> tuple[object, ...]:
     return tuple(sorted(_fields(run).items()))
 
 
