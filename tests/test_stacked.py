@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -459,6 +460,20 @@ def test_the_same_model_without_what_is_refused_is_taken() -> None:
 def test_experts_are_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"'model\.layers\.0\.mlp\.gate' returns tuple"):
         ModelStack(models(MIXTRAL), windows(1)[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be bound here")
+def test_a_crew_that_is_bound_to_a_core_has_one_stack(tiny) -> None:
+    """As a job of a comparison is: more stacks would only take turns."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        crew = crew_of(tiny(), machine=STACKED)
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert isinstance(crew, Stacked)
+    assert len(crew._stacks) == 1
+    crew.close()
 
 
 def test_stacked_workers_are_not_compiled() -> None:

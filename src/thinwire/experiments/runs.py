@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from typing import Any, TypeAlias, final
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.standing import forget_failure, note_failure
 from thinwire.train.config import TrainConfig
+from thinwire.train.cores import cores
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume
 
-__all__ = ["Failure", "InTurn", "Run", "Runner", "Tell", "carry_out", "cores", "nobody"]
+__all__ = ["Failure", "InTurn", "Run", "Runner", "Tell", "carry_out", "nobody"]
 
 
 @final
@@ -82,7 +82,7 @@ class InTurn(Runner):
 
     def carry_out(self, runs: Sequence[Run], tell: Tell) -> list[Failure | None]:
         """See `Runner`."""
-        return [carry_out(run, lambda run=run: tell(run), os.cpu_count() or 1) for run in runs]
+        return [carry_out(run, lambda run=run: tell(run), len(cores())) for run in runs]
 
 
 def carry_out(run: Run, observer: Callable[[], Observer], cores: int) -> Failure | None:
@@ -120,10 +120,3 @@ def _threads_of(folder: Path) -> int:
         return int(json.loads((folder / "config.json").read_text())["machine"]["threads"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-
-
-def cores() -> list[int]:
-    """Those this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, final
 
 from thinwire.errors import ConfigurationError
-from thinwire.experiments.runs import Failure, Run, Runner, Tell, carry_out, cores
+from thinwire.experiments.runs import Failure, Run, Runner, Tell, carry_out
+from thinwire.train.cores import cores
 from thinwire.train.observers import Observer
 
 __all__ = ["SideBySide"]

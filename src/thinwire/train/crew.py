@@ -3,7 +3,6 @@
 Under torchrun a worker may have several ranks. Its object is then on each of them.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from thinwire.errors import CheckpointError
 from thinwire.membership.events import EventLog
+from thinwire.train.cores import cores
 from thinwire.train.random_stream import draws_random_numbers
 from thinwire.train.witness import Witness
 from thinwire.train.worker import Worker
@@ -172,7 +172,7 @@ class Simulated(Crew):
     def _concurrency(self) -> int:
         if self._draws:
             return 1
-        return min(len(self.workers), os.cpu_count() or 1)
+        return min(len(self.workers), len(cores()))
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In threads, or in turns with each worker's own random stream."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from thinwire.agreement import check_cards, make_card
 from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.train.config import TrainConfig
+from thinwire.train.cores import cores
 from thinwire.train.crew import Crew, Ranked, Simulated
 from thinwire.train.data import LoadedData
 from thinwire.train.elastic import ElasticCrew, Membership, Roaming
@@ -61,7 +62,7 @@ def resolve(config: TrainConfig, membership: Membership | None = None) -> TrainC
     workers = count_workers(config.workers, machine.worker_size)
     here = workers * machine.worker_size if membership is None else 1
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
-    threads = machine.threads or max(1, (os.cpu_count() or 1) // on_this_host)
+    threads = machine.threads or max(1, len(cores()) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
     return replace(config, workers=workers, machine=machine)
 

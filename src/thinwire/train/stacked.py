@@ -1,7 +1,6 @@
 """Simulated workers as one set of matrices: what K workers compute, in fewer and larger steps."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
+from thinwire.train.cores import cores
 from thinwire.train.crew import Crew
 from thinwire.train.model_stack import ModelStack
 from thinwire.train.stepping import choose_stepping
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @final
 class Stacked(Crew):
-    """All K workers in this process, stacked: as many stacks as CPU cores, side by side on threads.
+    """All K workers in this process, stacked: as many stacks as there are cores, on threads.
 
     A worker's weights, gradients and optimizer state are views into those of its stack, so that
     outer loop, evaluation and checkpoints find what they find elsewhere. It computes what
@@ -42,7 +42,7 @@ class Stacked(Crew):
         super().__init__(workers)
         count = len(self.workers)
         on_cpu = self.workers[0].device.type == "cpu"
-        stacks = min(count, os.cpu_count() or 1) if on_cpu else 1
+        stacks = min(count, len(cores())) if on_cpu else 1
         # No larger than they must be: the last to finish is waited for.
         bounds = [index * count // stacks for index in range(stacks + 1)]
         self._stacks = [_Stack(self.workers[a:b], sample) for a, b in pairwise(bounds)]
