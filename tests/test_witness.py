@@ -2,13 +2,14 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from thinwire.train.alignment import mean_cosine, mean_norm, norm
-from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import train
@@ -42,7 +43,9 @@ def test_without_a_direction_there_is_no_cosine() -> None:
     assert norm([]) == 0.0
 
 
-def config(method: str, **changes) -> TrainConfig:
+def config(
+    method: str, simulation: Literal["threads", "stacked"] = "threads", **changes
+) -> TrainConfig:
     made = {
         "steps": 11,
         "workers": 2,
@@ -51,7 +54,7 @@ def config(method: str, **changes) -> TrainConfig:
         "periods": Periods(log_steps=1, statistics_steps=5),
     }
     config = dataclasses.replace(laptop(method), **{**made, **changes})
-    machine = dataclasses.replace(config.machine, threads=1)
+    machine = Machine(threads=1, simulation=simulation)
     slots = config.method
     if slots.sync_every > 1:
         slots = dataclasses.replace(slots, sync_every=5)
@@ -64,10 +67,12 @@ def noted(out: Path) -> dict[int, set[str]]:
     return {step: keys for step, keys in found.items() if keys}
 
 
+@pytest.mark.parametrize("simulation", ["threads", "stacked"])
 @pytest.mark.parametrize("method", ["ddp", "muloco:bits=2", "streaming_diloco:tau=2"])
-def test_a_witness_changes_nothing(tmp_path, method: str) -> None:
-    watched = train(config(method), tmp_path / "watched")
-    alone = train(config(method, periods=Periods(log_steps=1)), tmp_path / "alone")
+def test_a_witness_changes_nothing(tmp_path, method: str, simulation) -> None:
+    watched = train(config(method, simulation), tmp_path / "watched")
+    unwatched = config(method, simulation, periods=Periods(log_steps=1))
+    alone = train(unwatched, tmp_path / "alone")
     assert watched["outer_digest"] == alone["outer_digest"]
     assert noted(tmp_path / "alone") == {}
     found = noted(tmp_path / "watched")

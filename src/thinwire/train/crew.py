@@ -15,7 +15,7 @@ from thinwire.errors import CheckpointError
 from thinwire.membership.events import EventLog
 from thinwire.train.cores import cores
 from thinwire.train.random_stream import draws_random_numbers
-from thinwire.train.witness import Witness
+from thinwire.train.witness import Witness, witness_of
 from thinwire.train.worker import Worker
 from thinwire.transport import naming_failures
 
@@ -166,8 +166,8 @@ class Simulated(Crew):
         )
 
     def witness(self, *, every: int) -> Witness | None:
-        """All workers are here, and a lone one agrees with nobody."""
-        return Witness(self.workers, every=every) if every and len(self.workers) > 1 else None
+        """All workers are here."""
+        return witness_of(self.workers, every=every)
 
     def _concurrency(self) -> int:
         if self._draws:

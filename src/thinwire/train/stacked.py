@@ -13,6 +13,7 @@ from thinwire.train.cores import cores
 from thinwire.train.crew import Crew
 from thinwire.train.model_stack import ModelStack
 from thinwire.train.stepping import choose_stepping
+from thinwire.train.witness import Witness, witness_of
 from thinwire.train.worker import Worker
 
 __all__ = ["Stacked"]
@@ -49,6 +50,10 @@ class Stacked(Crew):
         self._pool = ThreadPoolExecutor(
             stacks, initializer=torch.set_num_threads, initargs=(threads,)
         )
+
+    def witness(self, *, every: int) -> Witness | None:
+        """All workers are here."""
+        return witness_of(self.workers, every=every)
 
     def inner_step(self) -> list[float]:
         """One inner step of every worker; returns their losses."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.train.alignment import mean_cosine, mean_norm, norm
 from thinwire.train.worker import Worker
 
-__all__ = ["Witness"]
+__all__ = ["Witness", "witness_of"]
 
 
 @final
@@ -72,3 +72,13 @@ class Witness:
         """Of what the worker sent; the owner of a shard has another, of what it passes on."""
         feedback = worker.outer.unsent_feedback()[index]
         return [value for key, value in feedback.items() if not key.startswith("owner.")]
+
+
+def witness_of(workers: Sequence[Worker], *, every: int) -> Witness | None:
+    """Who looks at what all of a run's workers send; None: nobody is to, or one agrees with none.
+
+    Args:
+        workers: all of the run, in this process.
+        every: inner steps between two looks; 0 looks never.
+    """
+    return Witness(workers, every=every) if every and len(workers) > 1 else None
