@@ -24,8 +24,10 @@ from thinwire.plan.traffic import traffic
 from thinwire.report.agreement_charts import by_fragment
 from thinwire.report.arms import arms_of, styles_of, without_doubles
 from thinwire.report.folders import comparable, find_runs
+from thinwire.report.front import front_of
 from thinwire.report.reproduce import command_of, compare_command
 from thinwire.report.results import results_table
+from thinwire.report.run_charts import front_chart, loss_charts
 from thinwire.report.scaling import families
 from thinwire.report.seeds import estimate, mean_curve, pareto_front
 from thinwire.report.voyage import TOPOLOGIES, Shapes, crossing_of, voyage_of
@@ -236,6 +238,40 @@ def test_learning_rates_tuned_for_each_k_are_named(tmp_path) -> None:
     (family,) = families(arms_of(find_runs([tmp_path]).runs), "K")
     assert family.besides == ()
     assert [arm.first.folder.name for arm in family.arms] == ["a", "c"]
+
+
+def named(name: str, **changes):
+    config = config_of("diloco", **changes)
+    return dataclasses.replace(config, method=dataclasses.replace(config.method, name=name))
+
+
+def test_each_k_may_have_a_name_of_its_own(tmp_path) -> None:
+    for name, workers in (("diloco", 4), ("diloco K=2", 2), ("diloco K=8", 8)):
+        write_run(tmp_path / name, named(name, workers=workers))
+    write_run(tmp_path / "other", config_of("muloco", workers=2))
+    (family,) = families(arms_of(find_runs([tmp_path]).runs), "K")
+    assert [arm.workers for arm in family.arms] == [2, 4, 8]
+    assert (family.name, family.besides) == ("diloco", ())
+
+
+def test_a_lone_worker_that_sends_nothing_is_not_on_the_front(tmp_path) -> None:
+    write_run(tmp_path / "lone", config_of("diloco", workers=1), loss=1.0)
+    write_run(tmp_path / "few", config_of("muloco:bits=2"), loss=1.6)
+    write_run(tmp_path / "many", config_of("ddp"), loss=1.7)
+    arms = arms_of(find_runs([tmp_path]).runs)
+    assert [arm.label for arm in front_of(arms)] == ["muloco:bits=2"]
+    # The figure has no place for nothing on an axis of powers.
+    drawn = {trace["name"] for trace in front_chart(arms).traces}
+    assert drawn == {"front", "ddp", "muloco:bits=2"}
+    (lone,) = (arm for arm in arms if arm.workers == 1)
+    assert front_of([lone]) == [lone]
+
+
+def test_numbers_in_charts_have_six_digits(tmp_path) -> None:
+    write_run(tmp_path / "run", config_of("diloco"), loss=1.23456789123)
+    html = "".join(chart.html() for chart in loss_charts(arms_of(find_runs([tmp_path]).runs)))
+    assert "1.23457" in html
+    assert "1.234567" not in html
 
 
 # -- numbers ---------------------------------------------------------------------------------------

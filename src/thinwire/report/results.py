@@ -6,9 +6,10 @@ from thinwire.plan.units import duration_text, nbytes_text
 from thinwire.report.arms import Arm, differing
 from thinwire.report.blocks import Table
 from thinwire.report.folders import LeftOut
+from thinwire.report.front import final_loss, front_of, sent_bytes
 from thinwire.report.parts import Cell, SortableTable
 from thinwire.report.run_charts import LOSSES
-from thinwire.report.seeds import Estimate, estimate, mean_curve, pareto_front
+from thinwire.report.seeds import Estimate, estimate, mean_curve
 
 __all__ = [
     "curves_table",
@@ -23,11 +24,6 @@ __all__ = [
 ]
 
 
-def final_loss(arm: Arm) -> Estimate:
-    """Validation loss at the end."""
-    return _summed(arm, "val_loss")
-
-
 def _summed(arm: Arm, name: str) -> Estimate:
     return estimate([run.summary[name] for run in arm.runs])
 
@@ -39,9 +35,8 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
 
 def results_table(arms: Sequence[Arm]) -> SortableTable:
     """A row for each method, the lowest loss first."""
-    points = [(_summed(a, "sent_bytes_per_worker").mean, final_loss(a).mean) for a in arms]
-    front = {arms[index].label for index in pareto_front(points)}
-    most = max(sent for sent, _ in points)
+    front = {arm.label for arm in front_of(arms)}
+    most = max(map(sent_bytes, arms))
     return SortableTable(
         title="Results",
         name="results",
@@ -75,7 +70,7 @@ def _behind(arm: Arm, best: Arm) -> Cell:
 
 
 def _result(arm: Arm, front: set[str], most: float, best: Arm) -> tuple[Cell, ...]:
-    loss, sent = final_loss(arm), _summed(arm, "sent_bytes_per_worker").mean
+    loss, sent = final_loss(arm), sent_bytes(arm)
     received = _summed(arm, "received_bytes_per_worker").mean
     peak, wall = _summed(arm, "peak_sent_bytes_per_step").mean, _summed(arm, "wall_s").mean
     memory = _memory(arm)

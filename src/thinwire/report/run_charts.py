@@ -7,7 +7,8 @@ from typing import Any, Final
 from thinwire.plan.units import nbytes_text
 from thinwire.report.arms import Arm, styles_of
 from thinwire.report.blocks import Chart
-from thinwire.report.seeds import Curve, estimate, mean_curve, pareto_front
+from thinwire.report.front import final_loss, front_of, senders, sent_bytes
+from thinwire.report.seeds import Curve, mean_curve
 
 __all__ = ["LOSSES", "front_chart", "link_charts", "loss_charts", "waits_chart"]
 
@@ -93,12 +94,11 @@ def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
 
 def front_chart(arms: Sequence[Arm]) -> Chart:
     """Final loss against bytes, and the methods that no other beats in both."""
-    losses = [estimate([run.summary["val_loss"] for run in arm.runs]) for arm in arms]
-    sent = [
-        estimate([run.summary["sent_bytes_per_worker"] for run in arm.runs]).mean for arm in arms
-    ]
-    points = list(zip(sent, (loss.mean for loss in losses), strict=True))
-    front = [points[index] for index in pareto_front(points)]
+    sending = senders(arms)
+    styles = [style for style, arm in zip(styles_of(arms), arms, strict=True) if arm in sending]
+    arms = sending
+    losses, sent = [final_loss(arm) for arm in arms], [sent_bytes(arm) for arm in arms]
+    front = [(sent_bytes(arm), final_loss(arm).mean) for arm in front_of(arms)]
     line: Mapping[str, Any] = {
         "type": "scatter",
         "mode": "lines",
@@ -126,7 +126,7 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
             "marker": {"size": 11},
             "meta": style,
         }
-        for style, arm, x, loss in zip(styles_of(arms), arms, sent, losses, strict=True)
+        for style, arm, x, loss in zip(styles, arms, sent, losses, strict=True)
     ]
     return Chart(
         title="Pareto front of loss and bytes",

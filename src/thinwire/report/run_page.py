@@ -13,13 +13,13 @@ from thinwire.report.arms import Arm, arms_of, styles_of, without_doubles
 from thinwire.report.blocks import Block, Text
 from thinwire.report.controls import LinkControls, MethodControls
 from thinwire.report.folders import LeftOut, comparable, find_runs
+from thinwire.report.front import final_loss, senders, sent_bytes
 from thinwire.report.page import Page
 from thinwire.report.parts import Commands, Data, Details, Heading, Notice
 from thinwire.report.reproduce import command_of, compare_command, report_command
 from thinwire.report.results import (
     curves_table,
     differences_table,
-    final_loss,
     left_out_table,
     link_table,
     ranked,
@@ -156,7 +156,7 @@ def _summary(evidence: Evidence) -> list[Block]:
     arms = evidence.arms
     best, *_ = ranked(arms)
     # Of those that send as little, the one that makes the most of it.
-    least = min(ranked(arms), key=lambda arm: arm.first.summary["sent_bytes_per_worker"])
+    least = min(senders(ranked(arms)), key=sent_bytes)
     fewest = f"Fewest bytes: {least.label}, with a loss of {final_loss(least).text('.4f')}."
     if least is best:
         fewest = "It also sends the fewest bytes."

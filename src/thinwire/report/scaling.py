@@ -60,7 +60,7 @@ def families(arms: Sequence[Arm], symbol: str) -> list[Family]:
     """Methods of one name that were run with several K, or several H, and the same H, or K.
 
     Where several arms of a name have one value (several learning rates, say), only those that
-    differ in nothing else make a family.
+    differ in nothing else make a family; so do those that are alone with their name.
 
     Args:
         arms: all.
@@ -70,7 +70,10 @@ def families(arms: Sequence[Arm], symbol: str) -> list[Family]:
     alike: dict[tuple[object, ...], list[Arm]] = {}
     for arm in arms:
         alike.setdefault((_name(arm), quantity.other(arm)), []).append(arm)
-    groups = (part for group in alike.values() for part in _unambiguous(group, quantity))
+    groups = [part for group in alike.values() for part in _unambiguous(group, quantity)]
+    # A recipe may give each K, or H, a name of its own.
+    alone = [arm for group in groups if len(group) == 1 for arm in group]
+    groups = [group for group in groups if len(group) > 1] + _strictly(alone, quantity)
     return [_family(group, quantity) for group in groups if len(group) > 1]
 
 
@@ -78,8 +81,13 @@ def _unambiguous(group: list[Arm], quantity: _Quantity) -> list[list[Arm]]:
     values = [quantity.of(arm) for arm in group]
     if len(set(values)) == len(values):
         return [group]
+    return _strictly(group, quantity)
+
+
+def _strictly(arms: Sequence[Arm], quantity: _Quantity) -> list[list[Arm]]:
+    """Those that differ in the quantity and in nothing else."""
     strict: dict[tuple[object, ...], list[Arm]] = {}
-    for arm in group:
+    for arm in arms:
         rest = tuple(sorted((f, v) for f, v in arm.fields.items() if f != quantity.field))
         strict.setdefault(rest, []).append(arm)
     return list(strict.values())
@@ -88,7 +96,7 @@ def _unambiguous(group: list[Arm], quantity: _Quantity) -> list[list[Arm]]:
 def _family(group: list[Arm], quantity: _Quantity) -> Family:
     besides = [f for f in differing([arm.fields for arm in group]) if f != quantity.field]
     return Family(
-        name=_name(group[0]),
+        name=min((_name(arm) for arm in group), key=len),
         arms=tuple(sorted(group, key=quantity.of)),
         besides=tuple(besides),
     )
