@@ -176,6 +176,46 @@ def test_methods_and_losses_can_be_chosen(page) -> None:
     assert {t["meta"]["loss"] for t in drawn(page, "Loss against tokens")} == {"training"}
 
 
+def test_many_methods_are_chosen_at_once(page) -> None:
+    def arms() -> set[int]:
+        return {trace["meta"]["arm"] for trace in drawn(page, "Loss against tokens")}
+
+    def ticked() -> set[int]:
+        return {int(box.get_attribute("data-arm")) for box in boxes_of(page) if box.is_checked()}
+
+    every = arms()
+    page.click("button[data-tick='']")
+    settled(page)
+    assert arms() == ticked() == set()
+    front = page.get_by_role("button", name="the Pareto front")
+    front.focus()
+    page.keyboard.press("Enter")
+    settled(page)
+    on_front = {trace["name"] for trace in front_of_chart(page)}
+    labels = {int(box.get_attribute("data-arm")): label_of(box) for box in boxes_of(page)}
+    assert arms() == ticked()
+    assert 0 < len(arms()) < len(every)
+    assert {labels[arm] for arm in arms()} == on_front
+    page.get_by_role("button", name="all", exact=True).click()
+    settled(page)
+    assert arms() == ticked() == every
+
+
+def boxes_of(page: Any) -> list[Any]:
+    return page.query_selector_all("input[data-arm]")
+
+
+def label_of(box: Any) -> str:
+    return box.evaluate("(box) => box.closest('label').textContent")
+
+
+def front_of_chart(page: Any) -> list[dict[str, Any]]:
+    """The dots through which the line of the front goes."""
+    line, *dots = drawn(page, "Pareto front of loss and bytes")
+    ends = set(zip(line["x"], line["y"], strict=True))
+    return [dot for dot in dots if (dot["x"][0], dot["y"][0]) in ends]
+
+
 def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
 
     def column(number: int) -> list[str]:

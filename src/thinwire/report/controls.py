@@ -32,13 +32,20 @@ class MethodControls(Block):
     Args:
         labels: of the methods.
         styles: of `styles_of`.
+        front: indices of the methods that no other beats in loss and bytes.
     """
 
     labels: Sequence[str]
     styles: Sequence[Mapping[str, int]]
+    front: Sequence[int]
 
     def html(self) -> str:
-        """A box for each method, with its line beside it."""
+        """A box for each method, with its line beside it, and buttons that tick many at once."""
+        choices = {"all": range(len(self.labels)), "none": (), "the Pareto front": self.front}
+        buttons = "".join(
+            f'<button type="button" data-tick="{" ".join(map(str, ticked))}">{name}</button>'
+            for name, ticked in choices.items()
+        )
         boxes = "".join(
             f'<label><input type="checkbox" data-arm="{index}" checked>{_line(style)}'
             f"<span>{escape(label)}</span></label>"
@@ -46,7 +53,8 @@ class MethodControls(Block):
         )
         return (
             '<div class="controls" id="methods"><fieldset><legend>Methods</legend>'
-            f"{boxes}</fieldset><fieldset><legend>Loss</legend>"
+            f'{boxes}</fieldset><p class="choices">Show {buttons}</p>'
+            "<fieldset><legend>Loss</legend>"
             '<label><input type="radio" name="loss" value="validation" checked>'
             "<span>validation, of the outer parameters</span></label>"
             '<label><input type="radio" name="loss" value="training">'

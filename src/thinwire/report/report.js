@@ -200,12 +200,18 @@
       thinwire.redraw();
     });
 
-  document.querySelectorAll("input[data-arm]").forEach((box) =>
-    box.addEventListener("change", () => {
-      const arm = Number(box.dataset.arm);
-      if (box.checked) shown.add(arm);
-      else shown.delete(arm);
-      redraw();
+  const boxes = [...document.querySelectorAll("input[data-arm]")];
+  const look = () => {
+    shown.clear();
+    boxes.filter((box) => box.checked).forEach((box) => shown.add(Number(box.dataset.arm)));
+    redraw();
+  };
+  boxes.forEach((box) => box.addEventListener("change", look));
+  document.querySelectorAll("button[data-tick]").forEach((button) =>
+    button.addEventListener("click", () => {
+      const ticked = button.dataset.tick.split(" ");
+      boxes.forEach((box) => (box.checked = ticked.includes(box.dataset.arm)));
+      look();
     }),
   );
   document

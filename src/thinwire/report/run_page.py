@@ -13,7 +13,7 @@ from thinwire.report.arms import Arm, arms_of, styles_of, without_doubles
 from thinwire.report.blocks import Block, Text
 from thinwire.report.controls import LinkControls, MethodControls
 from thinwire.report.folders import LeftOut, comparable, find_runs
-from thinwire.report.front import final_loss, senders, sent_bytes
+from thinwire.report.front import final_loss, front_of, senders, sent_bytes
 from thinwire.report.page import Page
 from thinwire.report.parts import Commands, Data, Details, Heading, Notice
 from thinwire.report.reproduce import command_of, compare_command, report_command
@@ -98,7 +98,9 @@ def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
         results_table(arms),
         Text(text=_READING),
         Heading(text="Loss and bytes", name="loss", below=_errors(arms)),
-        MethodControls(labels=[arm.label for arm in arms], styles=styles_of(arms)),
+        MethodControls(
+            labels=[arm.label for arm in arms], styles=styles_of(arms), front=_front(arms)
+        ),
         *loss_charts(arms),
         front_chart(arms),
         Details(title="The numbers of these charts", blocks=[curves_table(arms)]),
@@ -139,6 +141,10 @@ _MEASURED: Final = (
     "Seconds that a worker stood still, and seconds in which exchanges travelled while it trained "
     "(dotted). Simulated workers exchange within a process: theirs say little of a network."
 )
+
+
+def _front(arms: Sequence[Arm]) -> list[int]:
+    return [list(arms).index(arm) for arm in front_of(arms)]
 
 
 def _lead(arms: Sequence[Arm]) -> str:
