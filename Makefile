@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
-.PHONY: help demo test soak check bench clean
+.PHONY: help demo test claims soak check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -17,6 +17,9 @@ demo: .venv/.ready  ## train one small model seven ways on this machine and repo
 
 test: .venv/.ready  ## run the tests
 	$(BIN)/python -m pytest
+
+claims: .venv/.ready  ## test the published claims, an hour on two cores, against the committed table
+	$(BIN)/python benchmarks/claims.py small runs/claims
 
 soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for ten minutes
 	$(BIN)/python tools/soak.py

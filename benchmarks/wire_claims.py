@@ -41,11 +41,13 @@ def with_muon(config: TrainConfig) -> TrainConfig:
 def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
     return {
         "ddp, AdamW": (arm("ddp"), SEEDS),
-        "ddp, Muon": (with_muon(arm("ddp")), SEEDS[:1]),
+        "ddp, Muon": (with_muon(arm("ddp")), SEEDS),
         "diloco": (arm("diloco", lr=8e-3), SEEDS),
         "muloco": (arm("muloco"), SEEDS),
         "muloco, 2 bit": (arm("muloco:bits=2"), SEEDS),
         "muloco, 1 bit, H=30": (arm("muloco:bits=1:sync_every=30"), SEEDS),
+        "streaming_diloco, E3M0": (arm("streaming_diloco:tau=2"), SEEDS),
+        "streaming_muloco, E3M0": (arm("streaming_muloco:tau=2"), SEEDS),
         "sparse_muloco, k=128": (arm("sparse_muloco:density=1/32"), SEEDS),
         "sparseloco, k=128": (arm("sparseloco:density=1/32"), SEEDS),
         "sparseloco, k=64": (arm("sparseloco:density=1/64"), SEEDS[:1]),

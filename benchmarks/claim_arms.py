@@ -1,0 +1,123 @@
+"""The arms of the claims: which slots of a family's method each changes, and nothing else.
+
+Labels say what differs from the family at the setting's K and H.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from claim_settings import FAMILIES, Setting
+
+import thinwire as tw
+from thinwire import codecs
+from thinwire.codecs import Identity, Linear, Quantise, Statistical, Tensors
+from thinwire.feedback import ErrorFeedback, NoFeedback
+from thinwire.method import Method
+from thinwire.train.config import TrainConfig
+
+# Of the sweeps of MuLoCo (arXiv 2505.23725).
+_FEEDBACK = ErrorFeedback(decay=0.9)
+UNTUNED = "diloco, outer (.7, .9)"
+DENSITIES = {"1/8": 512, "1/32": 128, "1/128": 32}
+"""Of SparseLoCo: k of 4,096."""
+
+
+def arms(setting: Setting) -> dict[str, TrainConfig]:
+    """All runs of one seed by their labels."""
+    found = {family: setting.config(setting.method(family)) for family in FAMILIES}
+    for family in ("diloco", "muloco"):
+        for workers in setting.team_sizes:
+            if workers != setting.workers:
+                name = f"{family} K={workers}"
+                found[name] = setting.config(renamed(setting, family, name), workers)
+    # With few rounds the papers' momentum is a straw man, and claims have been made against it.
+    papers = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+    found[UNTUNED] = setting.config(renamed(setting, "diloco", UNTUNED, outer=papers))
+    for method in (*_intervals(setting), *_bits(setting), *_sparse(setting), *_streams(setting)):
+        found[method.name] = setting.config(method)
+    return found
+
+
+def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:
+    """A family's method under another name, with other things in some slots."""
+    return replace(setting.method(family), name=name, **slots)
+
+
+def _intervals(setting: Setting) -> Iterator[Method]:
+    for family in ("diloco", "muloco", "sparseloco"):
+        for every in setting.intervals:
+            if every != setting.sync_every:
+                yield renamed(setting, family, f"{family} H={every}", sync_every=every)
+
+
+def _bits(setting: Setting) -> Iterator[Method]:
+    """Width, feedback and grid, each alone; and DiLoCo with the same two bits."""
+
+    def muloco(name: str, codec: codecs.Codec, **slots: Any) -> Method:
+        slots = {"feedback": _FEEDBACK, **slots}
+        return renamed(setting, "muloco", f"muloco {name}", codec=codec, **slots)
+
+    two, per_tensor = Quantise(bits=2), Tensors()
+    linear = Quantise(bits=2, grid=Linear(), groups=per_tensor)
+    yield muloco("4 bit", Quantise(bits=4))
+    yield muloco("2 bit", two)
+    yield muloco("2 bit, no feedback", two, feedback=NoFeedback())
+    yield muloco("2 bit, statistical grid", Quantise(bits=2, grid=Statistical(), groups=per_tensor))
+    yield muloco("2 bit, linear grid", linear)
+    yield muloco("1 bit", Quantise(bits=1))
+    yield muloco("1 bit, linear grid", Quantise(bits=1, grid=Linear(), groups=per_tensor))
+    yield muloco("1 bit, no feedback", Quantise(bits=1), feedback=NoFeedback())
+    long = max(setting.intervals)
+    yield muloco(f"1 bit, H={long}", Quantise(bits=1), sync_every=long)
+    for name, codec in {"diloco 2 bit": two, "diloco 2 bit, linear grid": linear}.items():
+        yield renamed(setting, "diloco", name, codec=codec, feedback=_FEEDBACK)
+
+
+def _sparse(setting: Setting) -> Iterator[Method]:
+    """Density; and from dense averaging to SparseLoCo one slot at a time, all at its rates."""
+    codec = setting.method("sparseloco").codec
+    assert isinstance(codec, codecs.TopK)
+    for density, k in DENSITIES.items():
+        if k != codec.k:
+            yield renamed(setting, "sparseloco", f"sparseloco {density}", codec=replace(codec, k=k))
+    whole = replace(codec, values=codecs.F32())
+    ladder = {
+        "dense": {"codec": Identity(), "feedback": NoFeedback()},
+        "Top-k alone": {"codec": whole, "feedback": NoFeedback()},
+        "Top-k, feedback": {"codec": whole},
+    }
+    for rung, slots in ladder.items():
+        yield renamed(setting, "sparseloco", f"sparseloco's rates, {rung}", **slots)
+
+
+def _streams(setting: Setting) -> Iterator[Method]:
+    """Fragments, delay, mixing and four bits, one after the other.
+
+    What is mixed wants outer momentum and what replaces does not (docs/log.md): where nothing is
+    mixed, rates are DiLoCo's.
+    """
+    apart = setting.method("streaming_diloco").fragments
+    long = max(1, setting.sync_every // 2)
+    unmixed = {"fragments": apart}
+    yield renamed(setting, "diloco", "fragments", **unmixed)
+    yield renamed(setting, "diloco", "fragments, tau 2", overlap=tw.Delay(tau=2), **unmixed)
+    for tau in (2, long):
+        yield renamed(
+            setting,
+            "streaming_diloco",
+            f"fragments, tau {tau}, alpha .5",
+            codec=Identity(),
+            overlap=tw.Delay(tau=tau, mixing=0.5),
+        )
+    streaming = setting.method("streaming_diloco")
+    yield renamed(
+        setting,
+        "muloco",
+        "streaming_muloco",
+        fragments=streaming.fragments,
+        overlap=streaming.overlap,
+        codec=streaming.codec,
+        # The best of four for it (docs/log.md).
+        outer=tw.outer.SGD(lr=1.0, momentum=0.7, nesterov=True),
+    )

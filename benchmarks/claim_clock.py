@@ -1,0 +1,75 @@
+"""Loss against wall-clock: what links would make of the runs, by the planner's model.
+
+Runs are simulated in one process and have no wire; what they send is known to the byte. A step is
+taken to be as long for all methods, and gradients travel as the runs have them, in fp32.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from claim_settings import Setting
+
+from thinwire.plan.compute import Compute
+from thinwire.plan.link import Link
+from thinwire.plan.resolve import resolve
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.simulate import simulate
+from thinwire.plan.traffic import traffic
+from thinwire.train.config import TrainConfig
+
+LATENCY_S = 0.02
+Curve = Sequence[tuple[int, float]]
+
+
+def clock(
+    setting: Setting, configs: Mapping[str, TrainConfig], curves: Mapping[str, Curve]
+) -> dict[str, Any]:
+    """Seconds of every arm over every link: of the whole run, and to DiLoCo's final loss.
+
+    Args:
+        setting: has the links.
+        configs: of the arms.
+        curves: of each arm, validation loss after so many steps, in the mean of its seeds.
+    """
+    target = curves["diloco"][-1][1]
+    return {
+        "step_s": setting.step_s,
+        "latency_s": LATENCY_S,
+        "target_val_loss": target,
+        "links": {
+            name: {
+                arm: _over(Link.of(rate, latency_s=LATENCY_S), setting, configs[arm], curve, target)
+                for arm, curve in curves.items()
+            }
+            for name, rate in setting.links_bits_per_s.items()
+        },
+    }
+
+
+def _over(
+    link: Link, setting: Setting, config: TrainConfig, curve: Curve, target: float
+) -> dict[str, float | None]:
+    freight = traffic(config.method, resolve(config.model.size), workers=config.workers)
+    scenario = Scenario(freight=freight, compute=Compute(step_s=setting.step_s), link=link)
+    steps = first_below(curve, target)
+    return {
+        "whole_run_s": simulate(scenario, steps=config.steps).wall_s,
+        "to_target_s": None if steps is None else simulate(scenario, steps=steps).wall_s,
+    }
+
+
+def first_below(curve: Curve, target: float) -> int | None:
+    """The step at which a line through the evaluations first reaches `target`; None: never.
+
+    >>> first_below([(10, 3.0), (20, 2.0)], 2.5), first_below([(10, 3.0)], 2.5)
+    (15, None)
+    """
+    before = None
+    for step, loss in curve:
+        if loss <= target:
+            if before is None or before[1] == loss:
+                return step
+            share = (before[1] - target) / (before[1] - loss)
+            return round(before[0] + share * (step - before[0]))
+        before = step, loss
+    return None

@@ -1,0 +1,229 @@
+"""The published claims, tested: `make claims`, or
+
+python benchmarks/claims.py small OUT              two cores, under half an hour a seed
+python benchmarks/claims.py gpu OUT --minutes 9    one large GPU; repeat it until it is done
+
+Runs that are in OUT are kept and unfinished ones go on. First every family's rates are searched
+with the same budget, unless benchmarks/results/ has them; then all arms run with seed 0, then 1,
+then 2. At the end losses are compared with those in benchmarks/results/, and written there with
+--write, with docs/claims-SETTING.md.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from claim_arms import arms
+from claim_clock import clock
+from claim_list import claims
+from claim_page import page
+from claim_settings import SEEDS, SETTINGS, Setting, search, tuned, tuning_file
+from setting import setting as machine
+
+from thinwire.errors import IncompleteError
+from thinwire.experiments import (
+    Comparison,
+    Experiment,
+    InTurn,
+    Runner,
+    SideBySide,
+    compare,
+    estimate,
+    paired_difference,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Test the published claims."""
+
+    setting: Annotated[Literal["small", "gpu"], tyro.conf.Positional]
+    """Which size."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run folders."""
+    seeds: tuple[int, ...] = SEEDS
+    """Which of them to run."""
+    minutes: float | None = None
+    """After which to stop; what is unfinished goes on when the command is repeated."""
+    write: bool = False
+    """Replace the committed results instead of comparing with them."""
+
+
+def main(command: Command) -> None:
+    if command.minutes is not None:
+        signal.signal(signal.SIGALRM, _time_is_up)
+        signal.setitimer(signal.ITIMER_REAL, 60 * command.minutes)
+    try:
+        _test(SETTINGS[command.setting], command)
+    except KeyboardInterrupt:
+        sys.exit("stopped before the end; repeat the command, which goes on from here")
+
+
+def _test(setting: Setting, command: Command) -> None:
+    if not tuning_file(setting).is_file():
+        _search(setting, command.out / "tuning")
+    setting = tuned(setting)
+    for count in range(1, len(command.seeds) + 1):
+        # A seed at a time, so that what is there early is a whole table.
+        comparison, seconds = _run(setting, command.out / "runs", command.seeds[:count])
+        print(f"seed {command.seeds[count - 1]}: {seconds / 60:.1f} minutes", flush=True)
+    found = result(setting, comparison, command.out / "runs")
+    if command.write:
+        _write(setting, found)
+    else:
+        sys.exit(reproduced(found, _committed(setting)))
+
+
+def _time_is_up(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _runner(setting: Setting) -> Runner:
+    return InTurn() if setting.jobs == 1 else SideBySide(setting.jobs)
+
+
+def _search(setting: Setting, out: Path) -> None:
+    comparison = compare(search(setting), out, runner=_runner(setting))
+    _check(comparison, out)
+    tuning_file(setting).write_text((out / "tuning.json").read_text())
+
+
+def _run(setting: Setting, out: Path, seeds: tuple[int, ...]) -> tuple[Comparison, float]:
+    configs, start = arms(setting), time.perf_counter()
+    experiment = Experiment(recipe=configs.__getitem__, methods=tuple(configs), seeds=seeds)
+    comparison = compare(experiment, out, runner=_runner(setting))
+    _check(comparison, out)
+    return comparison, time.perf_counter() - start
+
+
+def _check(comparison: Comparison, out: Path) -> None:
+    troubles = comparison.troubles()
+    if troubles:
+        folder, standing = next(iter(troubles.items()))
+        raise IncompleteError(
+            f"judge the claims from {out}",
+            because=f"{len(troubles)} runs have no result; {folder}: {standing.why}",
+            do="mend the cause and repeat the command",
+        )
+
+
+# -- what came of it -------------------------------------------------------------------------------
+
+
+def result(setting: Setting, comparison: Comparison, out: Path) -> dict[str, Any]:
+    """Everything that is committed."""
+    losses = {row.arm.text: row.values("val_loss") for row in comparison.rows}
+    configs = arms(setting)
+    curves = {
+        row.arm.text: _curve([out / run["folder"] for run in row.runs]) for row in comparison.rows
+    }
+    sent = {row.arm.text: row.runs[0]["sent_bytes_per_worker"] for row in comparison.rows}
+    return {
+        "what": f"validation loss in nats per byte, {setting.what}",
+        "command": f"python benchmarks/claims.py {setting.name} OUT --write",
+        **machine(),
+        "rows": {arm: _row(arm, losses, sent) for arm in losses},
+        "claims": [
+            {
+                "group": claim.group,
+                "claim": claim.text,
+                "source": claim.source,
+                "verdict": claim.verdict(losses),
+                "effect": None if (effect := claim.effect(losses)) is None else effect.describe(),
+                "weights": claim.weights,
+            }
+            for claim in claims(setting)
+        ],
+        "clock": clock(setting, configs, curves),
+    }
+
+
+def _row(
+    arm: str, losses: Mapping[str, Mapping[int, float]], sent: Mapping[str, int]
+) -> dict[str, Any]:
+    difference = paired_difference(losses[arm], losses["diloco"])
+    # Gradients of 16 bits are what data parallelism usually sends; ours sent fp32 and headers.
+    reference = sent["ddp"] / 2
+    return {
+        "val_loss_by_seed": {str(seed): loss for seed, loss in losses[arm].items()},
+        "val_loss": estimate(losses[arm]).describe(),
+        "minus_diloco": None if difference is None else difference.describe(),
+        "sent_bytes_per_worker": sent[arm],
+        "fewer_bytes_than_16_bit_ddp": reference / sent[arm] if sent[arm] else None,
+    }
+
+
+def _curve(folders: list[Path]) -> list[tuple[int, float]]:
+    """Mean validation loss of runs, by step."""
+    by_step: dict[int, list[float]] = {}
+    for folder in folders:
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            if "val_loss" in record:
+                by_step.setdefault(record["step"], []).append(record["val_loss"])
+    return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _file(setting: Setting) -> Path:
+    return Path(__file__).parent / "results" / f"claims-{setting.name}.json"
+
+
+def _committed(setting: Setting) -> dict[str, Any]:
+    file = _file(setting)
+    return json.loads(file.read_text()) if file.is_file() else {"rows": {}}
+
+
+def _write(setting: Setting, found: dict[str, Any]) -> None:
+    _file(setting).write_text(json.dumps(found, indent=2) + "\n")
+    document = ROOT / "docs" / f"claims-{setting.name}.md"
+    document.write_text(page(setting, found))
+    print(f"wrote {_file(setting)} and {document}")
+
+
+def reproduced(found: Mapping[str, Any], committed: Mapping[str, Any]) -> str | None:
+    """Compare losses seed by seed with the committed ones; None if all agree.
+
+    Two runs of one seed on different machines differ like two seeds do, at most: rounding makes
+    other paths of them. An arm agrees if no seed is further off than three standard deviations
+    between seeds, pooled over all arms.
+    """
+    allowed = 3 * _spread(committed["rows"])
+    differences = {
+        f"{arm}, seed {seed}": abs(loss - committed["rows"][arm]["val_loss_by_seed"][seed])
+        for arm, row in found["rows"].items()
+        for seed, loss in row["val_loss_by_seed"].items()
+        if seed in committed["rows"].get(arm, {}).get("val_loss_by_seed", {})
+    }
+    off = {run: by for run, by in differences.items() if by > allowed}
+    print(
+        f"{len(differences) - len(off)} of {len(differences)} losses reproduce within "
+        f"{allowed:.4f}; largest difference {max(differences.values(), default=0):.4f}"
+    )
+    if differences and not off:
+        return None
+    return "not reproduced: " + ("; ".join(f"{r} by {d:.4f}" for r, d in off.items()) or "no rows")
+
+
+def _spread(rows: Mapping[str, Any]) -> float:
+    """Standard deviation between seeds, pooled over arms."""
+    variances = [
+        row["val_loss"]["standard_error"] ** 2 * len(row["val_loss"]["seeds"])
+        for row in rows.values()
+        if row["val_loss"]["standard_error"] is not None
+    ]
+    return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Command))
