@@ -21,10 +21,12 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.traffic import traffic
-from thinwire.report.agreement_charts import by_fragment
+from thinwire.report.agreement_charts import agreement_blocks, by_fragment
 from thinwire.report.arms import arms_of, styles_of, without_doubles
+from thinwire.report.blocks import Chart
 from thinwire.report.folders import comparable, find_runs
 from thinwire.report.front import front_of
+from thinwire.report.parts import Details
 from thinwire.report.reproduce import command_of, compare_command
 from thinwire.report.results import results_table
 from thinwire.report.run_charts import front_chart, loss_charts
@@ -265,6 +267,17 @@ def test_a_lone_worker_that_sends_nothing_is_not_on_the_front(tmp_path) -> None:
     assert drawn == {"front", "ddp", "muloco:bits=2"}
     (lone,) = (arm for arm in arms if arm.workers == 1)
     assert front_of([lone]) == [lone]
+
+
+def test_a_seed_without_statistics_hides_no_others(tmp_path) -> None:
+    write_run(tmp_path / "a", config_of("diloco"))
+    write_run(tmp_path / "b", config_of("diloco", seed=1), **{"cosine/0": 0.25})
+    write_run(tmp_path / "c", config_of("diloco", seed=2), **{"cosine/0": 0.75})
+    blocks = agreement_blocks(arms_of(find_runs([tmp_path]).runs))
+    (chart,) = (block for block in blocks if isinstance(block, Chart))
+    assert chart.traces[0]["y"] == [0.5, 0.5, 0.5]
+    (table,) = (table for block in blocks if isinstance(block, Details) for table in block.blocks)
+    assert [cell for cell, _ in table.rows[0]][:4] == ["diloco", "0", "2", "0.5 ± 0.25"]
 
 
 def test_numbers_in_charts_have_six_digits(tmp_path) -> None:

@@ -83,7 +83,9 @@ def _chart(name: str, arms: Sequence[Arm]) -> Chart | None:
 
 
 def _trace(name: str, style: Mapping[str, int], arm: Arm) -> dict[str, Any] | None:
-    curve = mean_curve([_means(run, name) for run in arm.runs], name)
+    # Seeds that were run without statistics say nothing against the others.
+    noted = [means for run in arm.runs if (means := _means(run, name))]
+    curve = mean_curve(noted, name)
     if not curve.steps:
         return None
     return {
@@ -108,11 +110,12 @@ def _fragments_table(arms: Sequence[Arm]) -> SortableTable:
 def _rows(arm: Arm) -> list[tuple[Cell, ...]]:
     last = {name: [_last(run, name) for run in arm.runs] for name in _STATISTICS}
     indices = sorted({index for runs in last.values() for its in runs for index in its})
+    seeds = max(sum(map(bool, runs)) for runs in last.values())
     return [
         (
             (arm.label, arm.label),
             (str(index), index),
-            (str(len(arm.runs)), len(arm.runs)),
+            (str(seeds), seeds),
             *(_cell([its[index] for its in last[name] if index in its]) for name in _STATISTICS),
         )
         for index in indices
