@@ -16,19 +16,18 @@ RESULTS = Path(__file__).parent / "results" / "wire-claims.json"
 # What is drawn: colour by what is inside, and the side on which a label has room.
 FAMILIES = {
     "AdamW inside": {
-        "ddp, AdamW": ("data parallel", "top left"),
-        "diloco": ("DiLoCo", "top center"),
-        "streaming_diloco, E3M0": ("Streaming DiLoCo, 4 bit", "top center"),
-        "sparseloco, k=128": ("SparseLoCo, 1/32", "top center"),
-        "sparseloco, k=32": ("SparseLoCo, 1/128 (one seed)", "top center"),
+        "ddp, AdamW": ("data parallel", "middle left"),
+        "diloco": ("DiLoCo", "middle left"),
+        "streaming_diloco, E3M0": ("Streaming DiLoCo, 4 bits", "middle left"),
+        "sparseloco, k=128": ("SparseLoCo, 1/32", "middle right"),
     },
     "Muon inside": {
-        "ddp, Muon": ("data parallel", "bottom left"),
-        "muloco": ("MuLoCo", "bottom center"),
-        "streaming_muloco, E3M0": ("streaming, 4 bit", "bottom right"),
-        "muloco, 2 bit": ("MuLoCo, 2 bit", "bottom center"),
-        "muloco, 1 bit, H=30": ("MuLoCo, 1 bit, H=30", "bottom center"),
-        "sparse_muloco, k=128": ("sparse MuLoCo, 1/32", "top center"),
+        "ddp, Muon": ("data parallel", "middle left"),
+        "muloco": ("MuLoCo", "middle left"),
+        "streaming_muloco, E3M0": ("streaming MuLoCo, 4 bits", "middle right"),
+        "muloco, 2 bit": ("MuLoCo, 2 bits", "middle left"),
+        "muloco, 1 bit, H=30": ("MuLoCo, 1 bit, H=30", "middle right"),
+        "sparse_muloco, k=128": ("sparse MuLoCo, 1/32", "middle right"),
     },
 }
 
@@ -47,12 +46,18 @@ def figure(rows: Mapping[str, Any]) -> Any:
             y=[rows[arm]["val_loss_mean"] for arm in arms],
             error_y={"array": [rows[arm]["val_loss_stderr"] or 0 for arm in arms]},
             mode="markers+text",
-            text=[label for label, _ in arms.values()],
+            # A blank keeps the text off its mark.
+            text=[f" {label} " for label, _ in arms.values()],
             textposition=[side for _, side in arms.values()],
-            textfont={"color": colour, "size": 12},
+            textfont={"color": colour, "size": 13},
             marker={"color": colour, "size": 9},
         )
-    drawn.update_xaxes(type="log", title="MB sent by each worker in the run (log scale)")
+    drawn.update_xaxes(
+        type="log",
+        dtick=1,
+        range=[-0.3, 3.4],
+        title="MB sent by each worker in the run (log scale)",
+    )
     drawn.update_yaxes(title="validation loss, nats per byte (lower is better)")
     drawn.update_layout(legend={"x": 0.99, "y": 0.99, "xanchor": "right"})
     return drawn
