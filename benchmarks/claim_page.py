@@ -34,6 +34,9 @@ def _head(setting: Setting, found: Mapping[str, Any]) -> Iterator[str]:
     yield "be as good is less than 1 % above, likewise. **Contradicted**: the opposite holds,"
     yield "likewise. Else **not shown at this scale**. One in twenty is wrong by chance."
     yield ""
+    yield f"`python benchmarks/claims.py {setting.name} OUT` says whether another machine has these"
+    yield "losses, each within three standard deviations between seeds."
+    yield ""
 
 
 def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:

@@ -102,14 +102,14 @@ def test_the_bound_is_that_of_students_t_with_two_degrees_of_freedom():
         assert claim().verdict(losses) == verdict
 
 
-def rows(loss_by_arm):
+def rows(losses, *, spread=0.1):
     return {
         "rows": {
             arm: {
-                "val_loss_by_seed": {str(s): loss + s / 10 for s in range(3)},
-                "val_loss": {"standard_error": 0.1 / 3**0.5, "seeds": [0, 1, 2]},
+                "val_loss_by_seed": {str(s): loss + s * spread for s in range(3)},
+                "val_loss": {"standard_error": spread / 3**0.5, "seeds": [0, 1, 2]},
             }
-            for arm, loss in loss_by_arm.items()
+            for arm, loss in losses.items()
         }
     }
 
@@ -121,6 +121,15 @@ def test_losses_reproduce_within_three_deviations_between_seeds(capsys):
     assert "6 of 6" in capsys.readouterr().out
     assert "a, seed 0 by 0.31" in reproduced(rows({"a": 1.31, "b": 2.0}), committed)
     assert reproduced(rows({"c": 1.0}), committed) == "not reproduced: no rows"
+
+
+def test_an_unsteady_arm_lends_the_others_no_room():
+    reproduced = module("claims").reproduced
+    steady, unsteady = rows({"a": 1.0, "b": 1.0}, spread=0.01), rows({"c": 1.0}, spread=0.5)
+    committed = {"rows": steady["rows"] | unsteady["rows"]}
+    assert reproduced(rows({"a": 1.029}, spread=0.01), committed) is None
+    assert "a, seed 0" in reproduced(rows({"a": 1.04}, spread=0.01), committed)
+    assert reproduced(rows({"c": 2.4}, spread=0.5), committed) is None
 
 
 def test_the_clock_reads_between_evaluations():
