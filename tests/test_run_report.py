@@ -280,6 +280,17 @@ def test_a_seed_without_statistics_hides_no_others(tmp_path) -> None:
     assert [cell for cell, _ in table.rows[0]][:4] == ["diloco", "0", "2", "0.5 ± 0.25"]
 
 
+@pytest.mark.parametrize(("seeds", "folded"), [(6, False), (7, True)])
+def test_many_folders_of_own_recipes_are_folded_away(tmp_path, seeds: int, folded: bool) -> None:
+    for seed in range(seeds):
+        write_run(tmp_path / f"run{seed}", named("mine", seed=seed))
+    page = report.run_page(report.gather_evidence([tmp_path]), [tmp_path], tmp_path / "out.html")
+    html = page.html()
+    assert f"No flags of thinwire train make {seeds} runs of these" in html
+    assert ("<summary>Their folders</summary>" in html) is folded
+    assert html.count("/run5") == 1
+
+
 def test_numbers_in_charts_have_six_digits(tmp_path) -> None:
     write_run(tmp_path / "run", config_of("diloco"), loss=1.23456789123)
     html = "".join(chart.html() for chart in loss_charts(arms_of(find_runs([tmp_path]).runs)))

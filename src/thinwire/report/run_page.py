@@ -275,14 +275,20 @@ def _reproduction(arms: Sequence[Arm], paths: Sequence[Path], out: Path) -> list
         all_runs = Commands(lines=lines, label="Commands of all runs")
         blocks.append(Details(title=f"The {len(lines)} runs, each by itself", blocks=[all_runs]))
     unknown = [str(folder) for folder, line in commands.items() if line is None]
-    if unknown:
-        blocks.append(
-            Text(
-                text="No flags of thinwire train make these runs: they came from a recipe of "
-                f"somebody's own, and their config.json says all of it: {', '.join(unknown)}."
-            )
-        )
-    return blocks
+    return [*blocks, *_of_own_recipes(unknown)]
+
+
+def _of_own_recipes(folders: Sequence[str]) -> list[Block]:
+    if not folders:
+        return []
+    told = (
+        f"No flags of thinwire train make {_count(len(folders), 'run')} of these: they came from "
+        "a recipe of somebody's own, and their config.json says all of it"
+    )
+    if len(folders) <= _FEW_COMMANDS:
+        return [Text(text=f"{told}: {', '.join(folders)}.")]
+    named = Details(title="Their folders", blocks=[Text(text=", ".join(folders))])
+    return [Text(text=f"{told}."), named]
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[Block]:
