@@ -73,12 +73,16 @@ def _rows(found: Mapping[str, Any]) -> Iterator[str]:
     yield "Bytes are what the transport counted for one worker, headers included; DP and full"
     yield "precision send fp32. The last column is against DP gradients of 16 bits."
     yield ""
-    yield "| arm | validation loss | minus DiLoCo | sent per worker | times fewer |"
-    yield "|---|---|---|---|---|"
+    yield (
+        "| arm | validation loss | minus DiLoCo | minus DP AdamW | minus DP Muon "
+        "| sent per worker | times fewer |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     for arm, row in found["rows"].items():
         loss, fewer = row["val_loss"], row["fewer_bytes_than_16_bit_ddp"]
         yield (
             f"| {arm} | {loss['mean']:.4f}{_error(loss)} | {_signed(row['minus_diloco'])} | "
+            f"{_signed(row['minus_dp_adamw'])} | {_signed(row['minus_dp_muon'])} | "
             f"{_megabytes(row['sent_bytes_per_worker'])} | {_times_fewer(fewer)} |"
         )
     yield ""

@@ -150,13 +150,14 @@ def result(setting: Setting, comparison: Comparison, out: Path) -> dict[str, Any
 def _row(
     arm: str, losses: Mapping[str, Mapping[int, float]], sent: Mapping[str, int]
 ) -> dict[str, Any]:
-    difference = paired_difference(losses[arm], losses["diloco"])
+    bases = {"diloco": "diloco", "dp_adamw": "ddp", "dp_muon": "ddp-muon"}
+    minus = {name: paired_difference(losses[arm], losses[base]) for name, base in bases.items()}
     # Gradients of 16 bits are what data parallelism usually sends; ours sent fp32 and headers.
     reference = sent["ddp"] / 2
     return {
         "val_loss_by_seed": {str(seed): loss for seed, loss in losses[arm].items()},
         "val_loss": estimate(losses[arm]).describe(),
-        "minus_diloco": None if difference is None else difference.describe(),
+        **{f"minus_{n}": None if by is None else by.describe() for n, by in minus.items()},
         "sent_bytes_per_worker": sent[arm],
         "fewer_bytes_than_16_bit_ddp": reference / sent[arm] if sent[arm] else None,
     }
