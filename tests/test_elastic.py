@@ -138,8 +138,10 @@ def test_nobody_ends_when_the_lighthouse_does(team: Team) -> None:
         lost, *_, found = worker.events("lighthouse")
         assert lost["why"].startswith("is lost")
         assert found["why"] == "is there again"
-        # They found each other again at once, and none went on without the others.
-        assert all(told["workers"] == 3 for told in worker.steps() if told["at_s"] > lost["at_s"])
+        # They found each other again at once. Where one gets the new lighthouse's answer late, on a
+        # busy machine, the others go on without it for a round or two, and no longer.
+        since = [told["workers"] for told in worker.steps() if told["at_s"] > lost["at_s"]]
+        assert sum(workers != 3 for workers in since) <= 2 * EVERY, team.report()
     team.put_out()
     workers[2].kill()
     time.sleep(0.5)
@@ -335,7 +337,7 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     settings = {
         "elastic": team.address, "method": "diloco", "model": tmp_path / "model.json",
-        "corpus": corpus, "workers": 3, "global-batch": 6, "sequence-length": 16, "steps": 500,
+        "corpus": corpus, "workers": 3, "global-batch": 6, "sequence-length": 16, "steps": 1200,
         "sync-every": 5, "warmup-steps": 2, "threads": 1, "evaluate-steps": 0,
         "checkpoint-steps": 20, "log-steps": 100,
     }  # fmt: skip
@@ -364,9 +366,10 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
         }
         victim.kill()
         again = start("c", "--resume")
+        # While the others train: an identity is taken for as long as somebody has it.
+        assert [stranger.wait(60) for stranger in strangers.values()] == [1] * len(strangers)
         for program in (first, second, again):
-            assert program.wait(40) == 0, program.errors.read_text()
-        assert [stranger.wait(5) for stranger in strangers.values()] == [1] * len(strangers)
+            assert program.wait(60) == 0, program.errors.read_text()
     finally:
         for program in programs:
             program.end()
