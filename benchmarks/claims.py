@@ -5,8 +5,8 @@ python benchmarks/claims.py gpu OUT --minutes 9    one large GPU; repeat it unti
 
 Runs that are in OUT are kept and unfinished ones go on. First every family's rates are searched
 with the same budget, unless benchmarks/results/ has them; then all arms run with seed 0, then 1,
-then 2. At the end losses are compared with those in benchmarks/results/, and written there with
---write, with docs/claims-SETTING.md.
+then 2. At the end losses are compared with those in benchmarks/results/. If there are none, or with
+--write, those of all seeds are written there, and docs/claims-SETTING.md.
 """
 
 import json
@@ -27,7 +27,7 @@ from claim_page import page
 from claim_settings import SEEDS, SETTINGS, Setting, search, tuned, tuning_file
 from setting import setting as machine
 
-from thinwire.errors import IncompleteError
+from thinwire.errors import ConfigurationError, IncompleteError
 from thinwire.experiments import (
     Comparison,
     Experiment,
@@ -38,6 +38,9 @@ from thinwire.experiments import (
     estimate,
     paired_difference,
 )
+from thinwire.experiments.records import read_finished
+from thinwire.report.seeds import mean_curve
+from thinwire.train.run_folder import write_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,6 +62,12 @@ class Command:
 
 
 def main(command: Command) -> None:
+    if command.write and command.seeds != SEEDS:
+        raise ConfigurationError(
+            f"write the results of seeds {command.seeds}",
+            because=f"the committed table is of seeds {SEEDS}",
+            do="leave out --write or --seeds",
+        )
     if command.minutes is not None:
         signal.signal(signal.SIGALRM, _time_is_up)
         signal.setitimer(signal.ITIMER_REAL, 60 * command.minutes)
@@ -77,7 +86,7 @@ def _test(setting: Setting, command: Command) -> None:
         comparison, seconds = _run(setting, command.out / "runs", command.seeds[:count])
         print(f"seed {command.seeds[count - 1]}: {seconds / 60:.1f} minutes", flush=True)
     found = result(setting, comparison, command.out / "runs")
-    if command.write:
+    if command.write or (command.seeds == SEEDS and not _file(setting).is_file()):
         _write(setting, found)
     else:
         sys.exit(reproduced(found, _committed(setting)))
@@ -94,7 +103,8 @@ def _runner(setting: Setting) -> Runner:
 def _search(setting: Setting, out: Path) -> None:
     comparison = compare(search(setting), out, runner=_runner(setting))
     _check(comparison, out)
-    tuning_file(setting).write_text((out / "tuning.json").read_text())
+    # At once or not at all: time may be up while it is written.
+    write_json(tuning_file(setting), json.loads((out / "tuning.json").read_text()))
 
 
 def _run(setting: Setting, out: Path, seeds: tuple[int, ...]) -> tuple[Comparison, float]:
@@ -165,13 +175,8 @@ def _row(
 
 def _curve(folders: list[Path]) -> list[tuple[int, float]]:
     """Mean validation loss of runs, by step."""
-    by_step: dict[int, list[float]] = {}
-    for folder in folders:
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            if "val_loss" in record:
-                by_step.setdefault(record["step"], []).append(record["val_loss"])
-    return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
+    curve = mean_curve([read_finished(folder).records for folder in folders], "val_loss")
+    return list(zip(curve.steps, curve.means, strict=True))
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from thinwire.report.seeds import Estimate, estimate, mean_curve
 __all__ = [
     "curves_table",
     "differences_table",
-    "final_loss",
     "left_out_table",
     "link_table",
     "ranked",

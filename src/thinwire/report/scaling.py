@@ -7,7 +7,7 @@ from typing import Any, Final, final
 
 from thinwire.report.arms import Arm, differing
 from thinwire.report.blocks import Chart
-from thinwire.report.seeds import estimate
+from thinwire.report.front import final_loss
 
 __all__ = ["Family", "families", "scaling_charts"]
 
@@ -137,7 +137,7 @@ def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
 
 
 def _trace(index: int, family: Family, quantity: _Quantity) -> dict[str, Any]:
-    losses = [estimate([run.summary["val_loss"] for run in arm.runs]) for arm in family.arms]
+    losses = [final_loss(arm) for arm in family.arms]
     other = quantity.other(family.arms[0])
     symbol = "H" if quantity.symbol == "K" else "K"
     besides = f" ({', '.join(f.rpartition('.')[2] for f in family.besides)} differ as well)"
