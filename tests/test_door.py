@@ -569,6 +569,80 @@ class Panic(BaseException):
     """What torchft's client raises where its own code fails is no Exception."""
 
 
+def convening() -> Standing:
+    return Standing(
+        identity="a",
+        nonce="1",
+        card="c",
+        address="a:1",
+        store="a:2",
+        position=at(3),
+        occasion="round",
+        generation=0,
+        oldest=3,
+    )
+
+
+def until(holds) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("begun", "asked"), [("before", 2), ("while it is lost", 1)])
+def test_a_lighthouse_that_comes_back_is_asked_once(monkeypatch, begun: str, asked: int) -> None:
+    """What was asked of the new one must not be asked again: it may have answered the others."""
+    shines, answers = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    class Client:
+        def __init__(self, address, timeout) -> None:
+            pass
+
+        def heartbeat(self, name, timeout) -> None:
+            if not shines.is_set():
+                raise RuntimeError("it is out")
+
+        def quorum(self, name, timeout, **standing):
+            calls.append(name)
+            assert answers.wait(20)
+            return types.SimpleNamespace(participants=[types.SimpleNamespace(**standing)])
+
+    module = types.SimpleNamespace(LighthouseClient=Client)
+    monkeypatch.setattr(lighthouse_client.torchft, "load", lambda name: module)
+    told: list[str] = []
+    member = lighthouse_client.LighthouseClient(
+        "h:1", "a:1", heartbeat_timeout_s=0.1, give_up_s=20.0, tell=told.append
+    )
+    found: list[list[Standing]] = []
+    ask = threading.Thread(
+        target=lambda: found.append(member.quorum(convening, TOKEN, check=lambda: None))
+    )
+    try:
+        member.beat_on()
+        if begun == "before":
+            shines.set()
+            ask.start()
+            until(lambda: calls)
+            shines.clear()
+        until(lambda: told == ["it is out"])
+        if begun != "before":
+            ask.start()
+            until(lambda: calls)
+        shines.set()
+        until(lambda: told[-1] == "")
+        # Long enough to be asked again by whoever would.
+        time.sleep(10 * lighthouse_client._LOOK_S)
+        assert len(calls) == asked
+        answers.set()
+        ask.join(20)
+        assert found == [[convening()]]
+    finally:
+        answers.set()
+        member.close()
+
+
 def test_a_call_that_panics_is_made_again_by_another_client(monkeypatch) -> None:
     made = []
 
@@ -588,17 +662,7 @@ def test_a_call_that_panics_is_made_again_by_another_client(monkeypatch) -> None
 
     module = types.SimpleNamespace(LighthouseClient=Client)
     monkeypatch.setattr(lighthouse_client.torchft, "load", lambda name: module)
-    standing = Standing(
-        identity="a",
-        nonce="1",
-        card="c",
-        address="a:1",
-        store="a:2",
-        position=at(3),
-        occasion="round",
-        generation=0,
-        oldest=3,
-    )
+    standing = convening()
     member = lighthouse_client.LighthouseClient(
         "h:1", "a:1", heartbeat_timeout_s=100.0, give_up_s=5.0, tell=lambda why: None
     )

@@ -118,11 +118,13 @@ class LighthouseClient:
         """
         pause_s, heard_s = _FIRST_PAUSE_S, time.monotonic()
         while True:
+            # What is asked while it is lost fails, or reaches the one that is about to be found: to
+            # ask that one again then may be to ask after it has answered everybody else.
+            finds = self._finds + (self._lost_since is not None)
             call = _Call(lambda: self._ask(standing(), token))
-            finds = self._finds
             while not call.done.wait(_LOOK_S):
                 # One that was asked of a lighthouse that is gone may wait for it for ever.
-                if finds != self._finds:
+                if self._finds > finds:
                     break
                 if self._lost_since is None:
                     heard_s = time.monotonic()
