@@ -22,8 +22,8 @@ from typing import Any
 
 from setting import write_runs
 
-from thinwire.membership.lighthouse import Lighthouse
-from thinwire.membership.token import TOKEN_VARIABLE, Token
+from thinwire.elastic.lighthouse import Lighthouse
+from thinwire.elastic.token import TOKEN_VARIABLE, Token
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells every quorum otherwise
 

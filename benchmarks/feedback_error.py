@@ -21,9 +21,9 @@ from setting import setting
 from torch import Tensor
 
 from thinwire import codecs
-from thinwire.codecs import Codec, Coder, Grid, Linear, MidRise, Quantise, Statistical, TopK
+from thinwire.codecs import BoundCodec, Codec, Levels, Linear, MidRise, Quantise, Statistical, TopK
 from thinwire.feedback import ErrorFeedback
-from thinwire.layout import Layout
+from thinwire.fragments.layout import Layout
 from thinwire.method import Method
 from thinwire.train import launch
 from thinwire.train.config import TrainConfig
@@ -55,17 +55,17 @@ class Recording(Codec):
     def id(self) -> str:
         return self.codec.id
 
-    def fit(self, layout: Layout) -> Coder:
-        return RecordingCoder(self.codec.fit(layout), self.into, round_number=0)
+    def bind(self, layout: Layout) -> BoundCodec:
+        return RecordingCoder(self.codec.bind(layout), self.into, round_number=0)
 
 
 @final
-class RecordingCoder(Coder):
-    def __init__(self, coder: Coder, into: list[Recorded], *, round_number: int) -> None:
+class RecordingCoder(BoundCodec):
+    def __init__(self, coder: BoundCodec, into: list[Recorded], *, round_number: int) -> None:
         super().__init__(coder.id, coder.layout, coder.nbytes)
         self._coder, self._into, self._round = coder, into, round_number
 
-    def at(self, round_number: int) -> Coder:
+    def at(self, round_number: int) -> BoundCodec:
         return RecordingCoder(self._coder.at(round_number), self._into, round_number=round_number)
 
     def encode(self, x: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ class RecordingCoder(Coder):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Even(Grid):
+class Even(Levels):
     """A grid whose levels stay where it put them."""
 
-    grid: Grid
+    grid: Levels
 
     @property
     def means(self) -> bool:
@@ -130,7 +130,7 @@ def record(method: Method) -> list[Recorded]:
 
 
 def decoded(codec: Codec, recorded: Recorded) -> Tensor:
-    coder = codec.fit(recorded.layout)
+    coder = codec.bind(recorded.layout)
     return coder.decode(coder.encode(recorded.vector))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.course import Course
-from thinwire.membership.healing import HealingServer
+from thinwire.elastic.healing import HealingServer
+from thinwire.elastic.session import ElasticSession
 from thinwire.transport import Transport
 from thinwire.transport.base import Inspect, Label, accept_all
-from thinwire.transport.session import Session
 
 HEADER_NBYTES = 64
 
@@ -156,6 +156,6 @@ def die_while(doing: str) -> None:
     owner, name = {
         "adopting": (Course, "adopt"),
         "serving": (HealingServer, "_answer_state"),
-        "connecting": (Session, "_connect"),
+        "connecting": (ElasticSession, "_connect"),
     }[doing]
     setattr(owner, name, lambda *_: die())

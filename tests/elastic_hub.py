@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
+from thinwire.elastic.shared_state import RoundRecord, SharedState
+from thinwire.elastic.votes import tally, vote
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.membership.ward import Record, Ward
-from thinwire.transport import Convened, Label, Occasion, Pending, Transport
+from thinwire.transport import Label, Pending, Phase, RoundPlan, Transport
 from thinwire.transport.base import accept_all
-from thinwire.transport.votes import tally, vote
 from toy import adamw, build_model, loss
 
 
@@ -96,14 +96,14 @@ class Hub:
         self.deaf: set[str] = set()  # who does not learn that a round counts
         self.heal = "records"
         self.norm_limit = norm_limit
-        self.journal: dict[int, Record] = {}
+        self.journal: dict[int, RoundRecord] = {}
         self.slots: dict[tuple, Slot] = {}
         self.shares: list[int] = []
         self.convened = 0
         self._met: list[str] = []
         self._step = self._dealt = 0
         self._changed = self._entering = False
-        self._occasion = Occasion.ENTER
+        self._occasion = Phase.ENTER
 
     def carried(self, sender: int, to: int, payload: Tensor) -> Tensor:
         return payload if sender == to else self.tamper(sender, to, payload)
@@ -113,7 +113,7 @@ class Hub:
         self.team = list(nodes)
         self.broken, self._met = True, []
 
-    def meet(self, node: "Node", ward: Ward, occasion: Occasion) -> Convened:
+    def meet(self, node: "Node", ward: SharedState, occasion: Phase) -> RoundPlan:
         node.ward = ward
         if not self._met:
             self.convened += 1
@@ -125,13 +125,13 @@ class Hub:
             for member in self.team:
                 member.seat = (self.convened, self.team.index(member), tuple(self.team))
                 member.sent = member.sent if not self._changed else itertools.count()
-        joins = occasion is Occasion.ENTER and self._occasion is not Occasion.ENTER
+        joins = occasion is Phase.ENTER and self._occasion is not Phase.ENTER
         self._met = [] if len(self._met) + 1 == len(self.team) else [*self._met, node.name]
         self._bring_up(ward)
         if self._changed:
             node.group = self.convened
         self.shares.append(self._dealt + node.rank)
-        return Convened(
+        return RoundPlan(
             changed=self._changed,
             occasion=self._occasion,
             joins=joins,
@@ -140,7 +140,7 @@ class Hub:
             dealt=self._dealt,
         )
 
-    def _bring_up(self, ward: Ward) -> None:
+    def _bring_up(self, ward: SharedState) -> None:
         present = [n.ward for n in self.team if n.ward is not None]
         leader = max(present, key=lambda w: w.position().version)
         mine, theirs = ward.position().version, leader.position().version
@@ -160,7 +160,7 @@ class Node(Transport):
 
     def __init__(self, hub: Hub, name: str) -> None:
         self.hub, self.name = hub, name
-        self.ward: Ward | None = None
+        self.ward: SharedState | None = None
         self.seat: tuple = (0, 0, (self,))
         self.sent = itertools.count()
         self.group = 0

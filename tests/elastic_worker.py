@@ -17,7 +17,7 @@ import thinwire as tw
 
 # Whoever forks from a process that has this module shall not have to load these.
 import thinwire.cli
-import thinwire.transport.session
+import thinwire.elastic.session
 from elastic_faults import Meddling, die, die_while
 from thinwire.outer import Eager
 from toy import adamw, build_model, loss
@@ -47,7 +47,7 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
     Options: steps, every (H), method, exchange, overlap, step_s (how long an inner step takes),
-    terms (of transport.Terms), host, width (of a layer more), checkpoint (a file to write at the
+    terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write at the
     end and to start from), layers (a model with a stack of them), damage (as Meddling has it), die
     (["step", n]: in the n-th among three workers; others: see elastic_faults).
     """
@@ -75,7 +75,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     elastic = tw.transport.Elastic(
         lighthouse,
         identity=identity,
-        terms=tw.transport.Terms(**options.get("terms", {})),
+        terms=tw.transport.ElasticOptions(**options.get("terms", {})),
         host=options.get("host"),
     )
     elastic.events.listen(lambda event: tell(event=event.describe()))

@@ -24,9 +24,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import thinwire as tw
-from thinwire.message import HEADER_NBYTES
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.sharding import by_holders
 from thinwire.optim import newton_schulz
-from thinwire.sharding import by_holders
 from thinwire.transport import Distributed
 from toy import Team, largest_difference, same_bits
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire import codecs
-from thinwire.aggregate import Received, combine_sound
-from thinwire.layout import Layout
+from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.fragments.layout import Layout
 from toy import Team, adamw, same_bits
 
 LAYOUT = Layout.of({"w": (6, 7), "b": (7,), "none": (0,), "one": ()})
@@ -18,9 +18,9 @@ def vectors(workers: int, seed: int = 0) -> list[Tensor]:
     return list(torch.randn(workers, LAYOUT.numel, generator=torch.Generator().manual_seed(seed)))
 
 
-def received(sent: list[Tensor], codec: codecs.Codec | None = None) -> Received:
-    coder = (codec or codecs.Identity()).fit(LAYOUT)
-    return Received(coder=coder, payloads=[coder.encode(x) for x in sent])
+def received(sent: list[Tensor], codec: codecs.Codec | None = None) -> Payloads:
+    coder = (codec or codecs.Identity()).bind(LAYOUT)
+    return Payloads(coder=coder, payloads=[coder.encode(x) for x in sent])
 
 
 def reference_mean(sent: list[Tensor]) -> Tensor:
@@ -184,7 +184,7 @@ def test_over_senders_is_the_mean_in_a_dense_run() -> None:
 def test_who_is_not_finite_is_left_out(rule, bad: float) -> None:
     sent = vectors(4)
     sent[2][3] = bad
-    combined, left_out = combine_sound(rule, received(sent))
+    combined, left_out = aggregate_valid(rule, received(sent))
     assert list(left_out) == [2]
     assert torch.equal(combined, rule.combine(received([sent[0], sent[1], sent[3]])))
 
@@ -193,14 +193,14 @@ def test_who_is_not_finite_is_left_out(rule, bad: float) -> None:
 def test_opposite_infinities_do_not_hide_each_other(rule) -> None:
     sent = vectors(3)
     sent[0][3], sent[1][4] = float("inf"), -float("inf")
-    combined, left_out = combine_sound(rule, received(sent))
+    combined, left_out = aggregate_valid(rule, received(sent))
     assert list(left_out) == [0, 1]
     assert torch.equal(combined, sent[2])
 
 
 def test_finite_numbers_whose_sum_is_not_are_used() -> None:
     sent = [torch.full((LAYOUT.numel,), 3e38)] * 2
-    combined, left_out = combine_sound(tw.MeanOverWorkers(), received(sent))
+    combined, left_out = aggregate_valid(tw.MeanOverWorkers(), received(sent))
     assert left_out == {}
     assert torch.equal(combined, sent[0])
 
@@ -208,4 +208,4 @@ def test_finite_numbers_whose_sum_is_not_are_used() -> None:
 def test_when_nobody_is_finite_that_is_an_error() -> None:
     sent = [torch.full((LAYOUT.numel,), float("nan"))] * 2
     with pytest.raises(tw.NonFiniteError, match="none of it is finite"):
-        combine_sound(tw.MeanOverWorkers(), received(sent))
+        aggregate_valid(tw.MeanOverWorkers(), received(sent))

@@ -8,8 +8,8 @@ from thinwire.bench.naive import ChunkedTopK, TensorTopK
 from thinwire.bench.shapes import gpt2
 from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.cli import main
-from thinwire.layout import CHUNK, Layout
-from thinwire.message import HEADER_NBYTES
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.layout import CHUNK, Layout
 
 
 def test_outer_step_is_measured_against_its_baseline(tmp_path, capsys) -> None:
@@ -70,7 +70,7 @@ def test_bits_per_parameter_of_a_gpt2(codec: codecs.Codec, bits: float) -> None:
     """Embeddings, norms and biases included, and the header."""
     layout = gpt2()
     assert layout.numel == 51_475_968
-    assert 8 * (codec.fit(layout).nbytes + HEADER_NBYTES) / layout.numel <= bits
+    assert 8 * (codec.bind(layout).nbytes + HEADER_NBYTES) / layout.numel <= bits
 
 
 @pytest.mark.parametrize("kind", [TensorTopK, ChunkedTopK])
@@ -98,7 +98,7 @@ def test_temporaries_are_what_lives_at_once_beside_the_result() -> None:
 def test_a_sparse_codec_needs_a_small_share_of_the_model_beside_it() -> None:
     """Batches have a fixed size, so the share falls as the model grows."""
     layout = Layout.of({"w": (4096, 4096)})
-    coder = codecs.TopK(k=64).fit(layout)
+    coder = codecs.TopK(k=64).bind(layout)
     x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
     payload, encoding = peak_temporary_nbytes(lambda: coder.encode_residual(x))
     decoding = peak_temporary_nbytes(lambda: coder.add_to(x, [payload] * 8, weight=0.125))[1]

@@ -15,8 +15,8 @@ from thinwire.codecs import (
     CastBF16,
     CastFP16,
     Chunks,
-    Grid,
     Identity,
+    Levels,
     Linear,
     MidRise,
     PerRole,
@@ -41,7 +41,7 @@ from thinwire.codecs.bits import (
     unpack_indices,
 )
 from thinwire.codecs.selection import largest, largest_reference, random_places
-from thinwire.layout import Layout, wire_order
+from thinwire.fragments.layout import Layout, wire_order
 from thinwire.testing import CodecContract, vector
 from thinwire.testing.codecs import ragged_layout
 
@@ -103,7 +103,7 @@ FEW = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
 
 def relative_error(codec, x, layout=None):
-    coder = codec.fit(layout or Layout.vector(x.numel()))
+    coder = codec.bind(layout or Layout.vector(x.numel()))
     return relative_error_of(coder.decode(coder.encode(x)), x)
 
 
@@ -113,7 +113,7 @@ def relative_error_of(decoded, x):
 
 
 def sent_places(codec, x, layout=None):
-    coder = codec.fit(layout or Layout.vector(x.numel()))
+    coder = codec.bind(layout or Layout.vector(x.numel()))
     return coder.decode(coder.encode(x)).nonzero()[:, 0].tolist()
 
 
@@ -320,7 +320,7 @@ def test_a_block_sends_its_own_largest(shape) -> None:
 def test_random_places_follow_the_round() -> None:
     codec = RandomK(k=64, seed=5, values=F32())
     x = vector(3 * 4096)
-    encoder, decoder = codec.fit(Layout.vector(x.numel())), codec.fit(Layout.vector(x.numel()))
+    encoder, decoder = codec.bind(Layout.vector(x.numel())), codec.bind(Layout.vector(x.numel()))
     sent = {}
     for number in (1, 2):
         decoded = decoder.at(number).decode(encoder.at(number).encode(x))
@@ -328,7 +328,7 @@ def test_random_places_follow_the_round() -> None:
         assert len(sent[number]) == 3 * 64
         assert torch.equal(decoded[sent[number]], x[sent[number]])
     assert not torch.equal(sent[1], sent[2])
-    other = RandomK(k=64, seed=6, values=F32()).fit(Layout.vector(x.numel()))
+    other = RandomK(k=64, seed=6, values=F32()).bind(Layout.vector(x.numel()))
     assert sent[1].tolist() != other.at(1).decode(other.at(1).encode(x)).nonzero()[:, 0].tolist()
 
 
@@ -359,7 +359,7 @@ def test_stochastic_rounding_is_right_on_average(codec) -> None:
     padded = torch.cat([x, torch.zeros(4055)])
     rounds = 400
     decoded = torch.stack(
-        [(c := codec.fit(layout).at(n)).decode(c.encode(padded))[:41] for n in range(rounds)]
+        [(c := codec.bind(layout).at(n)).decode(c.encode(padded))[:41] for n in range(rounds)]
     )
     spread = decoded.std(0) / rounds**0.5
     # bf16 levels are off by up to 1 part in 512
@@ -379,7 +379,7 @@ def test_stochastic_rounding_follows_seed_and_round() -> None:
 
     def encode(seed, number):
         codec = Quantise(bits=2, rounding=Stochastic(seed=seed))
-        return codec.fit(layout).at(number).encode(x)
+        return codec.bind(layout).at(number).encode(x)
 
     assert torch.equal(encode(1, 7), encode(1, 7))
     assert not torch.equal(encode(1, 7), encode(1, 8))
@@ -388,7 +388,7 @@ def test_stochastic_rounding_follows_seed_and_round() -> None:
 
 def test_rows_are_rounded_independently() -> None:
     x = vector(4096).repeat(2)
-    decoded = (c := Quantise(bits=4, rounding=Stochastic()).fit(Layout.vector(8192))).decode(
+    decoded = (c := Quantise(bits=4, rounding=Stochastic()).bind(Layout.vector(8192))).decode(
         c.encode(x)
     )
     assert not torch.equal(decoded[:4096], decoded[4096:])
@@ -410,7 +410,7 @@ def test_the_largest_magnitude_survives_any_rounding() -> None:
 # -- grids -----------------------------------------------------------------------------------------
 
 
-class OnGrid(Grid):
+class OnGrid(Levels):
     """The levels of another grid as they are."""
 
     means = False
@@ -514,7 +514,7 @@ def test_roles_are_written_by_their_codecs() -> None:
         {"emb": "embedding", "head": "head"},
     )
     codec = PerRole(default=TopK(), vector=Identity(), head=CastFP16(), embedding=CastBF16())
-    coder, x = codec.fit(layout), vector(layout.numel)
+    coder, x = codec.bind(layout), vector(layout.numel)
     assert coder.nbytes == 84 + 4 * 8 + 2 * 15 + 2 * 70
     decoded = coder.decode(coder.encode(x))
     norm, w, emb, head = ((s.start, s.stop) for s in layout.segments)
@@ -527,7 +527,7 @@ def test_roles_are_written_by_their_codecs() -> None:
 
 def test_parts_of_a_role_codec_follow_the_round() -> None:
     codec = PerRole(default=RandomK(values=F32()), vector=Identity())
-    coder = codec.fit(Layout.of({"w": (64, 64), "b": (3,)}))
+    coder = codec.bind(Layout.of({"w": (64, 64), "b": (3,)}))
     x = vector(4099)
     first, second = (coder.at(n).decode(coder.at(n).encode(x)) for n in (1, 2))
     assert not torch.equal(first, second)
@@ -535,9 +535,9 @@ def test_parts_of_a_role_codec_follow_the_round() -> None:
 
 def test_small_tensors_share_chunks() -> None:
     many = Layout.of({str(i): (64,) for i in range(64)})
-    assert TopK().fit(many).nbytes == TopK().nbytes(4096)
-    assert Quantise(bits=2).fit(many).nbytes == Quantise(bits=2).nbytes(4096)
-    assert Quantise(bits=2, groups=Tensors()).fit(many).nbytes == 64 * (8 + 16)
+    assert TopK().bind(many).nbytes == TopK().nbytes(4096)
+    assert Quantise(bits=2).bind(many).nbytes == Quantise(bits=2).nbytes(4096)
+    assert Quantise(bits=2, groups=Tensors()).bind(many).nbytes == 64 * (8 + 16)
 
 
 @pytest.mark.parametrize("groups", [Chunks(), Rows(), Tensors(), Blocks()])

@@ -12,8 +12,8 @@ import torch
 import thinwire as tw
 from elastic_hub import Hub, Player, crew, exchange, flush, sum_of, train
 from thinwire.errors import MismatchError
-from thinwire.flaws import Fault
-from thinwire.message import Header, Kind, seal
+from thinwire.exchange.message import Header, Kind, seal
+from thinwire.rejection import RejectReason
 from toy import Team, adamw, build_model, muon, same_bits, sgd
 
 H = 3
@@ -87,7 +87,7 @@ def streaming(**fields) -> tw.Method:
     return tw.presets.streaming_diloco(**{**paper, "overlap": overlap, **fields})
 
 
-TABLE = tw.outer.PerWorkers(table=((1, PLAIN), (3, NESTEROV)))
+TABLE = tw.outer.ByWorkerCount(table=((1, PLAIN), (3, NESTEROV)))
 METHODS = {
     "plain": method(),
     "top-k": method(codec=TOP_K, feedback=FEEDBACK),
@@ -415,7 +415,7 @@ def poisoned(message: torch.Tensor) -> torch.Tensor:
     return seal(body, Header(codec="cast/bf16", elements=139, anchor=anchor, **places))
 
 
-@pytest.mark.parametrize("fault", [Fault.NOT_FINITE, Fault.OUTSIZED])
+@pytest.mark.parametrize("fault", [RejectReason.NOT_FINITE, RejectReason.OUTSIZED])
 def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, caplog) -> None:
     described = method(outer=PLAIN, codec=tw.codecs.CastBF16(), feedback=FEEDBACK)
     hub = Hub(norm_limit=10)
@@ -426,7 +426,7 @@ def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, capl
     with torch.no_grad():
         next(players[1].model.parameters()).add_(100.0)
     node, start = players[1].node, players[1].node.start
-    if fault is Fault.NOT_FINITE:
+    if fault is RejectReason.NOT_FINITE:
         node.start = lambda payload, label, inspect: start(poisoned(payload), label, inspect)
     held = players[1].feedback()
     exchange(players)

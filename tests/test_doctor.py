@@ -14,12 +14,12 @@ import pytest
 from thinwire.cli import main
 from thinwire.doctor import Finding, examine, machine, machine_checks, network
 from thinwire.doctor.network import network_findings
+from thinwire.elastic.network_interfaces import interface_addresses
+from thinwire.elastic.registry_server import RegistryClient, RegistryServer
+from thinwire.elastic.shared_state import Progress
+from thinwire.elastic.signed_http import SignedServer, json_answer
+from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
-from thinwire.membership.door import Door, DoorClient
-from thinwire.membership.interfaces import interface_addresses
-from thinwire.membership.signed_http import SignedServer, json_answer
-from thinwire.membership.token import Token
-from thinwire.membership.ward import Position
 
 SECRET = "a secret of many characters"
 TOKEN = Token(SECRET)
@@ -120,7 +120,7 @@ def test_a_folder_without_write_access_is_found(monkeypatch) -> None:
 
 @contextmanager
 def door(lighthouse_port: int) -> Iterator[str]:
-    opened = Door(
+    opened = RegistryServer(
         TOKEN,
         host="127.0.0.1",
         port=0,
@@ -158,8 +158,8 @@ def test_a_way_that_is_clear_is_ok_from_end_to_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as lighthouse:
         port = lighthouse.getsockname()[1]
         with door(port) as address:
-            worker = DoorClient(TOKEN, address, "a", {})
-            worker.join(Position(version=0, step=0, digest=""), f"127.0.0.1:{port}")
+            worker = RegistryClient(TOKEN, address, "a", {})
+            worker.join(Progress(version=0, step=0, digest=""), f"127.0.0.1:{port}")
             found = findings(address)
     assert {finding.status for finding in found.values()} == {"ok"}, found
     assert list(found) == [
@@ -173,8 +173,8 @@ def test_what_cannot_be_reached_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     with door(free) as address:
-        worker = DoorClient(TOKEN, address, "b", {})
-        worker.join(Position(version=0, step=0, digest=""), f"127.0.0.1:{free}")
+        worker = RegistryClient(TOKEN, address, "b", {})
+        worker.join(Progress(version=0, step=0, digest=""), f"127.0.0.1:{free}")
         found = findings(address)
     assert found["lighthouse"].status == found["peers"].status == "fail"
     assert f"let TCP port {free}" in found["lighthouse"].do
@@ -226,7 +226,7 @@ def test_the_clock_is_compared_with_the_doors(behind_s, status, word) -> None:
 
 def test_a_clock_too_far_off_to_be_answered_is_named(monkeypatch) -> None:
     # No difference is small enough: as if it were a large one.
-    monkeypatch.setattr("thinwire.membership.signed_http._SKEW_S", -1.0)
+    monkeypatch.setattr("thinwire.elastic.signed_http._SKEW_S", -1.0)
     with pretended({}) as address:
         found = findings(address)["door"]
     assert found.status == "fail"

@@ -16,18 +16,23 @@ from datetime import timedelta
 import pytest
 
 from thinwire.cli import lighthouse as command
+from thinwire.elastic import heartbeat as heartbeat_module
+from thinwire.elastic import lighthouse_client
+from thinwire.elastic.address import address_text, split_address
+from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
+from thinwire.elastic.lighthouse import Lighthouse
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry import MemberRegistry, Peer
+from thinwire.elastic.registry_server import (
+    HeartbeatReply,
+    JoinReply,
+    RegistryClient,
+    RegistryServer,
+)
+from thinwire.elastic.shared_state import Progress
+from thinwire.elastic.signed_http import ask_json, call
+from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
-from thinwire.membership import attendance as attendance_module
-from thinwire.membership import lighthouse_client
-from thinwire.membership.address import address_text, split_address
-from thinwire.membership.attendance import Attendance, Concerns
-from thinwire.membership.door import Beat, Door, DoorClient, Welcome
-from thinwire.membership.lighthouse import Lighthouse
-from thinwire.membership.register import Peer, Register
-from thinwire.membership.roster import Standing
-from thinwire.membership.signed_http import ask_json, call
-from thinwire.membership.token import Token
-from thinwire.membership.ward import Position
 
 TOKEN = Token("a secret of many characters")
 CARD = {"method.sync_every": "5", "thinwire": "0.1.0"}
@@ -35,8 +40,8 @@ OTHER = CARD | {"method.sync_every": "10"}
 EXPIRY_S = 5.0
 
 
-def at(version: int) -> Position:
-    return Position(version=version, step=5 * version, digest=f"{version:064x}")
+def at(version: int) -> Progress:
+    return Progress(version=version, step=5 * version, digest=f"{version:064x}")
 
 
 class Clock:
@@ -52,7 +57,7 @@ class Rules:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.register = Register(expiry_s=EXPIRY_S, clock=self.clock)
+        self.register = MemberRegistry(expiry_s=EXPIRY_S, clock=self.clock)
 
     def join(self, identity: str, *, card=CARD, version: int = 0, process: int = 0):
         peer = Peer(
@@ -202,8 +207,8 @@ def test_addresses_come_back_as_they_were(address: str) -> None:
 
 
 @contextmanager
-def door(*, expiry_s: float = EXPIRY_S, port: int = 0, told=None) -> Iterator[Door]:
-    opened = Door(
+def door(*, expiry_s: float = EXPIRY_S, port: int = 0, told=None) -> Iterator[RegistryServer]:
+    opened = RegistryServer(
         TOKEN,
         host="127.0.0.1",
         port=port,
@@ -217,8 +222,8 @@ def door(*, expiry_s: float = EXPIRY_S, port: int = 0, told=None) -> Iterator[Do
         opened.close()
 
 
-def client(port: int, identity: str, card=CARD, token: Token = TOKEN) -> DoorClient:
-    return DoorClient(token, f"127.0.0.1:{port}", identity, card)
+def client(port: int, identity: str, card=CARD, token: Token = TOKEN) -> RegistryClient:
+    return RegistryClient(token, f"127.0.0.1:{port}", identity, card)
 
 
 def test_workers_see_each_other_at_the_door() -> None:
@@ -253,7 +258,7 @@ def test_the_silent_are_gone_without_anybody_asking() -> None:
         if line.startswith("a is gone"):
             gone.set()
 
-    opened = Door(
+    opened = RegistryServer(
         TOKEN,
         host="127.0.0.1",
         port=0,
@@ -277,7 +282,9 @@ def test_a_second_worker_of_one_identity_is_refused(monkeypatch) -> None:
         holder, second = client(opened.port, "a"), client(opened.port, "a")
         holder.join(at(0), "10.0.0.1:4000")
         # In the place of its pause: the holder goes on beating.
-        monkeypatch.setattr("thinwire.membership.door.time.sleep", lambda _: holder.beat(at(0)))
+        monkeypatch.setattr(
+            "thinwire.elastic.registry_server.time.sleep", lambda _: holder.beat(at(0))
+        )
         with pytest.raises(MismatchError, match=r"identity 'a' is taken .* 10\.0\.0\.1:4000, last"):
             second.join(at(0), "10.0.0.1:4001")
         assert len(holder.beat(at(0)).refused) == 0  # told with an earlier beat
@@ -377,14 +384,14 @@ class Answering:
     """A door that says what it is told to; beats come in the order in which they arrive."""
 
     def __init__(self) -> None:
-        self.says: list[Beat | Exception] = []
+        self.says: list[HeartbeatReply | Exception] = []
         self.arrived: list[int] = []
         self.on_way = lambda position: None
 
-    def beat(self, position: Position, *, waiting_s: float) -> Beat:
+    def beat(self, position: Progress, *, waiting_s: float) -> HeartbeatReply:
         self.on_way(position)
         self.arrived.append(position.version)
-        said = self.says.pop(0) if self.says else Beat(peers=(), age_s=99.0)
+        said = self.says.pop(0) if self.says else HeartbeatReply(peers=(), age_s=99.0)
         if isinstance(said, Exception):
             raise said
         return said
@@ -401,7 +408,7 @@ def peer(identity: str, **fields) -> Peer:
 @contextmanager
 def attending(
     answering: Answering, *, position=lambda: at(1), every_s: float = 600.0, **concerns
-) -> Iterator[Attendance]:
+) -> Iterator[Heartbeat]:
     """By default beats only when asked to."""
     known = {
         "team": lambda: frozenset({"a:1", "b:1"}),
@@ -410,9 +417,13 @@ def attending(
         "on_gone": lambda names: None,
         "on_refused": lambda line: None,
     }
-    welcome = Welcome(lighthouse="h:1", heartbeat_timeout_s=EXPIRY_S, peers=(), age_s=99.0)
-    attendance = Attendance(
-        answering, position, welcome, every_s=every_s, concerns=Concerns(**known | concerns)
+    welcome = JoinReply(lighthouse="h:1", heartbeat_timeout_s=EXPIRY_S, peers=(), age_s=99.0)
+    attendance = Heartbeat(
+        answering,
+        position,
+        welcome,
+        every_s=every_s,
+        concerns=HeartbeatCallbacks(**known | concerns),
     )
     try:
         yield attendance
@@ -423,7 +434,7 @@ def attending(
 def test_beats_go_on_whatever_fails_when_they_are_told_of(caplog) -> None:
     enough = threading.Event()
     answering = Answering()
-    answering.says = [Beat(peers=(), age_s=9.0, refused=("somebody",))] * 3
+    answering.says = [HeartbeatReply(peers=(), age_s=9.0, refused=("somebody",))] * 3
     answering.on_way = lambda _: enough.set() if len(answering.arrived) == 3 else None
 
     def fails(line: str) -> None:
@@ -437,7 +448,7 @@ def test_beats_go_on_whatever_fails_when_they_are_told_of(caplog) -> None:
 def test_one_odd_answer_of_the_door_ends_nothing_and_two_in_a_row_do() -> None:
     refused = [MismatchError("take part", because=str(n), do="nothing") for n in range(5)]
     answering = Answering()
-    answering.says = [refused[0], Beat(peers=(), age_s=1.0), *refused[1:4]]
+    answering.says = [refused[0], HeartbeatReply(peers=(), age_s=1.0), *refused[1:4]]
     with attending(answering) as attendance:
         found = []
         for _ in range(6):
@@ -448,7 +459,7 @@ def test_one_odd_answer_of_the_door_ends_nothing_and_two_in_a_row_do() -> None:
 
 def test_a_door_that_does_not_answer_refuses_nobody() -> None:
     answering = Answering()
-    answering.says = [Beat(peers=(peer("a"),), age_s=1.0)]
+    answering.says = [HeartbeatReply(peers=(peer("a"),), age_s=1.0)]
     answering.says += [ExchangeError("reach the door", because="it is gone", do="start it")] * 5
     with attending(answering) as attendance:
         for _ in range(6):
@@ -462,7 +473,7 @@ def test_a_beat_does_not_overtake_an_earlier_one() -> None:
     answering = Answering()
     answering.on_way = lambda position: position.version == 1 and second.wait(0.2)
 
-    def position() -> Position:
+    def position() -> Progress:
         where = at(next(versions))
         if where.version == 2:
             second.set()
@@ -495,7 +506,7 @@ def test_an_earlier_answer_does_not_undo_a_later_one() -> None:
     answering = Answering()
     answering.says = [
         SlowlyRead((peer("a"),), later),
-        Beat(peers=(peer("a"), peer("b")), age_s=99.0),
+        HeartbeatReply(peers=(peer("a"), peer("b")), age_s=99.0),
     ]
     with attending(answering, on_gone=gone.append) as attendance:
         slow = threading.Thread(target=attendance.ask)
@@ -513,10 +524,10 @@ def test_who_is_gone_is_told_and_who_came_again_is_not_missed() -> None:
     both, one = (peer("a"), peer("b"), peer("c")), (peer("a"),)
     gone, answering = [], Answering()
     answering.says = [
-        Beat(peers=both, age_s=9.0),
-        Beat(peers=one, age_s=9.0),
-        Beat(peers=both, age_s=9.0),
-        Beat(peers=one, age_s=0.1, again=True),  # a door that was opened anew
+        HeartbeatReply(peers=both, age_s=9.0),
+        HeartbeatReply(peers=one, age_s=9.0),
+        HeartbeatReply(peers=both, age_s=9.0),
+        HeartbeatReply(peers=one, age_s=0.1, again=True),  # a door that was opened anew
     ]
     with attending(answering, on_gone=gone.append) as attendance:
         for _ in range(4):
@@ -527,10 +538,10 @@ def test_who_is_gone_is_told_and_who_came_again_is_not_missed() -> None:
 @pytest.mark.parametrize("arrives", ["never", "before", "meanwhile", "as it is told"])
 def test_who_stands_at_the_end_of_its_round_is_late_for_nobody(monkeypatch, arrives: str) -> None:
     clock = Clock()
-    monkeypatch.setattr(attendance_module, "time", types.SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(heartbeat_module, "time", types.SimpleNamespace(monotonic=clock))
     late, stands, arrivals = [], threading.Event(), []
     answering = Answering()
-    answering.says = [Beat(peers=(peer("a", waiting_s=3.0),), age_s=99.0)] * 2
+    answering.says = [HeartbeatReply(peers=(peer("a", waiting_s=3.0),), age_s=99.0)] * 2
 
     def team() -> frozenset[str]:
         if arrives == "meanwhile" and clock.now_s > 1000:
@@ -569,8 +580,8 @@ class Panic(BaseException):
     """What torchft's client raises where its own code fails is no Exception."""
 
 
-def convening() -> Standing:
-    return Standing(
+def convening() -> Member:
+    return Member(
         identity="a",
         nonce="1",
         card="c",
@@ -615,7 +626,7 @@ def test_a_lighthouse_that_comes_back_is_asked_once(monkeypatch, begun: str, ask
     member = lighthouse_client.LighthouseClient(
         "h:1", "a:1", heartbeat_timeout_s=0.1, give_up_s=20.0, tell=told.append
     )
-    found: list[list[Standing]] = []
+    found: list[list[Member]] = []
     ask = threading.Thread(
         target=lambda: found.append(member.quorum(convening, TOKEN, check=lambda: None))
     )
@@ -775,7 +786,7 @@ def test_the_command_prints_token_address_and_events_and_ends_when_told(number) 
         secret = export.removeprefix("export THINWIRE_TOKEN=").strip()
         assert len(secret) == 32
         address = ready.removeprefix("ready; workers: thinwire train --elastic ").strip()
-        DoorClient(Token(secret), address, "a", CARD).join(at(0), "10.0.0.1:4000")
+        RegistryClient(Token(secret), address, "a", CARD).join(at(0), "10.0.0.1:4000")
         assert process.stdout.readline() == "a came from 10.0.0.1:4000 (version 0, step 0)\n"
         process.send_signal(number)
         out, err = process.communicate()

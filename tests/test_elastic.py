@@ -1,6 +1,6 @@
 """Workers that are killed, stopped, cut off and damaged, as real processes: what is left is equal.
 
-`Team.finish` is part of every test: all workers end well, with equal digests, and no share of the
+`Quorum.finish` is part of every test: all workers end well, with equal digests, and no share of the
 data was dealt twice.
 """
 

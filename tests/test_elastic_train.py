@@ -22,7 +22,8 @@ import torch
 import thinwire as tw
 from test_train import corpus, records, run_ranked, script, stop_after, tiny  # noqa: F401
 from thinwire.cli import main
-from thinwire.membership.events import EventLog
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.group import discarded, failed
 from thinwire.train import elastic as train_elastic
 from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import Periods
@@ -30,9 +31,8 @@ from thinwire.train.elastic import Membership
 from thinwire.train.folder_lock import locked
 from thinwire.train.run_folder import RunFolder
 from thinwire.train.trainer import resume, train
-from thinwire.transport import Convened, Occasion, Transport, in_process
+from thinwire.transport import Phase, RoundPlan, Transport, in_process
 from thinwire.transport.base import accept_all
-from thinwire.transport.team_group import discarded, failed
 
 MEMBERSHIP = Membership(lighthouse="127.0.0.1:1", identity="me")
 EVERY = 5  # H of `make`
@@ -58,7 +58,7 @@ class FakeElastic(Transport):
 
     def convene(self, ward, occasion):
         step = ward.position().step
-        return Convened(
+        return RoundPlan(
             changed=False,
             occasion=occasion,
             joins=False,
@@ -178,7 +178,7 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     train(make(steps=5), tmp_path / "run-a", membership=membership)
     (transport,) = elastic
     assert transport.identity.startswith("run-a@")
-    assert transport.options == {"terms": tw.transport.Terms(patience=0.25, min_workers=2)}
+    assert transport.options == {"terms": tw.transport.ElasticOptions(patience=0.25, min_workers=2)}
     card = transport.cards[0]
     assert {"steps", "seed", "corpus", "global_batch", "workers"} <= card.keys()
     assert not [f for f in card if f.startswith(("machine", "periods"))]
@@ -202,7 +202,7 @@ def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, 
 
 
 def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, scripted) -> None:
-    scripted(lambda step, _: {"step": 20, "occasion": Occasion.OVER, "changed": True})
+    scripted(lambda step, _: {"step": 20, "occasion": Phase.OVER, "changed": True})
     summary = train(make(), tmp_path / "run", membership=MEMBERSHIP)
     assert summary["tokens"] == 0
     assert summary["steps"] == 20
@@ -213,8 +213,8 @@ def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, scrip
 def test_a_newcomer_to_the_last_round_repeats_it_until_it_counts(
     make, tmp_path, elastic, scripted, monkeypatch
 ) -> None:
-    came_last = {"step": 20, "occasion": Occasion.LAST, "joins": True}
-    scripted(lambda step, occasion: came_last if occasion is Occasion.ENTER else {})
+    came_last = {"step": 20, "occasion": Phase.LAST, "joins": True}
+    scripted(lambda step, occasion: came_last if occasion is Phase.ENTER else {})
     original, begun = FakeElastic.start, []
 
     def start(self, payload, label, inspect):

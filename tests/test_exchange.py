@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire import codecs
-from thinwire.aggregate import Received
-from thinwire.exchange import Wiring
-from thinwire.layout import Layout
-from thinwire.message import HEADER_NBYTES, Header, Kind, seal
+from thinwire.aggregate import Payloads
+from thinwire.exchange import ExchangeContext
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, seal
+from thinwire.fragments.layout import Layout
 from thinwire.storage import Ledger, OnDevice
 from thinwire.transport import (
     Inspect,
@@ -195,7 +195,7 @@ def still(method: tw.Method, workers: int) -> list[tw.OuterLoop]:
 @pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=4)])
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_reduce_scatter_receives_two_payloads_and_gather_k_minus_one(codec, workers: int) -> None:
-    payload_bytes = codec.fit(Layout.of({"weight": (256, 64), "bias": (256,)})).nbytes
+    payload_bytes = codec.bind(Layout.of({"weight": (256, 64), "bias": (256,)})).nbytes
     by_gather, by_scatter = (
         still(diloco(sync_every=1, codec=codec, exchange=e), workers)[0].stats.received_bytes
         for e in (tw.Gather(), tw.ReduceScatter())
@@ -243,8 +243,8 @@ def test_automatic_takes_its_number_of_few() -> None:
         tw.Automatic(few=0)
 
 
-def wiring(codec: codecs.Codec, workers: int) -> Wiring:
-    return Wiring(
+def wiring(codec: codecs.Codec, workers: int) -> ExchangeContext:
+    return ExchangeContext(
         codec=codec,
         feedback=tw.NoFeedback(),
         aggregate=tw.MeanOverWorkers(),
@@ -485,8 +485,8 @@ def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog
     assert all(loop.stats.left_out == {1: 1} for loop in team.loops)
     assert len({loop.digest() for loop in team.loops}) == 1
     shapes = {name: tuple(p.shape) for name, p in team.models[0].named_parameters()}
-    others = Received(
-        coder=method.codec.fit(Layout.of(shapes)),
+    others = Payloads(
+        coder=method.codec.bind(Layout.of(shapes)),
         payloads=[sent[rank][HEADER_NBYTES:] for rank in (0, 2)],
     )
     moved = torch.cat([p.flatten() for p in team.anchor()])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire import codecs
-from thinwire.layout import Layout
+from thinwire.fragments.layout import Layout
 from thinwire.storage import Ledger, OnDevice
 from toy import Team, adamw, build_model, same_bits, sgd
 
@@ -28,7 +28,7 @@ def deltas(rounds: int, numel: int = 5000) -> list[Tensor]:
 
 def rounds_of(feedback: tw.ErrorFeedback, codec: codecs.Codec, moves: list[Tensor]):
     """What was sent in each round, and the residual at the end."""
-    coder = codec.fit(Layout.vector(len(moves[0])))
+    coder = codec.bind(Layout.vector(len(moves[0])))
     state = feedback.bind(len(moves[0]), STORAGE)
     sent = [coder.decode(state.encode(delta.clone(), coder)) for delta in moves]
     return sent, state.state_dict()["residual"]
@@ -184,7 +184,7 @@ def test_a_bad_pseudo_gradient_is_neither_sent_nor_remembered(bad: float, exchan
 
 
 def test_a_sum_beyond_fp32_is_refused() -> None:
-    coder = codecs.TopK(k=1).fit(Layout.vector(5000))
+    coder = codecs.TopK(k=1).bind(Layout.vector(5000))
     state = tw.ErrorFeedback(decay=1.0).bind(5000, STORAGE)
     state.load_state_dict({"residual": torch.full((5000,), 0.9 * FLOAT_MAX)})
     with pytest.raises(tw.NonFiniteError, match="leaves the range of fp32"):

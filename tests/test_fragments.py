@@ -20,7 +20,7 @@ import thinwire as tw
 from language_models import LAYERS, gemma3, gpt2, gpt_oss, llama, mixtral, qwen2, qwen3
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import Fragment, Fragments, Part
-from thinwire.layers import find_layers, parts_of
+from thinwire.fragments.layers import find_layers, parts_of
 from thinwire.method import describe
 
 

@@ -11,6 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.elastic import http_server, signed_http
+from thinwire.elastic.healing import (
+    HealingServer,
+    fetch_position,
+    fetch_records,
+    fetch_snapshot,
+)
+from thinwire.elastic.http_server import LARGEST_REQUEST
+from thinwire.elastic.round_log import RoundLog
+from thinwire.elastic.shared_state import Progress, RoundRecord, Snapshot
+from thinwire.elastic.signed_http import SignedReply, SignedServer, ask, ask_json, json_answer
+from thinwire.elastic.snapshot import pack, pack_records, unpack, unpack_records
+from thinwire.elastic.token import Token
 from thinwire.errors import (
     ConfigurationError,
     ExchangeError,
@@ -18,19 +31,6 @@ from thinwire.errors import (
     MismatchError,
     ThinwireError,
 )
-from thinwire.membership import http_listener, signed_http
-from thinwire.membership.healing import (
-    HealingServer,
-    fetch_position,
-    fetch_records,
-    fetch_snapshot,
-)
-from thinwire.membership.http_listener import LARGEST_REQUEST
-from thinwire.membership.journal import Journal
-from thinwire.membership.signed_http import Answer, SignedServer, ask, ask_json, json_answer
-from thinwire.membership.snapshot import pack, pack_records, unpack, unpack_records
-from thinwire.membership.token import Token
-from thinwire.membership.ward import Position, Record, Snapshot
 
 TOKEN = Token("a secret of many characters")
 OTHER = Token("another secret of many characters")
@@ -55,12 +55,12 @@ def bits(tensor: Tensor) -> tuple[torch.dtype, list[int], bytes]:
     return tensor.dtype, list(tensor.shape), raw
 
 
-def record(version: int, *sizes: int) -> Record:
+def record(version: int, *sizes: int) -> RoundRecord:
     messages = [torch.full((size,), version % 251, dtype=torch.uint8) for size in sizes]
-    return Record(version=version, facts={"round": version}, messages=messages)
+    return RoundRecord(version=version, facts={"round": version}, messages=messages)
 
 
-def same(left: Record, right: Record) -> bool:
+def same(left: RoundRecord, right: RoundRecord) -> bool:
     return (left.version, left.facts, [bits(m) for m in left.messages]) == (
         right.version,
         right.facts,
@@ -142,7 +142,7 @@ def test_records_come_back() -> None:
 @pytest.mark.parametrize("message", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)])
 def test_a_message_is_a_vector_of_bytes(message: Tensor) -> None:
     with pytest.raises(ConfigurationError, match="a message is"):
-        pack_records([Record(version=1, facts={}, messages=[message])])
+        pack_records([RoundRecord(version=1, facts={}, messages=[message])])
 
 
 def file(header: object, body: bytes = b"", length: int | None = None) -> bytes:
@@ -317,12 +317,12 @@ def test_a_file_that_is_no_record_is_refused_with_the_reason(data: bytes, why: s
 # The journal
 
 
-def versions(records: list[Record] | None) -> list[int] | None:
+def versions(records: list[RoundRecord] | None) -> list[int] | None:
     return None if records is None else [one.version for one in records]
 
 
 def test_a_journal_gives_what_is_missing() -> None:
-    journal = Journal(1000)
+    journal = RoundLog(1000)
     assert journal.after(0) is None
     for version in (4, 5, 6):
         journal.append(record(version, 1))
@@ -334,7 +334,7 @@ def test_a_journal_gives_what_is_missing() -> None:
 
 
 def test_a_journal_drops_the_oldest_first() -> None:
-    journal = Journal(10)
+    journal = RoundLog(10)
     for version in (1, 2, 3):
         journal.append(record(version, 2, 3))
     assert versions(journal.after(0)) is None
@@ -347,15 +347,15 @@ def test_a_journal_drops_the_oldest_first() -> None:
 
 
 def test_a_journal_of_nothing_keeps_nothing() -> None:
-    journal = Journal(0)
+    journal = RoundLog(0)
     journal.append(record(1, 1))
     assert versions(journal.after(0)) is None
     with pytest.raises(ConfigurationError, match="-1 bytes"):
-        Journal(-1)
+        RoundLog(-1)
 
 
 def test_a_journal_of_small_rounds_is_bounded_too() -> None:
-    journal = Journal(10)
+    journal = RoundLog(10)
     for version in range(1, 1030):
         journal.append(record(version))
     assert len(journal.after(5) or []) == 1024
@@ -364,7 +364,7 @@ def test_a_journal_of_small_rounds_is_bounded_too() -> None:
 
 @pytest.mark.parametrize("next_version", [2, 3, 5, 1])
 def test_a_journal_starts_anew_where_the_sequence_breaks(next_version: int) -> None:
-    journal = Journal(100)
+    journal = RoundLog(100)
     for version in (2, 3, next_version):
         journal.append(record(version, 1))
     assert versions(journal.after(next_version - 1)) == [next_version]
@@ -372,7 +372,7 @@ def test_a_journal_starts_anew_where_the_sequence_breaks(next_version: int) -> N
 
 
 def test_a_cleared_journal_is_empty_and_begins_anywhere() -> None:
-    journal = Journal(2)
+    journal = RoundLog(2)
     journal.append(record(1, 2))
     journal.clear()
     assert journal.after(0) is None
@@ -385,9 +385,9 @@ def test_a_cleared_journal_is_empty_and_begins_anywhere() -> None:
 def test_a_journal_keeps_copies() -> None:
     buffer = torch.arange(10, dtype=torch.uint8)
     facts = {"who": ["a"]}
-    journal = Journal(100)
+    journal = RoundLog(100)
     messages = [buffer[2:4], buffer[::3], buffer[:0]]
-    journal.append(Record(version=1, facts=facts, messages=messages))
+    journal.append(RoundRecord(version=1, facts=facts, messages=messages))
     buffer.zero_()
     facts["who"].append("b")
     (kept,) = journal.after(0) or []
@@ -398,7 +398,7 @@ def test_a_journal_keeps_copies() -> None:
 
 
 def test_a_journal_may_be_read_while_it_is_written() -> None:
-    journal = Journal(50)
+    journal = RoundLog(50)
     stop = threading.Event()
     broken: list[object] = []
 
@@ -437,11 +437,11 @@ def serving(routes: dict, *, host: str = "127.0.0.1") -> Iterator[int]:
         server.close()
 
 
-def echo(body: bytes) -> Answer:
-    return Answer(body=body)
+def echo(body: bytes) -> SignedReply:
+    return SignedReply(body=body)
 
 
-ECHO = {("POST", "/echo"): echo, ("GET", "/ping"): lambda _: Answer(body=b"pong")}
+ECHO = {("POST", "/echo"): echo, ("GET", "/ping"): lambda _: SignedReply(body=b"pong")}
 
 
 def signed_head(
@@ -504,7 +504,7 @@ def test_a_request_can_be_made_once() -> None:
 def test_nonces_are_forgotten_when_time_alone_refuses_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    desk = signed_http._Desk(TOKEN, {}, None)
+    desk = signed_http._RequestVerifier(TOKEN, {}, None)
     assert desk._is_new("a")
     assert not desk._is_new("a")
     later = time.monotonic() + 2 * signed_http._SKEW_S + 1
@@ -600,7 +600,7 @@ def drip(slow: socket.socket, port: int) -> None:
 def test_who_asks_slowly_is_dropped_and_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_listener, "_REQUEST_S", 0.3)
+    monkeypatch.setattr(http_server, "_REQUEST_S", 0.3)
     with serving(ECHO) as port, socket.create_connection(("127.0.0.1", port), 5) as slow:
         began = time.monotonic()
         with pytest.raises(OSError):
@@ -612,9 +612,9 @@ def test_who_asks_slowly_is_dropped_and_keeps_nobody_waiting(
 def test_who_does_not_take_the_answer_is_dropped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_listener, "_SEND_S", 0.2)
+    monkeypatch.setattr(http_server, "_SEND_S", 0.2)
     sent = threading.Event()
-    large = Answer(body=bytes(32 << 20), on_sent=sent.set)
+    large = SignedReply(body=bytes(32 << 20), on_sent=sent.set)
     with (
         serving({("POST", "/echo"): lambda _: large}) as port,
         socket.create_connection(("127.0.0.1", port), 5) as slow,
@@ -630,7 +630,7 @@ def test_who_does_not_take_the_answer_is_dropped(
 
 
 def test_one_too_many_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_listener, "_MOST_AT_ONCE", 2)
+    monkeypatch.setattr(http_server, "_MOST_AT_ONCE", 2)
     with serving(ECHO) as port:
         address = f"127.0.0.1:{port}"
         idle = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(2)]
@@ -648,7 +648,7 @@ def test_one_too_many_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_handler_raises_is_answered(capfd: pytest.CaptureFixture) -> None:
-    def broken(body: bytes) -> Answer:
+    def broken(body: bytes) -> SignedReply:
         raise KeyError("no such worker")
 
     with (
@@ -663,8 +663,8 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
     told = {"error": "two have one identity", "do": "choose another"}
     routes = {
         ("GET", "/a"): lambda _: json_answer(told, status=409),
-        ("GET", "/b"): lambda _: Answer(status=400, body=b"[1]"),
-        ("GET", "/c"): lambda _: Answer(body=b"{"),
+        ("GET", "/b"): lambda _: SignedReply(status=400, body=b"[1]"),
+        ("GET", "/c"): lambda _: SignedReply(body=b"{"),
     }
     with serving(routes) as port:
         address = f"127.0.0.1:{port}"
@@ -747,7 +747,9 @@ def relay(port: int, change: Callable[[bytes], bytes]) -> Iterator[str]:
     [(b"abc", b"abd"), (b"ABC", b"ABD"), (b"/loud", b"/lout"), (b" 200 ", b" 201 ")],
 )
 def test_what_was_changed_on_the_way_is_refused(old: bytes, new: bytes) -> None:
-    routes = {("POST", path): lambda body: Answer(body=body.upper()) for path in ("/loud", "/lout")}
+    routes = {
+        ("POST", path): lambda body: SignedReply(body=body.upper()) for path in ("/loud", "/lout")
+    }
     with serving(routes) as port:
         with relay(port, lambda raw: raw) as address:
             assert ask(TOKEN, address, "/loud", body=b"abc") == b"ABC"
@@ -840,7 +842,7 @@ def test_silence_ends_in_time(pieces: list[bytes]) -> None:
 def test_a_body_with_more_parts_is_sent_from_where_it_lies() -> None:
     parts = [memoryview(b"x" * n) for n in (0, 1, (1 << 20) + 3)]
     sent = threading.Event()
-    answer = Answer(body=b"first", more=parts, on_sent=sent.set)
+    answer = SignedReply(body=b"first", more=parts, on_sent=sent.set)
     with serving({("GET", "/parts"): lambda _: answer}) as port:
         found = ask(TOKEN, f"127.0.0.1:{port}", "/parts")
         assert found == b"first" + b"".join(parts)
@@ -852,7 +854,7 @@ def test_a_large_answer_costs_one_copy() -> None:
 
     nbytes = 48 << 20
     part = memoryview(bytes(1 << 20))
-    answer = Answer(more=[part] * 48)
+    answer = SignedReply(more=[part] * 48)
     with serving({("GET", "/large"): lambda _: answer}) as port:
         tracemalloc.start()
         try:
@@ -876,7 +878,7 @@ class Worker:
         self.tensors = {"a": torch.zeros(50_000), "b": torch.zeros(7, dtype=torch.bfloat16)}
         self.captures = 0
         self.helped: list[str] = []
-        self.journal = Journal(1 << 20)
+        self.journal = RoundLog(1 << 20)
 
     def step(self) -> None:
         with self.lock:
@@ -891,8 +893,8 @@ class Worker:
             tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
             return Snapshot(facts={"version": self.version}, tensors=tensors)
 
-    def position(self) -> Position:
-        return Position(version=self.version, step=10 * self.version, digest=f"{self.version:x}")
+    def position(self) -> Progress:
+        return Progress(version=self.version, step=10 * self.version, digest=f"{self.version:x}")
 
 
 @contextmanager
@@ -918,7 +920,7 @@ def snapshot_of(address: str, who: str = "new", **options: object) -> Snapshot:
     return fetch_snapshot(TOKEN, address, who=who, **asked)
 
 
-def records_of(address: str, after: int, **options: object) -> list[Record] | None:
+def records_of(address: str, after: int, **options: object) -> list[RoundRecord] | None:
     asked = {"largest": 1 << 20, "timeout_s": 5.0, "who": "new", **options}
     return fetch_records(TOKEN, address, after, **asked)
 
@@ -967,7 +969,7 @@ def test_several_newcomers_cost_one_copy() -> None:
 
 def test_another_digest_of_the_same_version_is_captured_again() -> None:
     worker, digest = Worker(), ["a"]
-    position = lambda: Position(version=0, step=0, digest=digest[0])  # noqa: E731
+    position = lambda: Progress(version=0, step=0, digest=digest[0])  # noqa: E731
     with healing(worker, position=position) as (_, address):
         snapshot_of(address)
         digest[0] = "b"
@@ -1146,7 +1148,7 @@ def test_a_position_that_is_none_is_refused(told: object) -> None:
 def test_an_infinite_position_is_refused() -> None:
     body = b'{"version": Infinity, "step": 1, "digest": ""}'
     with (
-        serving({("POST", "/position"): lambda _: Answer(body=body)}) as port,
+        serving({("POST", "/position"): lambda _: SignedReply(body=body)}) as port,
         pytest.raises(MismatchError, match="its position is"),
     ):
         fetch_position(TOKEN, f"127.0.0.1:{port}")
@@ -1156,7 +1158,7 @@ def test_an_infinite_position_is_refused() -> None:
 def test_rounds_that_do_not_follow_are_refused(found: list[int]) -> None:
     body = pack_records([record(version, 1) for version in found])
     with (
-        serving({("POST", "/records"): lambda _: Answer(body=body)}) as port,
+        serving({("POST", "/records"): lambda _: SignedReply(body=body)}) as port,
         pytest.raises(MismatchError, match="its rounds after 0"),
     ):
         records_of(f"127.0.0.1:{port}", 0)
@@ -1165,7 +1167,7 @@ def test_rounds_that_do_not_follow_are_refused(found: list[int]) -> None:
 def test_a_damaged_state_is_refused() -> None:
     body = pack(SNAPSHOT)[:-1]
     with (
-        serving({("POST", "/state"): lambda _: Answer(body=body)}) as port,
+        serving({("POST", "/state"): lambda _: SignedReply(body=body)}) as port,
         pytest.raises(ExchangeError, match="are there"),
     ):
         snapshot_of(f"127.0.0.1:{port}")

@@ -136,7 +136,7 @@ def test_k_workers_with_the_same_data_are_one_worker() -> None:
 # -- codecs and feedback -------------------------------------------------------------------------
 
 
-def dense(groups: tw.codecs.Groups, values: tw.codecs.Values) -> tw.codecs.TopK:
+def dense(groups: tw.codecs.Grouping, values: tw.codecs.Values) -> tw.codecs.TopK:
     return tw.codecs.TopK(k=tw.codecs.k_for_density(1), values=values, groups=groups)
 
 

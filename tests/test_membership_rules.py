@@ -11,30 +11,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.elastic import retry
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.healing import fetch_position
+from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
+from thinwire.elastic.lighthouse import Lighthouse
+from thinwire.elastic.options import ElasticOptions, ElasticSettings
+from thinwire.elastic.quorum import Member, elect
+from thinwire.elastic.registry import Peer
+from thinwire.elastic.registry_server import HeartbeatReply, JoinReply
+from thinwire.elastic.shared_state import Progress, RoundRecord, SharedState, Snapshot
+from thinwire.elastic.timeouts import Timeouts
+from thinwire.elastic.token import Token
+from thinwire.elastic.votes import tally, vote
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.flaws import Fault, Flaw
-from thinwire.membership.attendance import Attendance, Concerns
-from thinwire.membership.door import Beat, Welcome
-from thinwire.membership.events import EventLog
-from thinwire.membership.healing import fetch_position
-from thinwire.membership.lighthouse import Lighthouse
-from thinwire.membership.register import Peer
-from thinwire.membership.roster import Standing, choose_team
-from thinwire.membership.timeouts import Timeouts
-from thinwire.membership.token import Token
-from thinwire.membership.ward import Position, Record, Snapshot, Ward
-from thinwire.transport import Occasion, perseverance
-from thinwire.transport.terms import Settings, Terms
-from thinwire.transport.votes import tally, vote
+from thinwire.rejection import Rejection, RejectReason
+from thinwire.transport import Phase
 
 
-def standing(name: str, **fields) -> Standing:
+def standing(name: str, **fields) -> Member:
     where = {
         key: fields.pop(key) for key in ("version", "step", "digest", "dealt") if key in fields
     }
-    position = Position(**{"version": 4, "step": 12, "digest": "aa", "dealt": 9, **where})
+    position = Progress(**{"version": 4, "step": 12, "digest": "aa", "dealt": 9, **where})
     known = {"card": "c", "occasion": "round", "generation": 0, "oldest": 2}
-    return Standing(
+    return Member(
         identity=name,
         nonce="1",
         address=f"{name}:1",
@@ -72,9 +73,9 @@ STANDINGS = st.lists(
 def test_all_conclude_the_same_in_whatever_order_they_hear(made, random) -> None:
     everyone = [standing(f"w{number:02}", **fields) for number, fields in made]
     shuffled = random.sample(everyone, len(everyone))
-    team = choose_team(everyone)
-    assert choose_team(shuffled) == team
-    assert choose_team(shuffled).key == team.key
+    team = elect(everyone)
+    assert elect(shuffled) == team
+    assert elect(shuffled).key == team.key
     assert sorted([*team.members, *team.behind, *team.refused], key=str) == sorted(
         everyone, key=str
     )
@@ -98,38 +99,38 @@ def test_the_state_of_most_of_those_who_came_furthest_is_that_of_the_run() -> No
         standing("e", version=1, digest="x"),
         standing("f", version=3, card="other"),
     ]
-    team = choose_team(everyone)
+    team = elect(everyone)
     assert [s.identity for s in team.members] == ["b", "c", "d"]  # d is a round behind
     assert [s.identity for s in team.behind] == ["a", "e"]  # drifted; older than the records
     assert [s.identity for s in team.refused] == ["f"]
     assert (team.position.version, team.position.digest) == (4, "aa")
-    two = choose_team([standing("a", digest="bb"), standing("b")])
+    two = elect([standing("a", digest="bb"), standing("b")])
     assert two.position.digest == "bb"  # of equally many, the first by name, whoever asks
 
 
 def test_the_occasion_is_that_of_those_who_have_something_to_contribute() -> None:
     newcomer = standing("a", occasion="enter", step=99)
     at_round, last = standing("b", step=30), standing("c", occasion="last", step=40)
-    assert choose_team([newcomer]).occasion == "enter"
-    team = choose_team([newcomer, at_round])
+    assert elect([newcomer]).occasion == "enter"
+    team = elect([newcomer, at_round])
     assert (team.occasion, team.position.step) == ("round", 30)
-    team = choose_team([newcomer, at_round, last])
+    team = elect([newcomer, at_round, last])
     assert (team.occasion, team.position.step) == ("last", 40)
 
 
 def test_a_group_is_not_formed_again_with_its_ruins() -> None:
     a, b = standing("a"), standing("b")
     later = dataclasses.replace(b, generation=1)
-    assert choose_team([a, b]).key == choose_team([b, a]).key
-    assert choose_team([a, later]).key != choose_team([a, b]).key
-    assert choose_team([a]).key != choose_team([a, b]).key
+    assert elect([a, b]).key == elect([b, a]).key
+    assert elect([a, later]).key != elect([a, b]).key
+    assert elect([a]).key != elect([a, b]).key
     moved = dataclasses.replace(b, position=dataclasses.replace(b.position, version=3))
-    assert choose_team([a, moved]).key == choose_team([a, b]).key
+    assert elect([a, moved]).key == elect([a, b]).key
 
 
 def test_shares_of_those_who_drifted_are_not_dealt_again() -> None:
     drifted = standing("a", digest="bb", dealt=50)
-    assert choose_team([drifted, standing("b"), standing("c")]).position.dealt == 50
+    assert elect([drifted, standing("b"), standing("c")]).position.dealt == 50
 
 
 @settings(max_examples=100, deadline=None)
@@ -137,22 +138,24 @@ def test_shares_of_those_who_drifted_are_not_dealt_again() -> None:
 def test_all_agree_on_the_worst_that_anybody_found(data, workers: int) -> None:
     codes = st.lists(st.integers(0, 5), min_size=workers, max_size=workers)
     found = [data.draw(codes) for _ in range(workers)]
-    mine = [{s: Flaw(fault=Fault(c)) for s, c in enumerate(row) if c} for row in found]
+    mine = [{s: Rejection(fault=RejectReason(c)) for s, c in enumerate(row) if c} for row in found]
     ballots = [vote(flaws, workers) for flaws in mine]
     agreed = [tally(ballots, flaws) for flaws in mine]
-    worst = {s: Fault(max(row[s] for row in found)) for s in range(workers)}
+    worst = {s: RejectReason(max(row[s] for row in found)) for s in range(workers)}
     for one in agreed:
         assert {s: flaw.fault for s, flaw in one.items()} == {s: f for s, f in worst.items() if f}
 
 
 def test_a_verdict_says_what_was_seen_or_who_saw_it() -> None:
-    mine = {1: Flaw(fault=Fault.DAMAGED, detail="its checksum")}
+    mine = {1: Rejection(fault=RejectReason.DAMAGED, detail="its checksum")}
     ballots = [vote(mine, 3), vote({}, 3), vote(mine, 3)]
     assert "its checksum" in str(tally(ballots, mine)[1])
     assert str(tally(ballots, {})[1]).endswith("(worker 0, 2 found)")
-    assert tally([torch.tensor([0, 77], dtype=torch.uint8)] * 2, {})[1].fault is Fault.DAMAGED
+    assert (
+        tally([torch.tensor([0, 77], dtype=torch.uint8)] * 2, {})[1].fault is RejectReason.DAMAGED
+    )
     assert tally([vote({}, 2)] * 2, {}) == {}
-    newcomer = tally([vote({0: Flaw(fault=Fault.NOTHING)}, 1)], {})[0]
+    newcomer = tally([vote({0: Rejection(fault=RejectReason.NOTHING)}, 1)], {})[0]
     assert str(newcomer) == "it has just come and has nothing to contribute"
 
 
@@ -196,24 +199,24 @@ def test_shares_that_were_dealt_without_a_worker_are_not_dealt_by_it() -> None:
     """It did not hear that a round began, and the others did."""
 
     class Door:
-        def beat(self, position: Position, *, waiting_s: float) -> Beat:
+        def beat(self, position: Progress, *, waiting_s: float) -> HeartbeatReply:
             peer = Peer(identity="b", nonce="1", address="b:1", position=at(dealt=12))
-            return Beat(peers=(peer,), age_s=9.0)
+            return HeartbeatReply(peers=(peer,), age_s=9.0)
 
         def leave(self) -> None: ...
 
-    def at(dealt: int) -> Position:
-        return Position(version=4, step=12, digest="aa", dealt=dealt)
+    def at(dealt: int) -> Progress:
+        return Progress(version=4, step=12, digest="aa", dealt=dealt)
 
-    welcome = Welcome(lighthouse="l:1", heartbeat_timeout_s=1.0, peers=(), age_s=9.0)
-    concerns = Concerns(
+    welcome = JoinReply(lighthouse="l:1", heartbeat_timeout_s=1.0, peers=(), age_s=9.0)
+    concerns = HeartbeatCallbacks(
         team=frozenset,
         lenient_s=lambda: 0.0,
         on_awaited=lambda: None,
         on_gone=lambda _: None,
         on_refused=lambda _: None,
     )
-    attendance = Attendance(
+    attendance = Heartbeat(
         Door(),  # pyright: ignore[reportArgumentType]
         lambda: at(dealt=9),
         welcome,
@@ -245,8 +248,8 @@ class Clock:
 @pytest.fixture
 def tries(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(perseverance, "time", clock)
-    return clock, perseverance.Perseverance("10.0.0.7", give_up_s=300)
+    monkeypatch.setattr(retry, "time", clock)
+    return clock, retry.RetryBudget("10.0.0.7", give_up_s=300)
 
 
 def test_a_newcomer_gives_up_at_its_fourth_failure(tries) -> None:
@@ -282,19 +285,19 @@ def test_others_give_up_when_nothing_has_worked_for_too_long(tries, kind: str) -
 # -- two workers at a lighthouse, in one process -------------------------------------------------
 
 
-class Still(Ward):
+class Still(SharedState):
     """A state that moves when told to, and takes as long to be taken over as it is told to."""
 
     def __init__(self) -> None:
-        self.at = Position(version=1, step=4, digest="aa")
+        self.at = Progress(version=1, step=4, digest="aa")
         self.adopting, self.go = threading.Event(), threading.Event()
         self.asked_by: set[str] = set()
 
-    def position(self) -> Position:
+    def position(self) -> Progress:
         self.asked_by.add(threading.current_thread().name)
         return self.at
 
-    def glance(self) -> Position:
+    def glance(self) -> Progress:
         return self.at
 
     def shared_nbytes(self) -> int:
@@ -306,12 +309,12 @@ class Still(Ward):
     def adopt(self, snapshot: Snapshot) -> None:
         self.adopting.set()
         assert self.go.wait(30)
-        self.at = Position.read(snapshot.facts)
+        self.at = Progress.read(snapshot.facts)
 
     def drop_work(self) -> None:
         pass
 
-    def replay(self, record: Record) -> None:
+    def replay(self, record: RoundRecord) -> None:
         raise AssertionError("nothing was remembered")
 
 
@@ -319,7 +322,7 @@ class Still(Ward):
 def two_sessions(**terms):
     """Two workers at a lighthouse that misses them soon."""
     pytest.importorskip("torchft")
-    from thinwire.transport.session import Session
+    from thinwire.elastic.session import ElasticSession
 
     token = Token("a secret of many characters")
     lighthouse = Lighthouse(
@@ -328,14 +331,14 @@ def two_sessions(**terms):
     with lighthouse, contextlib.ExitStack() as opened:
         sessions, wards = [], [Still(), Still()]
         for identity, ward in zip("ab", wards, strict=True):
-            chosen = Settings(
+            chosen = ElasticSettings(
                 lighthouse=f"127.0.0.1:{lighthouse.port}",
                 token=token,
                 identity=identity,
                 host="127.0.0.1",
-                terms=Terms(**{"give_up_s": 10.0} | terms),
+                terms=ElasticOptions(**{"give_up_s": 10.0} | terms),
             )
-            sessions.append(Session(chosen, ward, {"model": "toy"}, EventLog()))
+            sessions.append(ElasticSession(chosen, ward, {"model": "toy"}, EventLog()))
             opened.callback(sessions[-1].close)
         yield sessions, wards
 
@@ -350,14 +353,14 @@ def at_once():
 def test_nobody_waits_for_a_worker_that_heals() -> None:
     """Of two, the one that does not heal is half of those who send heartbeats: no majority."""
     with at_once() as convene, two_sessions() as ((first, second), (ahead, behind)):
-        together = [convene(session, Occasion.ENTER) for session in (first, second)]
+        together = [convene(session, Phase.ENTER) for session in (first, second)]
         assert {len(done.result(20).names) for done in together} == {2}
         ahead.at = dataclasses.replace(ahead.at, version=2)
-        waiting, healing = (convene(session, Occasion.ROUND) for session in (first, second))
+        waiting, healing = (convene(session, Phase.ROUND) for session in (first, second))
         try:
             assert behind.adopting.wait(20)
             assert len(waiting.result(10).names) == 1
-            assert len(convene(first, Occasion.ROUND).result(10).names) == 1
+            assert len(convene(first, Phase.ROUND).result(10).names) == 1
             assert not healing.done()
             stranger = Token("another secret of many characters")
             with pytest.raises(MismatchError):
@@ -389,7 +392,7 @@ def unconnected(monkeypatch, sessions) -> list[str]:
 def test_newcomers_that_cannot_connect_give_up_soon(monkeypatch) -> None:
     with at_once() as convene, two_sessions() as (sessions, _):
         tried = unconnected(monkeypatch, sessions)
-        for end in [convene(session, Occasion.ENTER) for session in sessions]:
+        for end in [convene(session, Phase.ENTER) for session in sessions]:
             with pytest.raises(ExchangeError, match=r"form a group.* failed 4 times: .*connect"):
                 end.result(20)
         assert len(tried) == 2 * 4
@@ -399,7 +402,7 @@ def test_newcomers_that_cannot_connect_give_up_soon(monkeypatch) -> None:
 def test_others_that_cannot_connect_try_for_as_long_as_they_were_told(monkeypatch) -> None:
     with at_once() as convene, two_sessions(give_up_s=0.8, min_workers=2) as (sessions, _):
         tried = unconnected(monkeypatch, sessions)
-        ends = [convene(session, Occasion.ROUND) for session in sessions]
+        ends = [convene(session, Phase.ROUND) for session in sessions]
         first = wait(ends, 20, return_when=FIRST_COMPLETED).done.pop()
         with pytest.raises(ExchangeError, match=r"form a group.* times: .*could not connect"):
             first.result()

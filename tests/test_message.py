@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.message import HEADER_NBYTES, Header, Kind, anchor_digest, open_message, seal
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, anchor_digest, open_message, seal
 
 BODY = torch.arange(12, dtype=torch.uint8)
 HEADER = Header(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 import thinwire as tw
-from thinwire.membership.events import EventLog
+from thinwire.elastic.events import EventLog
 from thinwire.train.observers import EventsFile, Observer, Relay, Terminal, bytes_text, wandb
 from thinwire.train.run_folder import RunFolder
 

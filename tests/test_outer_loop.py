@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.message import HEADER_NBYTES
+from thinwire.exchange.message import HEADER_NBYTES
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.outer import Seat
-from thinwire.replica import Replica
+from thinwire.live_weights import LiveWeights
+from thinwire.outer import FragmentContext
 from thinwire.storage import Ledger, OnDevice
 from thinwire.testing import OuterContract
 
@@ -31,12 +31,12 @@ class TestAdamW(OuterContract):
 
 class TestPerWorkers(OuterContract):
     def make(self):
-        return tw.outer.PerWorkers(table=((1, tw.outer.SGD()), (2, tw.outer.SGD(lr=0.5))))
+        return tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.SGD(lr=0.5))))
 
 
 class TestDirect(OuterContract):
     def make(self):
-        return tw.outer.Direct()
+        return tw.outer.GradientAveraging()
 
     @pytest.mark.skip(reason="there is no anchor besides the live weights")
     def test_leaves_live_weights_on_the_anchor(self) -> None:
@@ -47,9 +47,9 @@ def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]
     """The anchor of one weight that starts at 0 after rounds with the given mean deltas."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    replica = Replica(model, [])
+    replica = LiveWeights(model, [])
     storage = OnDevice(replica.device, Ledger())
-    seat = Seat(replica=replica, names=("weight",), workers=workers, storage=storage)
+    seat = FragmentContext(replica=replica, names=("weight",), workers=workers, storage=storage)
     state = outer.bind(seat, tw.Delay())
     anchors: list[float] = []
     for delta in deltas:
@@ -100,9 +100,9 @@ def test_outer_state_is_fp32_under_bf16_weights() -> None:
         lambda: tw.outer.SGD(momentum=1.0),
         lambda: tw.outer.SGD(nesterov=True),
         lambda: tw.outer.AdamW(betas=(0.9, 1.0)),
-        lambda: tw.outer.PerWorkers(table=()),
-        lambda: tw.outer.PerWorkers(table=((2, tw.outer.SGD()),)),
-        lambda: tw.outer.PerWorkers(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
+        lambda: tw.outer.ByWorkerCount(table=()),
+        lambda: tw.outer.ByWorkerCount(table=((2, tw.outer.SGD()),)),
+        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make) -> None:

@@ -275,7 +275,7 @@ def test_every_preset_is_found_again_in_its_description() -> None:
         ("codec", {"kind": "Mine"}, "Mine is no part of this package"),
         ("codec", {"kind": "from_id"}, "from_id is no part"),
         ("codec", {"kind": "register", "codec": 1}, "register is no part"),
-        ("inner", {"kind": "PerWorkers", "table": []}, "PerWorkers is no part"),
+        ("inner", {"kind": "ByWorkerCount", "table": []}, "ByWorkerCount is no part"),
         ("codec", {"kind": "CastBF16", "more": 1}, "another version"),
         ("codec", {"kind": "Codec"}, "Codec is no part"),
         ("codec", 3, "another version"),

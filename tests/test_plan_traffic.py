@@ -15,11 +15,11 @@ import thinwire as tw
 import toy
 from thinwire import codecs
 from thinwire.feedback import Feedback, FeedbackState
-from thinwire.layout import Layout
+from thinwire.fragments.layout import Layout
 from thinwire.plan.resolve import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import Message, Traffic, traffic
-from thinwire.storage import Storage
+from thinwire.storage import StatePlacement
 from thinwire.train import recipes
 from thinwire.train.config import Machine, Periods
 from thinwire.train.data import Data
@@ -521,7 +521,7 @@ def test_a_run_before_its_beginning_is_refused() -> None:
 
 
 class _Dear(Feedback):
-    def bind(self, numel: int, storage: Storage) -> FeedbackState:
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         raise AssertionError(f"a plan keeps {4 * numel} bytes of feedback")
 
 

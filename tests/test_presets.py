@@ -13,7 +13,7 @@ def test_tables_are_the_papers() -> None:
     assert diloco.inner == tw.inner.AdamW(lr=4e-4, weight_decay=0.1)
     assert muloco.inner == tw.inner.Muon(lr=0.0156)
     assert (muloco.inner.momentum, muloco.inner.scale) == (0.9, "spectral")
-    assert ddp.outer == tw.outer.Direct()
+    assert ddp.outer == tw.outer.GradientAveraging()
     for method in (diloco, muloco, ddp):
         assert method.codec == tw.codecs.Identity()
         assert method.feedback == tw.NoFeedback()
@@ -187,7 +187,7 @@ def test_bits_and_codec_together_are_refused() -> None:
         {"sync_every": True},
         {"codec": "bf16"},
         {"outer": None},
-        {"outer": tw.outer.Direct(), "sync_every": 2},
+        {"outer": tw.outer.GradientAveraging(), "sync_every": 2},
         {"name": 3},
     ],
 )

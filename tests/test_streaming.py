@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.message import HEADER_NBYTES
-from thinwire.replica import Replica
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.live_weights import LiveWeights
 from thinwire.testing import reference_diloco, reference_streaming
 from toy import Team, adamw, build_model, largest_difference, loss, muon, same_bits, sgd
 
@@ -736,7 +736,7 @@ def test_mixing_is_done_in_32_bits_whatever_the_live_weights() -> None:
     with torch.no_grad():
         model.w.fill_(1 + 2**-7)
     # Half of 2^-9 and 2^-7 is nearer to 2^-7; with the first rounded to 0 it is a tie.
-    Replica(model, []).mix(["w"], torch.tensor([1 + 2**-9]), 0.5)
+    LiveWeights(model, []).mix(["w"], torch.tensor([1 + 2**-9]), 0.5)
     assert float(model.w.detach()) == 1 + 2**-7
 
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 import thinwire as tw
 from forked import Forked
 from processes import fork_ranks, free_port, rank_environment
-from thinwire.layout import Layout, wire_order
-from thinwire.message import HEADER_NBYTES
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.layout import Layout, wire_order
 from thinwire.train import recipes
 from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.data import Data
@@ -104,7 +104,7 @@ def message_nbytes(config: TrainConfig, out: Path) -> int:
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     layout = Layout.of({name: shapes[name] for name in wire_order(shapes)})
-    return HEADER_NBYTES + config.method.codec.fit(layout).nbytes
+    return HEADER_NBYTES + config.method.codec.bind(layout).nbytes
 
 
 # -- a run and what it leaves ---------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ranks import ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
 from thinwire.testing import TransportContract
 from thinwire.testing.transports import check_worker
 from thinwire.transport import Label, Metered, Pending, Transport, in_process
-from thinwire.transport.courier import Courier, Delivery, Errand
+from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
 
 class TestInProcess(TransportContract):
@@ -203,21 +203,21 @@ def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
 
 
 def test_a_closed_transport_carries_nothing() -> None:
-    courier = Courier()
-    errand = Idle(Label(what="x", round=1), Delivery())
+    courier = ProgressThread()
+    errand = Idle(Label(what="x", round=1), Future())
     assert courier.send(errand).wait() == []
     courier.close()
-    late = courier.send(Idle(Label(what="x", round=2), Delivery()))
+    late = courier.send(Idle(Label(what="x", round=2), Future()))
     with pytest.raises(tw.ExchangeError, match=r"x in round 2.*closed"):
         late.wait()
     assert not [t for t in threading.enumerate() if t is courier._thread]
 
 
-class Idle(Errand):
+class Idle(Task):
     def see_through(self):
         return []
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         pass
 
 
@@ -225,7 +225,7 @@ def test_an_unused_transport_ends_its_thread() -> None:
     """Its thread does not keep a transport alive."""
     transport = tw.transport.Distributed()
     courier = transport._courier
-    courier.send(Idle(Label(what="x", round=1), Delivery())).wait()
+    courier.send(Idle(Label(what="x", round=1), Future())).wait()
     del transport
     gc.collect()
     assert not courier._thread.is_alive()
@@ -276,7 +276,7 @@ def test_only_what_is_hidden_counts_as_overlapped(
     monkeypatch, travel_s: float, train_s: float, hidden_s: float, waited_s: float
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("thinwire.transport.meter.time", clock)
+    monkeypatch.setattr("thinwire.transport.metered.time", clock)
     meter = Metered(SlowTransport(clock, travel_s))
     pending = meter.start(torch.zeros(1, dtype=torch.uint8), Label(what="x", round=1))
     clock.now_s += train_s

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import wire_reference as reference
-from thinwire.aggregate import MeanOverWorkers, Received
+from thinwire.aggregate import MeanOverWorkers, Payloads
 from thinwire.codecs import CastBF16, Codec, Identity, from_id, register, registry
 from thinwire.codecs.selection import random_places
 from thinwire.errors import ConfigurationError, ExchangeError
-from thinwire.layout import Layout, wire_order
-from thinwire.message import Header, Kind, anchor_digest, open_message, seal
+from thinwire.exchange.message import Header, Kind, anchor_digest, open_message, seal
+from thinwire.fragments.layout import Layout, wire_order
 
 GOLDEN = Path(__file__).parent / "golden"
 SPECIFICATION = Path(__file__).parent.parent / "docs" / "wire-format.md"
@@ -133,7 +133,7 @@ def lengthen(text: str) -> bytes:
 
 
 def make_payload(id: str, name: str) -> dict[str, str]:
-    coder = from_id(id).fit(layout_of(name)).at(ROUND)
+    coder = from_id(id).bind(layout_of(name)).at(ROUND)
     payload = coder.encode(input_for(name))
     decoded = hashlib.sha256(raw(coder.decode(payload))).hexdigest()
     return {"id": id, "layout": name, "payload": shorten(raw(payload)), "decoded": decoded}
@@ -145,8 +145,8 @@ def make_messages() -> dict[str, str]:
     codec = from_id("topk-64/sign-levels/chunk")
     start, piece = layout.cut(3)[1]
     shard = x[start : start + piece.numel]
-    whole = seal(codec.fit(layout).encode(x), header_of("whole"))
-    mean = seal(codec.fit(piece).encode(shard), header_of("mean"))
+    whole = seal(codec.bind(layout).encode(x), header_of("whole"))
+    mean = seal(codec.bind(piece).encode(shard), header_of("mean"))
     return {"whole": raw(whole).hex(), "mean": (raw(mean) + bytes(16)).hex()}
 
 
@@ -195,7 +195,7 @@ def test_every_case_is_stored() -> None:
 @pytest.mark.parametrize("case", golden_cases())
 def test_encoding_gives_the_golden_bytes(case: dict[str, str]) -> None:
     x = input_for(case["layout"])
-    coder = from_id(case["id"]).fit(layout_of(case["layout"])).at(ROUND)
+    coder = from_id(case["id"]).bind(layout_of(case["layout"])).at(ROUND)
     payload = raw(coder.encode(x))
     assert payload == lengthen(case["payload"])
     assert raw(coder.encode_residual(x)) == payload
@@ -204,7 +204,7 @@ def test_encoding_gives_the_golden_bytes(case: dict[str, str]) -> None:
 @pytest.mark.parametrize("case", golden_cases())
 def test_golden_bytes_decode_alike_here_and_by_the_specification(case: dict[str, str]) -> None:
     payload, layout = lengthen(case["payload"]), layout_of(case["layout"])
-    coder = from_id(case["id"]).fit(layout).at(ROUND)
+    coder = from_id(case["id"]).bind(layout).at(ROUND)
     ours = raw(coder.decode(torch.frombuffer(bytearray(payload), dtype=torch.uint8)))
     theirs = reference.decode(case["id"], reference_layout(layout), payload, ROUND)
     assert hashlib.sha256(ours).hexdigest() == case["decoded"]
@@ -224,9 +224,9 @@ def test_golden_bytes_decode_alike_here_and_by_the_specification(case: dict[str,
 )
 def test_a_mean_is_what_the_specification_says(id: str) -> None:
     layout, x = layout_of("ragged"), input_for("ragged")
-    coder = from_id(id).fit(layout).at(ROUND)
+    coder = from_id(id).bind(layout).at(ROUND)
     payloads = [coder.encode(x * scale) for scale in (1.0, 0.013, 0.37)]
-    ours = MeanOverWorkers().combine(Received(coder=coder, payloads=payloads))
+    ours = MeanOverWorkers().combine(Payloads(coder=coder, payloads=payloads))
     bodies = [raw(payload) for payload in payloads]
     theirs = reference.mean(id, reference_layout(layout), bodies, ROUND)
     assert theirs.tobytes() == raw(ours)
@@ -248,7 +248,7 @@ def test_a_golden_message_is_made_and_read(which: str) -> None:
     assert all(getattr(found, f) == getattr(header, f) for f in fields)
 
     layout = layout_of("ragged") if which == "whole" else layout_of("ragged").cut(3)[1][1]
-    coder = from_id(header.codec).fit(layout)
+    coder = from_id(header.codec).bind(layout)
     tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     body = open_message(tensor, header, body_nbytes=coder.nbytes)
     assert reference.read_body(message, coder.nbytes) == raw(body)
@@ -283,7 +283,7 @@ SIZE_IDS = [
 def test_sizes_are_those_of_the_specification(shapes: dict[str, tuple[int, ...]]) -> None:
     layout = Layout.of(shapes)
     for id in SIZE_IDS:
-        assert from_id(id).fit(layout).nbytes == reference.nbytes(id, reference_layout(layout)), id
+        assert from_id(id).bind(layout).nbytes == reference.nbytes(id, reference_layout(layout)), id
 
 
 @pytest.mark.parametrize("shapes", ODD_SHAPES, ids=lambda shapes: "+".join(shapes) or "none")
@@ -303,7 +303,7 @@ def test_the_tables_of_the_specification_are_right() -> None:
         assert from_id(f"{id}/chunk").nbytes(4096) == int(nbytes)
         assert int(nbytes) * 8 / 4096 == float(bits)
     example = Layout.of({"e": (64, 64), "w": (65, 130), "norm": (7,), "s": ()})
-    worked = from_id("topk-64/sign-levels/chunk").fit(example).nbytes
+    worked = from_id("topk-64/sign-levels/chunk").bind(example).nbytes
     words = " ".join(SPECIFICATION.read_text().split())
     assert f"Body: 3 * 84 + 10 = {worked} bytes; message: {64 + worked}." in words
 
@@ -333,12 +333,12 @@ def test_places_that_cannot_be_are_refused(damage: str) -> None:
     with pytest.raises(reference.Refused):
         reference.decode(id, reference_layout(layout), body)
     with pytest.raises(ExchangeError):
-        from_id(id).fit(layout).decode(torch.tensor(list(body), dtype=torch.uint8))
+        from_id(id).bind(layout).decode(torch.tensor(list(body), dtype=torch.uint8))
 
 
 def test_a_row_with_too_many_places_does_not_make_up_for_one_with_too_few() -> None:
     # Two chunks with k = 1: a bitmap of two bits in a byte, 12 low bits in two, a value in four.
-    coder = from_id("topk-1/f32/chunk").fit(Layout.vector(8192))
+    coder = from_id("topk-1/f32/chunk").bind(Layout.vector(8192))
     payload = torch.zeros(2, 7, dtype=torch.uint8)
     payload[0, 0] = 0b11
     with pytest.raises(ExchangeError, match="another number of indices"):
@@ -394,8 +394,8 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 class Mine(Codec):
     id = "my-own-4/x"  # type: ignore[assignment]
 
-    def fit(self, layout: Layout) -> Any:
-        return Identity().fit(layout)
+    def bind(self, layout: Layout) -> Any:
+        return Identity().bind(layout)
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -15,7 +15,7 @@ from forked import Forked
 from processes import fork_ranks
 from thinwire.cli import main
 from thinwire.cli.flags import RunFlags, apply_flags
-from thinwire.message import HEADER_NBYTES
+from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.train import recipes
 from thinwire.train.launch import resolve
 from thinwire.train.local_state import load_model, load_optimizer, plain

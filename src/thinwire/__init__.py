@@ -2,7 +2,6 @@
 
 from thinwire import codecs, inner, optim, outer, presets, transport
 from thinwire.aggregate import MeanOverSenders, MeanOverWorkers, MedianNormClip
-from thinwire.agreement import digest
 from thinwire.errors import (
     CheckpointError,
     ConfigurationError,
@@ -25,6 +24,7 @@ from thinwire.fragments import (
     Strided,
     Whole,
 )
+from thinwire.handshake import digest
 from thinwire.method import Method
 from thinwire.outer import Delay, Eager
 from thinwire.outer_loop import OuterLoop

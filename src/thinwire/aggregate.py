@@ -9,17 +9,17 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs import Coder
+from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError
-from thinwire.flaws import Fault, Flaw
+from thinwire.rejection import Rejection, RejectReason
 
 __all__ = [
     "Aggregate",
     "MeanOverSenders",
     "MeanOverWorkers",
     "MedianNormClip",
-    "Received",
-    "combine_sound",
+    "Payloads",
+    "aggregate_valid",
 ]
 
 _FEWEST_FOR_A_MEDIAN = 3
@@ -27,7 +27,7 @@ _FEWEST_FOR_A_MEDIAN = 3
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class Payloads:
     """What the workers sent, still encoded.
 
     Args:
@@ -35,7 +35,7 @@ class Received:
         payloads: one per worker, in rank order, all on one device.
     """
 
-    coder: Coder
+    coder: BoundCodec
     payloads: Sequence[Tensor]
 
     @property
@@ -56,7 +56,7 @@ class Aggregate(ABC):
     """A rule for combining what the workers sent."""
 
     @abstractmethod
-    def combine(self, received: Received) -> Tensor:
+    def combine(self, received: Payloads) -> Tensor:
         """One new vector [numel] (fp32) from all payloads, in rank order."""
 
 
@@ -69,14 +69,14 @@ class MeanOverWorkers(Aggregate):
     chosen on one machine and not on another, so replicas stay bit-identical.
 
     >>> from thinwire.codecs import Identity
-    >>> from thinwire.layout import Layout
-    >>> coder = Identity().fit(Layout.vector(2))
+    >>> from thinwire.fragments.layout import Layout
+    >>> coder = Identity().bind(Layout.vector(2))
     >>> sent = [coder.encode(torch.ones(2)), coder.encode(torch.zeros(2))]
-    >>> MeanOverWorkers().combine(Received(coder=coder, payloads=sent))
+    >>> MeanOverWorkers().combine(Payloads(coder=coder, payloads=sent))
     tensor([0.5000, 0.5000])
     """
 
-    def combine(self, received: Received) -> Tensor:
+    def combine(self, received: Payloads) -> Tensor:
         """The mean, summed in rank order."""
         out = received.zeros()
         received.coder.add_to(out, received.payloads, weight=1.0 / received.workers)
@@ -95,14 +95,14 @@ class MeanOverSenders(Aggregate):
     that was sent and decodes to zero counts as not sent.
 
     >>> from thinwire.codecs import Identity
-    >>> from thinwire.layout import Layout
-    >>> coder = Identity().fit(Layout.vector(2))
+    >>> from thinwire.fragments.layout import Layout
+    >>> coder = Identity().bind(Layout.vector(2))
     >>> sent = [coder.encode(torch.tensor([4.0, 0.0])), coder.encode(torch.tensor([2.0, 6.0]))]
-    >>> MeanOverSenders().combine(Received(coder=coder, payloads=sent))
+    >>> MeanOverSenders().combine(Payloads(coder=coder, payloads=sent))
     tensor([3., 6.])
     """
 
-    def combine(self, received: Received) -> Tensor:
+    def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
         workers = received.workers
         total, senders = received.zeros(), received.zeros()
@@ -125,14 +125,14 @@ class MedianNormClip(Aggregate):
     Source: SparseLoCo as deployed for Covenant-72B (arXiv 2603.08163).
 
     >>> from thinwire.codecs import Identity
-    >>> from thinwire.layout import Layout
-    >>> coder = Identity().fit(Layout.vector(1))
+    >>> from thinwire.fragments.layout import Layout
+    >>> coder = Identity().bind(Layout.vector(1))
     >>> sent = [coder.encode(torch.tensor([x])) for x in (1.0, 1.0, 100.0)]
-    >>> MedianNormClip().combine(Received(coder=coder, payloads=sent))
+    >>> MedianNormClip().combine(Payloads(coder=coder, payloads=sent))
     tensor([1.])
     """
 
-    def combine(self, received: Received) -> Tensor:
+    def combine(self, received: Payloads) -> Tensor:
         """The mean of the clipped vectors, in rank order."""
         norms = torch.stack([self._norms(received, w) for w in range(received.workers)])
         median = norms.median(0).values
@@ -145,7 +145,7 @@ class MedianNormClip(Aggregate):
                 out[s.start : s.stop] += part * (1.0 / received.workers)
         return out
 
-    def _norms(self, received: Received, worker: int) -> Tensor:
+    def _norms(self, received: Payloads, worker: int) -> Tensor:
         """Of every tensor, in fp64: squares leave the range of fp32 long before numbers do."""
         values = received.decode(worker)
         norms = values.new_zeros(len(received.coder.layout.segments), dtype=torch.float64)
@@ -154,9 +154,9 @@ class MedianNormClip(Aggregate):
         return norms
 
 
-def combine_sound(
-    aggregate: Aggregate, received: Received, *, norm_limit: float = math.inf
-) -> tuple[Tensor, dict[int, Flaw]]:
+def aggregate_valid(
+    aggregate: Aggregate, received: Payloads, *, norm_limit: float = math.inf
+) -> tuple[Tensor, dict[int, Rejection]]:
     """Combine what is finite and of a usual length; returns it and whom that leaves out, by place.
 
     Args:
@@ -175,7 +175,7 @@ def combine_sound(
         return combined, flaws
     sent = range(received.workers)
     bad = [w for w in sent if w not in flaws and not _is_finite(received.decode(w))]
-    flaws |= {w: Flaw(fault=Fault.NOT_FINITE) for w in bad}
+    flaws |= {w: Rejection(fault=RejectReason.NOT_FINITE) for w in bad}
     if not bad or len(flaws) == received.workers:
         raise NonFiniteError(
             "combine what the workers sent",
@@ -185,25 +185,27 @@ def combine_sound(
     return aggregate.combine(_without(received, flaws)), flaws
 
 
-def _outsized(received: Received, limit: float) -> dict[int, Flaw]:
+def _outsized(received: Payloads, limit: float) -> dict[int, Rejection]:
     if limit == math.inf or received.workers < _FEWEST_FOR_A_MEDIAN:
         return {}
     vectors = (received.decode(w) for w in range(received.workers))
     norms = [float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in vectors]
     median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
     return {
-        w: Flaw(fault=Fault.OUTSIZED, detail=f"{norm:.3g}, and the median is {median:.3g}")
+        w: Rejection(
+            fault=RejectReason.OUTSIZED, detail=f"{norm:.3g}, and the median is {median:.3g}"
+        )
         for w, norm in enumerate(norms)
         # Where most sent zeros, nobody can say what is usual.
         if math.isfinite(norm) and norm > limit * median > 0
     }
 
 
-def _without(received: Received, flaws: Mapping[int, Flaw]) -> Received:
+def _without(received: Payloads, flaws: Mapping[int, Rejection]) -> Payloads:
     if not flaws:
         return received
     kept = [p for w, p in enumerate(received.payloads) if w not in flaws]
-    return Received(coder=received.coder, payloads=kept)
+    return Payloads(coder=received.coder, payloads=kept)
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -9,19 +9,19 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from thinwire.agreement import check_same_run
-from thinwire.assembly import Assembly
+from thinwire.elastic.shared_state import Progress, RoundRecord, SharedState, Snapshot
 from thinwire.errors import ConfigurationError, RoundDiscarded
-from thinwire.exchange import Outcome
-from thinwire.flaws import Fault
-from thinwire.membership.ward import Position, Record, Snapshot, Ward
+from thinwire.exchange import RoundResult
+from thinwire.fragment_builder import FragmentBuilder
+from thinwire.fragment_state import FragmentState, PendingRound
+from thinwire.handshake import check_same_run
+from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
-from thinwire.missed_rounds import check_follows, copy_of, describe_round, remake
 from thinwire.outer import OuterState
-from thinwire.replica import Replica
-from thinwire.storage import Ledger, Storage
-from thinwire.track import Flight, Track
-from thinwire.transport import Convened, Metered, Occasion
+from thinwire.rejection import RejectReason
+from thinwire.replay import check_follows, copy_of, describe_round, remake
+from thinwire.storage import Ledger, StatePlacement
+from thinwire.transport import Metered, Phase, RoundPlan
 
 __all__ = ["Course"]
 
@@ -30,7 +30,7 @@ _GLANCE_S = 0.1
 
 
 @final
-class Course(Ward):
+class Course(SharedState):
     """The state of an outer loop, and what happens to it in a round.
 
     Args:
@@ -41,16 +41,16 @@ class Course(Ward):
     """
 
     def __init__(
-        self, method: Method, replica: Replica, transport: Metered, storage: Storage
+        self, method: Method, replica: LiveWeights, transport: Metered, storage: StatePlacement
     ) -> None:
         self._method, self._replica = method, replica
         self._transport, self._storage = transport, storage
-        self._assembly = Assembly(method, replica, transport, storage)
+        self._assembly = FragmentBuilder(method, replica, transport, storage)
         self.tracks = self._assembly.tracks()
         self.description = self._assembly.describe(self.tracks)
         self.step = self.version = self.dealt = self.peak_sent_bytes = 0
         self.left_out: dict[int, int] = {}
-        self._convened: Convened | None = None
+        self._convened: RoundPlan | None = None
         self._entered = self._joining = False
         self._name = ""
         self._ended_at_step = -1
@@ -61,7 +61,7 @@ class Course(Ward):
         # Whoever heals from this worker reads its state in a thread of its own.
         self._lock = threading.RLock()
         self._digest = (-1, "")
-        self._seen = Position(version=0, step=0, digest="")
+        self._seen = Progress(version=0, step=0, digest="")
 
     @property
     def ledger(self) -> Ledger:
@@ -85,7 +85,7 @@ class Course(Ward):
         if self._transport.forgiving:
             for track in self.tracks:
                 track.outer.shared()  # a method that shares nothing is refused before it begins
-        convened = self._convene(Occasion.ENTER)
+        convened = self._convene(Phase.ENTER)
         self._entered = True
         if convened is not None and convened.joins:
             self._joining = True
@@ -101,8 +101,8 @@ class Course(Ward):
         self.step += 1
         convened = None
         if self.step % self._method.sync_every == 0:
-            convened = self._convene(Occasion.ROUND)
-        self._send_for(Occasion.ROUND if convened is None else convened.occasion)
+            convened = self._convene(Phase.ROUND)
+        self._send_for(Phase.ROUND if convened is None else convened.occasion)
 
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was last sent, and call everything in."""
@@ -110,9 +110,9 @@ class Course(Ward):
         self._storage.put_away()
         self.enter()
         if self._ended_at_step != self.step:
-            self._convene(Occasion.LAST)
-        over = self._convened is not None and self._convened.occasion is Occasion.OVER
-        self._send_for(Occasion.OVER if over else Occasion.LAST)
+            self._convene(Phase.LAST)
+        over = self._convened is not None and self._convened.occasion is Phase.OVER
+        self._send_for(Phase.OVER if over else Phase.LAST)
 
     def finish(self) -> None:
         """Apply what is due: wait for all workers' payloads and take the outer step."""
@@ -124,10 +124,10 @@ class Course(Ward):
         """Whether all that was trained is in the outer parameters."""
         return not any(track.flights or track.sent_at_step < self.step for track in self.tracks)
 
-    def _send_for(self, occasion: Occasion) -> None:
-        if occasion is Occasion.OVER:
+    def _send_for(self, occasion: Phase) -> None:
+        if occasion is Phase.OVER:
             return
-        if occasion is Occasion.LAST:
+        if occasion is Phase.LAST:
             self._send_left_over()
             return
         due = [track for track in self.tracks if self._is_due(track, self.step)]
@@ -147,7 +147,7 @@ class Course(Ward):
                 flight.due_step = self.step
 
     @torch.no_grad()
-    def _send_all(self, tracks: Sequence[Track]) -> None:
+    def _send_all(self, tracks: Sequence[FragmentState]) -> None:
         if tracks:
             self._replica.check_unchanged()
         for track in tracks:
@@ -156,7 +156,7 @@ class Course(Ward):
     def _note_peak(self, sent_bytes: int) -> None:
         self.peak_sent_bytes = max(self.peak_sent_bytes, sent_bytes)
 
-    def _send(self, track: Track) -> None:
+    def _send(self, track: FragmentState) -> None:
         if len(track.flights) >= self._method.overlap.at_once:
             raise ConfigurationError(
                 f"send {track.fragment.name} again at inner step {self.step}",
@@ -179,14 +179,14 @@ class Course(Ward):
             before = track.feedback() if self._transport.forgiving else None
             track.send(delta, step=self.step, due_step=due_step, anchor=anchor, before=before)
 
-    def _apply_all(self, flights: list[tuple[Track, Flight]]) -> None:
+    def _apply_all(self, flights: list[tuple[FragmentState, PendingRound]]) -> None:
         # All workers must wait in one order: a sort is stable, and tracks have the plan's order.
         for track, flight in sorted(flights, key=lambda tf: (tf[1].due_step, tf[1].sent_at_step)):
             # One round that counts on nobody takes those with it that are under way beside it.
             if any(flying is flight for flying in track.flights):
                 self._apply(track, flight)
 
-    def _apply(self, track: Track, flight: Flight) -> None:
+    def _apply(self, track: FragmentState, flight: PendingRound) -> None:
         try:
             with torch.no_grad():
                 outcome = flight.exchange.finish()
@@ -202,9 +202,11 @@ class Course(Ward):
             self.version += 1
             self._note(track, flight, outcome, before)
 
-    def _note(self, track: Track, flight: Flight, outcome: Outcome, before: bytes) -> None:
+    def _note(
+        self, track: FragmentState, flight: PendingRound, outcome: RoundResult, before: bytes
+    ) -> None:
         flaws = outcome.left_out.items()
-        at_fault = {worker: f for worker, f in flaws if f.fault is not Fault.NOTHING}
+        at_fault = {worker: f for worker, f in flaws if f.fault is not RejectReason.NOTHING}
         for worker, flaw in at_fault.items():
             self.left_out[worker] = self.left_out.get(worker, 0) + 1
             where = (track.fragment.name, flight.round, flaw)
@@ -216,10 +218,10 @@ class Course(Ward):
         track.remember_counted(flight.round, facts["counted"])
         version = self.version
         self._transport.remember(
-            lambda: Record(version=version, facts=facts, messages=outcome.messages)
+            lambda: RoundRecord(version=version, facts=facts, messages=outcome.messages)
         )
 
-    def _is_due(self, track: Track, step: int) -> bool:
+    def _is_due(self, track: FragmentState, step: int) -> bool:
         return track.fragment.is_due(step=step, sync_every=self._method.sync_every)
 
     def _prefetch(self) -> None:
@@ -254,14 +256,14 @@ class Course(Ward):
 
     # -- workers that come and go ------------------------------------------------------------------
 
-    def _convene(self, occasion: Occasion) -> Convened | None:
+    def _convene(self, occasion: Phase) -> RoundPlan | None:
         # Read anew, and not from memory: who has drifted within a round is to be found out.
         self._digest = (-1, "")
         convened = self._transport.convene(self, occasion)
         if convened is None:
             return None
         with self._lock:
-            if convened.changed or convened.occasion is Occasion.OVER:
+            if convened.changed or convened.occasion is Phase.OVER:
                 self._abandon()
             if convened.changed:
                 self._reseat_exchange()
@@ -269,9 +271,9 @@ class Course(Ward):
             self._convened, self.step = convened, convened.step
             self._name = convened.names[self._transport.rank]
             self.dealt = convened.dealt + len(convened.names)
-        if convened.occasion in (Occasion.LAST, Occasion.OVER):
+        if convened.occasion in (Phase.LAST, Phase.OVER):
             self._ended_at_step = self.step
-        if convened.occasion is Occasion.OVER:
+        if convened.occasion is Phase.OVER:
             for track in self.tracks:
                 track.sent_at_step = self.step
         return convened
@@ -304,13 +306,13 @@ class Course(Ward):
             track.reseat_outer(outer)
         self._seats = workers
 
-    def position(self) -> Position:
+    def position(self) -> Progress:
         """Where this worker stands; safe from any thread."""
         with self._lock:
             if self._digest[0] != self.version:
                 digests = b"".join(track.shared_digest() for track in self.tracks)
                 self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
-            return Position(
+            return Progress(
                 version=self.version,
                 step=self.step,
                 digest=self._digest[1],
@@ -319,7 +321,7 @@ class Course(Ward):
                 over=self._ended_at_step == self.step and self.is_settled(),
             )
 
-    def glance(self) -> Position:
+    def glance(self) -> Progress:
         """As `position`, but a step under way is not waited for: then it is where it last stood."""
         if self._lock.acquire(timeout=_GLANCE_S):
             try:
@@ -373,7 +375,7 @@ class Course(Ward):
                 track.outer.place(None)
 
     @torch.no_grad()
-    def replay(self, record: Record) -> None:
+    def replay(self, record: RoundRecord) -> None:
         """Take the outer step of a round that this worker missed.
 
         Raises:

@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs import Coder
+from thinwire.codecs import BoundCodec
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
-from thinwire.storage import Storage, choose_storage
+from thinwire.storage import StatePlacement, choose_storage
 
 __all__ = ["ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]
 
@@ -19,7 +19,7 @@ class FeedbackState(ABC):
     """The memory of one vector."""
 
     @abstractmethod
-    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
         """The payload for `delta` (fp32 [numel], finite) and for what was left behind."""
 
     @abstractmethod
@@ -39,13 +39,13 @@ class Feedback(ABC):
     """Description of a feedback rule."""
 
     @abstractmethod
-    def bind(self, numel: int, storage: Storage) -> FeedbackState:
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A fresh memory for a vector of `numel` elements, kept in `storage`."""
 
 
 @final
 class _Nothing(FeedbackState):
-    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
         return coder.encode(delta)
 
     def prefetch(self) -> None:
@@ -68,7 +68,7 @@ class NoFeedback(Feedback):
     {}
     """
 
-    def bind(self, numel: int, storage: Storage) -> FeedbackState:
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A memory that stays empty."""
         del numel, storage
         return _Nothing()
@@ -76,11 +76,11 @@ class NoFeedback(Feedback):
 
 @final
 class _Residual(FeedbackState):
-    def __init__(self, decay: float, numel: int, storage: Storage) -> None:
+    def __init__(self, decay: float, numel: int, storage: StatePlacement) -> None:
         self._decay = decay
         self._memory = storage.zeros(numel)
 
-    def encode(self, delta: Tensor, coder: Coder) -> Tensor:
+    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
         wanted = self._memory.fetch()
         wanted.mul_(self._decay).add_(delta)
         # One sum costs little, and a finite sum proves every term finite.
@@ -145,7 +145,7 @@ class ErrorFeedback(Feedback):
                 do="pass a decay from 0 to 1, such as 0.9",
             )
 
-    def bind(self, numel: int, storage: Storage) -> FeedbackState:
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A residual of zeros."""
         if self.device is not None:
             storage = choose_storage(self.device, storage.device, storage.ledger)

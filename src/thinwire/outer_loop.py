@@ -10,13 +10,13 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.agreement import check_cards, check_same, digest, make_card
 from thinwire.course import Course
+from thinwire.elastic.shared_state import Snapshot
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.membership.ward import Snapshot
+from thinwire.fragments.sharding import sharded_like
+from thinwire.handshake import check_cards, check_same, digest, make_card
+from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.method import Method
-from thinwire.replica import Replica, local_shard
-from thinwire.sharding import sharded_like
 from thinwire.stats import Stats
 from thinwire.storage import Ledger, choose_storage
 from thinwire.transport import Distributed, Metered, Transport
@@ -65,7 +65,7 @@ class OuterLoop:
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self.method = method
-        self._replica = Replica(model, optimizers)
+        self._replica = LiveWeights(model, optimizers)
         self._transport = Metered(Distributed() if transport is None else transport)
         storage = choose_storage(outer_device, self._replica.device, Ledger())
         self._storage = storage

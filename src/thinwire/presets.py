@@ -61,7 +61,13 @@ def ddp(**fields: Unpack[MethodFields]) -> Method:
     1
     """
     return _compose(
-        {"name": "ddp", "inner": inner.AdamW(), "sync_every": 1, "outer": outer.Direct()}, fields
+        {
+            "name": "ddp",
+            "inner": inner.AdamW(),
+            "sync_every": 1,
+            "outer": outer.GradientAveraging(),
+        },
+        fields,
     )
 
 
@@ -346,7 +352,7 @@ def _argument(name: str, argument: str) -> tuple[str, int | float]:
 
 
 def _nesterov_per_workers(*rows: tuple[int, float, float]) -> OuterOptimizer:
-    return outer.PerWorkers(
+    return outer.ByWorkerCount(
         table=tuple((k, outer.SGD(lr=lr, momentum=mu, nesterov=True)) for k, lr, mu in rows)
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Kept", "Ledger", "OnDevice", "OnHost", "Storage", "choose_storage"]
+__all__ = ["Ledger", "OnDevice", "OnHost", "StatePlacement", "StoredTensor", "choose_storage"]
 
 
 @final
@@ -42,7 +42,7 @@ class Ledger:
             self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
 
-class Kept(ABC):
+class StoredTensor(ABC):
     """A tensor that rests somewhere and is fetched for use.
 
     `fetch`, change it in place or not, then `store` what shall be kept, or `release` it unchanged.
@@ -73,7 +73,7 @@ class Kept(ABC):
         """Keep it no longer; nothing else may be called afterwards."""
 
 
-class Storage(ABC):
+class StatePlacement(ABC):
     """A place for outer state.
 
     Args:
@@ -85,11 +85,11 @@ class Storage(ABC):
         self.device, self.ledger = device, ledger
 
     @abstractmethod
-    def keep(self, value: Tensor) -> Kept:
+    def keep(self, value: Tensor) -> StoredTensor:
         """Keep `value`, which nobody else holds, wherever it is now."""
 
     @abstractmethod
-    def zeros(self, numel: int) -> Kept:
+    def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros of fp32."""
 
     def put_away(self) -> None:
@@ -98,7 +98,7 @@ class Storage(ABC):
 
 
 @final
-class _KeptOnDevice(Kept):
+class _OnDeviceTensor(StoredTensor):
     _counted_bytes = 0
 
     def __init__(self, value: Tensor, ledger: Ledger) -> None:
@@ -134,24 +134,24 @@ class _KeptOnDevice(Kept):
 
 
 @final
-class OnDevice(Storage):
+class OnDevice(StatePlacement):
     """State stays on the worker's device.
 
     >>> OnDevice(torch.device("cpu"), Ledger()).keep(torch.ones(2)).fetch()
     tensor([1., 1.])
     """
 
-    def keep(self, value: Tensor) -> Kept:
+    def keep(self, value: Tensor) -> StoredTensor:
         """Keep `value` on the device."""
-        return _KeptOnDevice(value.to(self.device), self.ledger)
+        return _OnDeviceTensor(value.to(self.device), self.ledger)
 
-    def zeros(self, numel: int) -> Kept:
+    def zeros(self, numel: int) -> StoredTensor:
         """Made on the device."""
         return self.keep(torch.zeros(numel, device=self.device))
 
 
 @final
-class _KeptOnHost(Kept):
+class _OnHostTensor(StoredTensor):
     """Copies to the device run on a stream of their own, beside the training."""
 
     _counted_bytes = 0
@@ -222,7 +222,7 @@ class _KeptOnHost(Kept):
 
 
 @final
-class OnHost(Storage):
+class OnHost(StatePlacement):
     """State rests in the host's memory and visits the device only while it is used.
 
     A worker on a CPU gets real copies, too: what it counts is what a GPU would hold.
@@ -237,7 +237,7 @@ class OnHost(Storage):
     def __init__(self, device: torch.device, ledger: Ledger) -> None:
         super().__init__(device, ledger)
         self._stream: torch.cuda.Stream | None = None
-        self.prefetched: set[Kept] = set()
+        self.prefetched: set[StoredTensor] = set()
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -246,11 +246,11 @@ class OnHost(Storage):
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def keep(self, value: Tensor) -> Kept:
+    def keep(self, value: Tensor) -> StoredTensor:
         """Move `value` into the host's memory, pinned where the device is a GPU."""
-        return _KeptOnHost(value, self.device, self)
+        return _OnHostTensor(value, self.device, self)
 
-    def zeros(self, numel: int) -> Kept:
+    def zeros(self, numel: int) -> StoredTensor:
         """Made in the host's memory."""
         return self.keep(torch.zeros(numel))
 
@@ -262,7 +262,7 @@ class OnHost(Storage):
 
 def choose_storage(
     rest: torch.device | str | None, device: torch.device, ledger: Ledger
-) -> Storage:
+) -> StatePlacement:
     """The storage for state that rests on `rest`; None means the worker's `device`.
 
     Raises:

@@ -23,9 +23,9 @@ from thinwire.bench.result import Report, Table, seconds
 from thinwire.bench.shapes import gpt2, heavy_tailed
 from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.codecs import E3M0, Blocks, CastBF16, Codec, Quantise, SignLevels, SignMean, TopK
+from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.feedback import ErrorFeedback
-from thinwire.layout import Layout
-from thinwire.message import HEADER_NBYTES
+from thinwire.fragments.layout import Layout
 from thinwire.storage import Ledger, OnDevice
 
 __all__ = ["CodecReport", "CodecTimes", "codecs"]
@@ -204,7 +204,7 @@ class _Subject(ABC, Generic[P]):
 class _Ours(_Subject[Tensor]):
     def __init__(self, codec: Codec, layout: Layout) -> None:
         super().__init__(codec.id)
-        self._coder, self._mean = codec.fit(layout), torch.zeros(layout.numel)
+        self._coder, self._mean = codec.bind(layout), torch.zeros(layout.numel)
         self._feedback = ErrorFeedback(decay=_DECAY).bind(
             layout.numel, OnDevice(torch.device("cpu"), Ledger())
         )

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.layout import CHUNK, Layout, Segment
+from thinwire.fragments.layout import CHUNK, Layout, Segment
 
 __all__ = ["ChunkedTopK", "Naive", "Record", "TensorTopK"]
 

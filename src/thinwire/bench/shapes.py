@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from thinwire.layout import Layout, wire_order
+from thinwire.fragments.layout import Layout, wire_order
 
 __all__ = ["gpt2", "heavy_tailed"]
 

@@ -13,10 +13,10 @@ from typing import Any, final
 
 from rich.console import Console
 
-from thinwire.membership import lighthouse
-from thinwire.membership.address import address_text, local_address, split_address
-from thinwire.membership.interfaces import interface_addresses
-from thinwire.membership.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.elastic import lighthouse
+from thinwire.elastic.address import address_text, local_address, split_address
+from thinwire.elastic.network_interfaces import interface_addresses
+from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 
 __all__ = ["Lighthouse"]
 

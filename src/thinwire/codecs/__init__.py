@@ -1,9 +1,9 @@
 """Codecs: what a vector of numbers looks like on the wire."""
 
-from thinwire.codecs.base import Codec, Coder
-from thinwire.codecs.elementwise import CastBF16, CastFP16, Identity
-from thinwire.codecs.grids import Grid, Linear, MidRise, Statistical
-from thinwire.codecs.groups import Blocks, Chunks, Groups, Rows, Tensors
+from thinwire.codecs.base import BoundCodec, Codec
+from thinwire.codecs.cast import CastBF16, CastFP16, Identity
+from thinwire.codecs.grouping import Blocks, Chunks, Grouping, Rows, Tensors
+from thinwire.codecs.levels import Levels, Linear, MidRise, Statistical
 from thinwire.codecs.per_role import PerRole
 from thinwire.codecs.quantise import E3M0, Quantise
 from thinwire.codecs.registry import from_id, register
@@ -16,14 +16,14 @@ __all__ = [
     "E3M0",
     "F32",
     "Blocks",
+    "BoundCodec",
     "CastBF16",
     "CastFP16",
     "Chunks",
     "Codec",
-    "Coder",
-    "Grid",
-    "Groups",
+    "Grouping",
     "Identity",
+    "Levels",
     "Linear",
     "MidRise",
     "Nearest",

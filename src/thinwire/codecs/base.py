@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ExchangeError
-from thinwire.layout import Layout
+from thinwire.fragments.layout import Layout
 
-__all__ = ["Codec", "Coder", "check_payload", "to_bytes"]
+__all__ = ["BoundCodec", "Codec", "check_payload", "to_bytes"]
 
 
-class Coder(ABC):
+class BoundCodec(ABC):
     """A codec made ready for the vectors of one layout.
 
     It touches the layout's segments and leaves the rest of a vector alone.
@@ -53,7 +53,7 @@ class Coder(ABC):
         self.add_to(out, [payload], weight=1.0)
         return out
 
-    def at(self, round_number: int) -> "Coder":
+    def at(self, round_number: int) -> "BoundCodec":
         """This coder for one round: only codecs with shared randomness differ between rounds."""
         del round_number
         return self
@@ -68,16 +68,16 @@ class Codec(ABC):
         """The name of the byte format, for ever: other bytes are another id."""
 
     @abstractmethod
-    def fit(self, layout: Layout) -> Coder:
+    def bind(self, layout: Layout) -> BoundCodec:
         """Made ready for vectors of `layout`: shapes decide what shares a scale or a chunk."""
 
     def nbytes(self, numel: int) -> int:
         """Payload size in bytes: exact, and a function of `numel` alone."""
-        return self.fit(Layout.vector(numel)).nbytes
+        return self.bind(Layout.vector(numel)).nbytes
 
     def encode(self, x: Tensor) -> Tensor:
         """`x` [numel] (fp32, finite) as a new uint8 vector [nbytes(numel)]; `x` is not modified."""
-        return self.fit(Layout.vector(x.numel())).encode(x.contiguous())
+        return self.bind(Layout.vector(x.numel())).encode(x.contiguous())
 
     def decode(self, payload: Tensor, numel: int) -> Tensor:
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory.
@@ -85,7 +85,7 @@ class Codec(ABC):
         Raises:
             ExchangeError: `payload` cannot be one of this codec for `numel` elements.
         """
-        coder = self.fit(Layout.vector(numel))
+        coder = self.bind(Layout.vector(numel))
         check_payload(coder, payload)
         return coder.decode(payload)
 
@@ -99,7 +99,7 @@ def to_bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8).clone()
 
 
-def check_payload(coder: Coder, payload: Tensor) -> None:
+def check_payload(coder: BoundCodec, payload: Tensor) -> None:
     """Raise `ExchangeError` unless `payload` has the dtype and size of `coder`."""
     if payload.dtype == torch.uint8 and tuple(payload.shape) == (coder.nbytes,):
         return

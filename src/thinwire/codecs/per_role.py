@@ -7,22 +7,22 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Coder, check_payload
-from thinwire.layout import Layout, Segment
+from thinwire.codecs.base import BoundCodec, Codec, check_payload
+from thinwire.fragments.layout import Layout, Segment
 
 __all__ = ["PerRole"]
 
 
 @final
-class _Parts(Coder):
+class _BoundPerRole(BoundCodec):
     """The payloads of several coders, one after the other; their segments do not overlap."""
 
-    def __init__(self, id: str, layout: Layout, parts: Sequence[Coder]) -> None:
+    def __init__(self, id: str, layout: Layout, parts: Sequence[BoundCodec]) -> None:
         super().__init__(id, layout, sum(part.nbytes for part in parts))
         self._parts = parts
 
-    def at(self, round_number: int) -> Coder:
-        return _Parts(self.id, self.layout, [part.at(round_number) for part in self._parts])
+    def at(self, round_number: int) -> BoundCodec:
+        return _BoundPerRole(self.id, self.layout, [part.at(round_number) for part in self._parts])
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.cat([part.encode(x) for part in self._parts])
@@ -50,9 +50,9 @@ class PerRole(Codec):
         head: for the output head.
         vector: for norms' gains and biases.
 
-    >>> from thinwire.codecs.elementwise import CastBF16, Identity
+    >>> from thinwire.codecs.cast import CastBF16, Identity
     >>> codec = PerRole(default=CastBF16(), vector=Identity())
-    >>> codec.fit(Layout.of({"w": (2, 2), "b": (2,)})).nbytes
+    >>> codec.bind(Layout.of({"w": (2, 2), "b": (2,)})).nbytes
     16
     """
 
@@ -67,12 +67,12 @@ class PerRole(Codec):
         named = [f"{role}={codec.id}" for role, codec in self._own().items()]
         return f"per-role({','.join([f'default={self.default.id}', *named])})"
 
-    def fit(self, layout: Layout) -> Coder:
+    def bind(self, layout: Layout) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""
         own = self._own()
-        parts = [self.default.fit(layout.where(lambda s: s.role not in own))]
-        parts += [codec.fit(layout.where(_has_role(role))) for role, codec in own.items()]
-        return _Parts(self.id, layout, parts)
+        parts = [self.default.bind(layout.where(lambda s: s.role not in own))]
+        parts += [codec.bind(layout.where(_has_role(role))) for role, codec in own.items()]
+        return _BoundPerRole(self.id, layout, parts)
 
     def _own(self) -> dict[str, Codec]:
         roles = {"embedding": self.embedding, "head": self.head, "vector": self.vector}

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.elementwise import saturating_cast
-from thinwire.codecs.grids import Grid, MidRise
-from thinwire.codecs.groups import Chunks, Groups
-from thinwire.codecs.records import Dense, Grouped, Key, Records, bytes_of, floats
+from thinwire.codecs.cast import saturating_cast
+from thinwire.codecs.grouping import Chunks, Grouping
+from thinwire.codecs.levels import Levels, MidRise
 from thinwire.codecs.rounding import Nearest, Rounding
+from thinwire.codecs.row_format import (
+    DenseRows,
+    GroupedCodec,
+    RoundKey,
+    RowFormat,
+    bytes_of,
+    floats,
+)
 from thinwire.errors import ConfigurationError
 
 __all__ = ["E3M0", "Quantise"]
@@ -31,7 +38,7 @@ _TINY = 3e-39
 _FAR = 0.5 * torch.finfo(torch.float32).max
 
 
-def _place(grid: Grid, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The grid's origin and step [rows, 1], within reach of fp32 arithmetic.
 
     Where the step is too small to divide by, all codes are 0: their level then is what of the grid
@@ -47,11 +54,11 @@ def _place(grid: Grid, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TableRecords(Records):
+class _TableRows(RowFormat):
     """The levels of all codes in bf16, then planar codes."""
 
     bits: int
-    grid: Grid
+    grid: Levels
     rounding: Rounding
 
     @property
@@ -61,7 +68,7 @@ class _TableRecords(Records):
     def nbytes(self, columns: int) -> int:
         return 2 * 2**self.bits + packed_nbytes(columns, self.bits)
 
-    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         origin, step = _place(self.grid, x, self.bits)
         top = 2**self.bits - 1
         places = _steps(x, origin, step).add_(self.rounding.offsets(x, key))
@@ -72,7 +79,9 @@ class _TableRecords(Records):
         coded = saturating_cast(levels, torch.bfloat16)
         return torch.cat([bytes_of(coded), pack(codes, self.bits)], 1), _look_up(coded, codes)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
         del key
         split = 2 * 2**self.bits
         for r in records:
@@ -80,8 +89,8 @@ class _TableRecords(Records):
             _look_up(floats(r[:, :split]), codes).add_to(out, weight=weight)
 
 
-def _look_up(levels: Tensor, codes: Tensor) -> Dense:
-    return Dense(values=levels.float().gather(1, codes.to(torch.int64)))
+def _look_up(levels: Tensor, codes: Tensor) -> DenseRows:
+    return DenseRows(values=levels.float().gather(1, codes.to(torch.int64)))
 
 
 def _bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
@@ -104,10 +113,10 @@ def _bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _AffineRecords(Records):
+class _AffineRows(RowFormat):
     """Origin and step in fp32, then a byte a number."""
 
-    grid: Grid
+    grid: Levels
     rounding: Rounding
 
     @property
@@ -117,27 +126,29 @@ class _AffineRecords(Records):
     def nbytes(self, columns: int) -> int:
         return 8 + columns
 
-    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         origin, step = _place(self.grid, x, 8)
         places = _steps(x, origin, step).add_(self.rounding.offsets(x, key))
         codes = places.clamp_(0, 255).to(torch.uint8)
         affine = torch.cat([origin, step], 1)
         return torch.cat([bytes_of(affine), codes], 1), _on_line(affine, codes)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
         del key
         for r in records:
             _on_line(floats(r[:, :8], torch.float32), r[:, 8:]).add_to(out, weight=weight)
 
 
-def _on_line(affine: Tensor, codes: Tensor) -> Dense:
+def _on_line(affine: Tensor, codes: Tensor) -> DenseRows:
     """origin + code * step, in two operations, so that no machine may fuse them."""
-    return Dense(values=(codes.float() * affine[:, 1:]).add_(affine[:, :1]))
+    return DenseRows(values=(codes.float() * affine[:, 1:]).add_(affine[:, :1]))
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quantise(Grouped):
+class Quantise(GroupedCodec):
     """1, 2, 4 or 8 bits a number, on a grid of levels for each row.
 
     Up to 4 bits a record holds the level of every code (bf16), so one format serves all grids; with
@@ -161,8 +172,8 @@ class Quantise(Grouped):
     """
 
     bits: int
-    grid: Grid = field(default_factory=MidRise)
-    groups: Groups = field(default_factory=Chunks)
+    grid: Levels = field(default_factory=MidRise)
+    groups: Grouping = field(default_factory=Chunks)
     rounding: Rounding = field(default_factory=Nearest)
 
     def __post_init__(self) -> None:
@@ -173,11 +184,11 @@ class Quantise(Grouped):
                 do="pass bits = 1, 2, 4 or 8, or use CastBF16 for 16",
             )
 
-    def records(self) -> Records:
+    def records(self) -> RowFormat:
         """A table of levels or a line, then codes."""
         if self.bits == 8:
-            return _AffineRecords(grid=self.grid, rounding=self.rounding)
-        return _TableRecords(bits=self.bits, grid=self.grid, rounding=self.rounding)
+            return _AffineRows(grid=self.grid, rounding=self.rounding)
+        return _TableRows(bits=self.bits, grid=self.grid, rounding=self.rounding)
 
 
 _MAGNITUDES = (0.0, *(2.0**-e for e in range(6, -1, -1)))
@@ -185,7 +196,7 @@ _MAGNITUDES = (0.0, *(2.0**-e for e in range(6, -1, -1)))
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _E3M0Records(Records):
+class _E3M0Rows(RowFormat):
     """A scale in bf16, then planar codes of a sign and three bits of exponent."""
 
     rounding: Rounding
@@ -197,7 +208,7 @@ class _E3M0Records(Records):
     def nbytes(self, columns: int) -> int:
         return 2 + packed_nbytes(columns, 4)
 
-    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Dense]:
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         scale = saturating_cast(x.abs().amax(1, keepdim=True), torch.bfloat16)
         step = scale.float()
         magnitudes = _steps(x.abs(), torch.zeros_like(step), step)
@@ -205,13 +216,15 @@ class _E3M0Records(Records):
         codes = exponents | (x.signbit().to(torch.uint8) << 3)
         return torch.cat([bytes_of(scale), pack(codes, 4)], 1), _powers(step, codes)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
         del key
         for r in records:
             codes = unpack(r[:, 2:], 4, out.shape[1])
             _powers(floats(r[:, :2]), codes).add_to(out, weight=weight)
 
-    def _exponents(self, magnitudes: Tensor, key: Key) -> Tensor:
+    def _exponents(self, magnitudes: Tensor, key: RoundKey) -> Tensor:
         """The code of the level below each magnitude, or of the one above."""
         table = torch.tensor(_MAGNITUDES, device=magnitudes.device)
         below = (torch.bucketize(magnitudes, table, right=True) - 1).clamp_(max=6)
@@ -221,14 +234,14 @@ class _E3M0Records(Records):
         return (below + up).to(torch.uint8)
 
 
-def _powers(scale: Tensor, codes: Tensor) -> Dense:
+def _powers(scale: Tensor, codes: Tensor) -> DenseRows:
     signed = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], device=codes.device)
-    return Dense(values=signed[codes.to(torch.int64)] * scale)
+    return DenseRows(values=signed[codes.to(torch.int64)] * scale)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class E3M0(Grouped):
+class E3M0(GroupedCodec):
     """FP4 without mantissa: 0 and +-scale * 2^-6 ... 2^0; 4 bits a number and a scale for each row.
 
     The scale is the row's largest magnitude in bf16. A number goes to the nearest level by value
@@ -245,9 +258,9 @@ class E3M0(Grouped):
     tensor([1.0000, 0.2500])
     """
 
-    groups: Groups = field(default_factory=Chunks)
+    groups: Grouping = field(default_factory=Chunks)
     rounding: Rounding = field(default_factory=Nearest)
 
-    def records(self) -> Records:
+    def records(self) -> RowFormat:
         """A scale, then codes."""
-        return _E3M0Records(rounding=self.rounding)
+        return _E3M0Rows(rounding=self.rounding)

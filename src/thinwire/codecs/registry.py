@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from thinwire.codecs.base import Codec
-from thinwire.codecs.elementwise import CastBF16, CastFP16, Identity
-from thinwire.codecs.groups import Blocks, Chunks, Groups, Rows, Tensors
+from thinwire.codecs.cast import CastBF16, CastFP16, Identity
+from thinwire.codecs.grouping import Blocks, Chunks, Grouping, Rows, Tensors
 from thinwire.codecs.per_role import PerRole
 from thinwire.codecs.quantise import E3M0, Quantise
 from thinwire.codecs.sparse import RandomK, TopK
@@ -20,7 +20,7 @@ from thinwire.errors import ConfigurationError
 __all__ = ["from_id", "register"]
 
 _FAMILY = re.compile(r"[^/(]*?(?=[/(]|-\d|$)")
-_GROUPS: Mapping[str, Groups] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
+_GROUPS: Mapping[str, Grouping] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
 _VALUES: Mapping[str, Values] = {v.id: v for v in (SignMean(), SignLevels(), BF16(), F32())}
 _ROLES = {"default", "embedding", "head", "vector"}
 

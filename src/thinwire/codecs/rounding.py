@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.records import Key
+from thinwire.codecs.row_format import RoundKey
 
 __all__ = ["Nearest", "Rounding", "Stochastic"]
 
@@ -21,7 +21,7 @@ class Rounding(ABC):
         """Whether the rounded number is right on average, so that levels must stay on the grid."""
 
     @abstractmethod
-    def offsets(self, like: Tensor, key: Key) -> "Tensor | float":
+    def offsets(self, like: Tensor, key: RoundKey) -> "Tensor | float":
         """r for every number of `like`: fp32 of its shape, or one for all."""
 
 
@@ -30,7 +30,7 @@ class Rounding(ABC):
 class Nearest(Rounding):
     """r = 1/2: to the nearest level, ties upwards.
 
-    >>> Nearest().offsets(torch.zeros(2), Key())
+    >>> Nearest().offsets(torch.zeros(2), RoundKey())
     0.5
     """
 
@@ -39,7 +39,7 @@ class Nearest(Rounding):
         """Small numbers always go the same way."""
         return False
 
-    def offsets(self, like: Tensor, key: Key) -> float:
+    def offsets(self, like: Tensor, key: RoundKey) -> float:
         """One half."""
         del like, key
         return 0.5
@@ -56,8 +56,8 @@ class Stochastic(Rounding):
     Args:
         seed: shared by all workers.
 
-    >>> r = Stochastic(seed=3).offsets(torch.zeros(2), Key(round=1))
-    >>> bool((r == Stochastic(seed=3).offsets(torch.zeros(2), Key(round=1))).all())
+    >>> r = Stochastic(seed=3).offsets(torch.zeros(2), RoundKey(round=1))
+    >>> bool((r == Stochastic(seed=3).offsets(torch.zeros(2), RoundKey(round=1))).all())
     True
     """
 
@@ -68,7 +68,7 @@ class Stochastic(Rounding):
         """Right on average."""
         return True
 
-    def offsets(self, like: Tensor, key: Key) -> Tensor:
+    def offsets(self, like: Tensor, key: RoundKey) -> Tensor:
         """One number for each, drawn on the host so that every device draws the same."""
         state = (self.seed * 1_000_003 + key.round) * 1_000_003 + key.row
         draws = torch.rand(like.shape, generator=torch.Generator().manual_seed(state % 2**63))

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
-from thinwire.codecs.groups import Chunks, Groups
-from thinwire.codecs.records import Grouped, Key, Records, Sparse
+from thinwire.codecs.grouping import Chunks, Grouping
+from thinwire.codecs.row_format import GroupedCodec, RoundKey, RowFormat, SparseRows
 from thinwire.codecs.selection import largest, random_places
 from thinwire.codecs.values import SignLevels, Values
 from thinwire.errors import ConfigurationError
-from thinwire.layout import CHUNK
+from thinwire.fragments.layout import CHUNK
 
 __all__ = ["RandomK", "TopK", "k_for_density"]
 
@@ -53,7 +53,7 @@ def _k_of(k: int, columns: int) -> int:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TopKRecords(Records):
+class _TopKRows(RowFormat):
     """Elias-Fano coded places of the k largest numbers, then their values."""
 
     k: int
@@ -64,22 +64,24 @@ class _TopKRecords(Records):
         return f"topk-{self.k}/{self.values.id}"
 
     @property
-    def verbatim(self) -> Records:
+    def verbatim(self) -> RowFormat:
         return self.values.verbatim
 
     def nbytes(self, columns: int) -> int:
         k = _k_of(self.k, columns)
         return elias_fano_nbytes(columns, k) + self.values.nbytes(k)
 
-    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Sparse]:
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, SparseRows]:
         del key
         columns = x.shape[1]
         indices = largest(x, _k_of(self.k, columns))
         packed, kept = self.values.write(x.gather(1, indices))
         record = torch.cat([pack_indices(indices, columns), packed], 1)
-        return record, Sparse(indices=indices, values=kept)
+        return record, SparseRows(indices=indices, values=kept)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
         del key
         if not records:
             return
@@ -96,7 +98,7 @@ class _TopKRecords(Records):
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopK(Grouped):
+class TopK(GroupedCodec):
     """The k numbers of largest magnitude of every 4096, exactly, with Elias-Fano coded places.
 
     A row of another length n sends k n / 4096 of them, rounded, and at least one.
@@ -121,19 +123,19 @@ class TopK(Grouped):
 
     k: int = 64
     values: Values = field(default_factory=SignLevels)
-    groups: Groups = field(default_factory=Chunks)
+    groups: Grouping = field(default_factory=Chunks)
 
     def __post_init__(self) -> None:
         _check_k(self.k)
 
-    def records(self) -> Records:
+    def records(self) -> RowFormat:
         """Places and values."""
-        return _TopKRecords(k=self.k, values=self.values)
+        return _TopKRows(k=self.k, values=self.values)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RandomKRecords(Records):
+class _RandomKRows(RowFormat):
     """Values alone: everybody knows the places."""
 
     k: int
@@ -145,24 +147,26 @@ class _RandomKRecords(Records):
         return f"randomk-{self.k}-seed-{self.seed}/{self.values.id}"
 
     @property
-    def verbatim(self) -> Records:
+    def verbatim(self) -> RowFormat:
         return self.values.verbatim
 
     def nbytes(self, columns: int) -> int:
         return self.values.nbytes(_k_of(self.k, columns))
 
-    def write(self, x: Tensor, key: Key) -> tuple[Tensor, Sparse]:
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, SparseRows]:
         places = self._places(x, key)
         packed, kept = self.values.write(x.gather(1, places))
-        return packed, Sparse(indices=places, values=kept)
+        return packed, SparseRows(indices=places, values=kept)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: Key) -> None:
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
         places = self._places(out, key)
         for packed in records:
             kept = self.values.read(packed, places.shape[1])
-            Sparse(indices=places, values=kept).add_to(out, weight=weight)
+            SparseRows(indices=places, values=kept).add_to(out, weight=weight)
 
-    def _places(self, like: Tensor, key: Key) -> Tensor:
+    def _places(self, like: Tensor, key: RoundKey) -> Tensor:
         """The same places in every row, moved on by one from row to row."""
         rows, columns = like.shape
         k = _k_of(self.k, columns)
@@ -173,7 +177,7 @@ class _RandomKRecords(Records):
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomK(Grouped):
+class RandomK(GroupedCodec):
     """k numbers of every 4096, chosen by a shared seed and the round: places need not travel.
 
     A baseline: it keeps k / 4096 of the energy where Top-k keeps many times that.
@@ -194,7 +198,7 @@ class RandomK(Grouped):
     k: int = 64
     seed: int = 0
     values: Values = field(default_factory=SignLevels)
-    groups: Groups = field(default_factory=Chunks)
+    groups: Grouping = field(default_factory=Chunks)
 
     def __post_init__(self) -> None:
         _check_k(self.k)
@@ -205,6 +209,6 @@ class RandomK(Grouped):
                 do="pass 0 <= seed < 2**63",
             )
 
-    def records(self) -> Records:
+    def records(self) -> RowFormat:
         """Values alone."""
-        return _RandomKRecords(k=self.k, values=self.values, seed=self.seed)
+        return _RandomKRows(k=self.k, values=self.values, seed=self.seed)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.elementwise import saturating_cast
-from thinwire.codecs.records import Records, Verbatim, bytes_of, floats
+from thinwire.codecs.cast import saturating_cast
+from thinwire.codecs.row_format import Raw, RowFormat, bytes_of, floats
 
 __all__ = ["BF16", "F32", "SignLevels", "SignMean", "Values"]
 
@@ -23,9 +23,9 @@ class Values(ABC):
         """Part of the codec's id."""
 
     @property
-    def verbatim(self) -> Records:
+    def verbatim(self) -> RowFormat:
         """What a whole row takes whose sparse record would not be smaller."""
-        return Verbatim(dtype=torch.bfloat16)
+        return Raw(dtype=torch.bfloat16)
 
     @abstractmethod
     def nbytes(self, k: int) -> int:
@@ -158,9 +158,9 @@ class F32(Values):
         return "f32"
 
     @property
-    def verbatim(self) -> Records:
+    def verbatim(self) -> RowFormat:
         """Plain fp32: a row must not lose precision because it is short."""
-        return Verbatim(dtype=torch.float32)
+        return Raw(dtype=torch.float32)
 
     def nbytes(self, k: int) -> int:
         """4 k."""

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from thinwire.doctor.finding import Check, Finding, Status
+from thinwire.elastic.token import find_token
 from thinwire.errors import ConfigurationError
-from thinwire.membership.token import find_token
 from thinwire.version import __version__
 
 __all__ = ["machine_checks"]

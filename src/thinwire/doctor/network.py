@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 from thinwire.doctor.finding import Finding, Status, examine
+from thinwire.elastic.address import address_text, local_address, split_address
+from thinwire.elastic.network_interfaces import interface_addresses
+from thinwire.elastic.signed_http import ask_json
+from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.membership.address import address_text, local_address, split_address
-from thinwire.membership.interfaces import interface_addresses
-from thinwire.membership.signed_http import ask_json
-from thinwire.membership.token import Token
 
 __all__ = ["network_findings"]
 

@@ -8,12 +8,12 @@ reduce-scatter  everyone sends each shard to its owner, who combines, encodes ag
 from thinwire.exchange.automatic import Automatic
 from thinwire.exchange.base import (
     Exchange,
+    ExchangeContext,
     ExchangeState,
     InFlight,
-    Outcome,
     Pattern,
     Place,
-    Wiring,
+    RoundResult,
 )
 from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
@@ -21,12 +21,12 @@ from thinwire.exchange.reduce_scatter import ReduceScatter
 __all__ = [
     "Automatic",
     "Exchange",
+    "ExchangeContext",
     "ExchangeState",
     "Gather",
     "InFlight",
-    "Outcome",
     "Pattern",
     "Place",
     "ReduceScatter",
-    "Wiring",
+    "RoundResult",
 ]

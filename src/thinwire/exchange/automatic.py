@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from thinwire.errors import ConfigurationError
-from thinwire.exchange.base import Exchange, ExchangeState, Wiring
+from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState
 from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
 
@@ -40,14 +40,14 @@ class Automatic(Exchange):
                 do="pass few >= 1, or ReduceScatter() to fix the choice",
             )
 
-    def bind(self, wiring: Wiring) -> ExchangeState:
+    def bind(self, wiring: ExchangeContext) -> ExchangeState:
         """Whatever the sizes say."""
         return self.choose(wiring).bind(wiring)
 
-    def choose(self, wiring: Wiring) -> Exchange:
+    def choose(self, wiring: ExchangeContext) -> Exchange:
         """`Gather` or the reduce-scatter."""
         workers = wiring.workers
-        received_bytes = (workers - 1) * wiring.codec.fit(wiring.layout).nbytes
+        received_bytes = (workers - 1) * wiring.codec.bind(wiring.layout).nbytes
         if workers <= self.few or received_bytes <= 4 * wiring.layout.numel:
             return Gather()
         return self.otherwise

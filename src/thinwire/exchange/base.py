@@ -8,22 +8,22 @@ from typing import Literal, TypeAlias, final
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate
-from thinwire.codecs import Codec, Coder
+from thinwire.codecs import BoundCodec, Codec
+from thinwire.exchange.message import Header
 from thinwire.feedback import Feedback
-from thinwire.flaws import Flaw
-from thinwire.layout import Layout
-from thinwire.message import Header
-from thinwire.storage import Storage
+from thinwire.fragments.layout import Layout
+from thinwire.rejection import Rejection
+from thinwire.storage import StatePlacement
 from thinwire.transport import Label, Transport
 
 __all__ = [
     "Exchange",
+    "ExchangeContext",
     "ExchangeState",
     "InFlight",
-    "Outcome",
     "Pattern",
     "Place",
-    "Wiring",
+    "RoundResult",
     "header_of",
 ]
 
@@ -33,7 +33,7 @@ Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wiring:
+class ExchangeContext:
     """What an exchange of one fragment is made of.
 
     Args:
@@ -56,7 +56,7 @@ class Wiring:
     transport: Transport
     workers: int
     rank: int
-    storage: Storage
+    storage: StatePlacement
 
 
 @final
@@ -75,7 +75,7 @@ class Place:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class RoundResult:
     """What came of an exchange.
 
     Args:
@@ -85,7 +85,7 @@ class Outcome:
     """
 
     mean: Tensor
-    left_out: Mapping[int, Flaw]
+    left_out: Mapping[int, Rejection]
     messages: Sequence[Tensor]
 
 
@@ -101,7 +101,7 @@ class InFlight(ABC):
         self.place, self.messages = place, messages
 
     @abstractmethod
-    def finish(self) -> Outcome:
+    def finish(self) -> RoundResult:
         """The mean, and whom it lacks; waits for all workers.
 
         Raises:
@@ -121,7 +121,7 @@ class ExchangeState(ABC):
         """The messages for `delta`, by name; feedback keeps what they lack."""
 
     @abstractmethod
-    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+    def empty_messages(self, place: Place) -> dict[str, Tensor]:
         """Messages of a worker that has nothing to contribute, which are never used."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class ExchangeState(ABC):
         """The mean that others made of `messages` in a round that this worker missed.
 
         Args:
-            messages: an `Outcome` has.
+            messages: an `RoundResult` has.
             place: of that round; `anchor` is that of this worker, which had got as far.
             left_out: ranks that are not in it.
         """
@@ -204,12 +204,18 @@ class Exchange(ABC):
     """Description of an exchange."""
 
     @abstractmethod
-    def bind(self, wiring: Wiring) -> ExchangeState:
+    def bind(self, wiring: ExchangeContext) -> ExchangeState:
         """A fresh state for one fragment."""
 
 
 def header_of(
-    wiring: Wiring, coder: Coder, place: Place, *, sender: int, kind: int, shard: int = 0
+    wiring: ExchangeContext,
+    coder: BoundCodec,
+    place: Place,
+    *,
+    sender: int,
+    kind: int,
+    shard: int = 0,
 ) -> Header:
     """What the message of `sender` must say."""
     return Header(

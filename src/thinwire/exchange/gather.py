@@ -7,20 +7,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Received, combine_sound
-from thinwire.codecs import Coder
+from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.codecs import BoundCodec
 from thinwire.exchange.base import (
     Exchange,
+    ExchangeContext,
     ExchangeState,
     InFlight,
-    Outcome,
     Pattern,
     Place,
-    Wiring,
+    RoundResult,
     header_of,
 )
-from thinwire.flaws import Flaw
-from thinwire.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
+from thinwire.rejection import Rejection
 from thinwire.transport import Pending
 
 __all__ = ["Gather"]
@@ -30,9 +30,9 @@ _WHOLE = "whole"
 
 @final
 class _Gathering(ExchangeState):
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: ExchangeContext) -> None:
         self._wiring = wiring
-        self._coder = wiring.codec.fit(wiring.layout)
+        self._coder = wiring.codec.bind(wiring.layout)
         self._feedback = wiring.feedback.bind(wiring.layout.numel, wiring.storage)
         # A lone worker talks to nobody, who need not be told what it says.
         self._alone = wiring.workers == 1
@@ -60,11 +60,11 @@ class _Gathering(ExchangeState):
             return {_WHOLE: body}
         return {_WHOLE: self._sealed(body, coder, place, Kind.WHOLE)}
 
-    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+    def empty_messages(self, place: Place) -> dict[str, Tensor]:
         body = torch.zeros(self._coder.nbytes, dtype=torch.uint8)
         return {_WHOLE: self._sealed(body, self._coder, place, Kind.NOTHING)}
 
-    def _sealed(self, body: Tensor, coder: Coder, place: Place, kind: int) -> Tensor:
+    def _sealed(self, body: Tensor, coder: BoundCodec, place: Place, kind: int) -> Tensor:
         sender = self._wiring.rank
         return seal(body, header_of(self._wiring, coder, place, sender=sender, kind=kind))
 
@@ -104,10 +104,10 @@ class _Gathering(ExchangeState):
 class _Reading:
     """How the messages of one round are read: what they must say, and what is made of them."""
 
-    def __init__(self, wiring: Wiring, coder: Coder, place: Place) -> None:
+    def __init__(self, wiring: ExchangeContext, coder: BoundCodec, place: Place) -> None:
         self._wiring, self._coder, self.place = wiring, coder, place
 
-    def inspect(self, messages: Sequence[Tensor]) -> dict[int, Flaw]:
+    def inspect(self, messages: Sequence[Tensor]) -> dict[int, Rejection]:
         """What is wrong with a message, by sender."""
         if len(messages) == 1:
             return {}  # a lone worker's own has no header
@@ -117,13 +117,13 @@ class _Reading:
         )
         return {rank: flaw for rank, flaw in found if flaw is not None}
 
-    def combine(self, messages: Sequence[Tensor], left_out: Mapping[int, Flaw]) -> Outcome:
+    def combine(self, messages: Sequence[Tensor], left_out: Mapping[int, Rejection]) -> RoundResult:
         """The mean of all messages but those of `left_out`, and of what else turns out unusable."""
         senders, received = self._received(messages, left_out)
         limit = self._wiring.transport.norm_limit
-        mean, flaws = combine_sound(self._wiring.aggregate, received, norm_limit=limit)
+        mean, flaws = aggregate_valid(self._wiring.aggregate, received, norm_limit=limit)
         worse = {senders[place]: flaw for place, flaw in flaws.items()}
-        return Outcome(mean=mean, left_out={**left_out, **worse}, messages=messages)
+        return RoundResult(mean=mean, left_out={**left_out, **worse}, messages=messages)
 
     def combine_again(self, messages: Sequence[Tensor], left_out: Collection[int]) -> Tensor:
         """The same mean, when it is known who is not in it: nobody else turns out unusable."""
@@ -131,11 +131,11 @@ class _Reading:
 
     def _received(
         self, messages: Sequence[Tensor], left_out: Collection[int]
-    ) -> tuple[list[int], Received]:
+    ) -> tuple[list[int], Payloads]:
         senders = [rank for rank in range(len(messages)) if rank not in left_out]
         device = self._wiring.storage.device
         payloads = [self._body(messages, rank).to(device) for rank in senders]
-        return senders, Received(coder=self._coder, payloads=payloads)
+        return senders, Payloads(coder=self._coder, payloads=payloads)
 
     def _body(self, messages: Sequence[Tensor], rank: int) -> Tensor:
         if len(messages) == 1:
@@ -152,7 +152,7 @@ class _Gathered(InFlight):
         super().__init__(reading.place, messages)
         self._reading, self._pending = reading, pending
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RoundResult:
         messages = self._pending.wait()
         return self._reading.combine(messages, self._pending.left_out())
 
@@ -166,6 +166,6 @@ class Gather(Exchange):
     Gather()
     """
 
-    def bind(self, wiring: Wiring) -> ExchangeState:
+    def bind(self, wiring: ExchangeContext) -> ExchangeState:
         """One coder and one feedback for the whole fragment."""
         return _Gathering(wiring)

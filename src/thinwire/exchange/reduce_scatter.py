@@ -9,23 +9,23 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Received, combine_sound
-from thinwire.codecs import Coder
+from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, RoundDiscarded
 from thinwire.exchange.base import (
     Exchange,
+    ExchangeContext,
     ExchangeState,
     InFlight,
-    Outcome,
     Pattern,
     Place,
-    Wiring,
+    RoundResult,
     header_of,
 )
 from thinwire.exchange.gather import Gather
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
-from thinwire.flaws import Flaw
-from thinwire.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
+from thinwire.rejection import Rejection
 from thinwire.transport import Pending
 
 __all__ = ["ReduceScatter"]
@@ -49,7 +49,7 @@ class _Owner:
         with self._lock:
             return self._life
 
-    def encode(self, mean: Tensor, coder: Coder, life: int) -> Tensor:
+    def encode(self, mean: Tensor, coder: BoundCodec, life: int) -> Tensor:
         """As `FeedbackState.encode`, for an exchange that was begun in `life`."""
         with self._lock:
             if life != self._life:
@@ -89,12 +89,12 @@ class _Owner:
 class _ReduceScattering(ExchangeState):
     """Shard s of the vector belongs to worker s."""
 
-    def __init__(self, wiring: Wiring, owner_feedback: Feedback) -> None:
+    def __init__(self, wiring: ExchangeContext, owner_feedback: Feedback) -> None:
         workers, rank = wiring.workers, wiring.rank
         self._wiring, self._rank = wiring, rank
         pieces = wiring.layout.cut(workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
-        self._coders = [wiring.codec.fit(piece) for _, piece in pieces]
+        self._coders = [wiring.codec.bind(piece) for _, piece in pieces]
         self._feedback = [wiring.feedback.bind(p.numel, wiring.storage) for _, p in pieces]
         self._owner = _Owner(owner_feedback.bind(pieces[rank][1].numel, wiring.storage))
         self._message_nbytes = [HEADER_NBYTES + coder.nbytes for coder in self._coders]
@@ -128,7 +128,7 @@ class _ReduceScattering(ExchangeState):
         bodies = [feedback.encode(delta[where], coder) for where, coder, feedback in parts]
         return self._sealed(bodies, place, Kind.SHARD)
 
-    def encode_nothing(self, place: Place) -> dict[str, Tensor]:
+    def empty_messages(self, place: Place) -> dict[str, Tensor]:
         bodies = [torch.zeros(coder.nbytes, dtype=torch.uint8) for coder in self._coders]
         return self._sealed(bodies, place, Kind.NOTHING)
 
@@ -190,7 +190,7 @@ class _ReduceScattering(ExchangeState):
         for feedback in self._feedback:
             feedback.prefetch()
 
-    def _at(self, place: Place) -> list[Coder]:
+    def _at(self, place: Place) -> list[BoundCodec]:
         return [coder.at(place.label.round) for coder in self._coders]
 
     def feedback(self) -> dict[str, Tensor]:
@@ -222,18 +222,22 @@ class _Reading:
     """How the messages of one round are read."""
 
     def __init__(
-        self, wiring: Wiring, coders: Sequence[Coder], shards: Sequence[slice], place: Place
+        self,
+        wiring: ExchangeContext,
+        coders: Sequence[BoundCodec],
+        shards: Sequence[slice],
+        place: Place,
     ) -> None:
         self.wiring, self.coders, self.place = wiring, coders, place
         self._shards = shards
 
-    def inspect(self, results: Sequence[Tensor]) -> dict[int, Flaw]:
+    def inspect(self, results: Sequence[Tensor]) -> dict[int, Rejection]:
         """What is wrong with an owner's result."""
         return self._flaws(
             results, [self.header(o, sender=o, kind=Kind.MEAN) for o in range(len(results))]
         )
 
-    def sound_shards(self, messages: Sequence[Tensor]) -> tuple[Received, dict[int, Flaw]]:
+    def sound_shards(self, messages: Sequence[Tensor]) -> tuple[Payloads, dict[int, Rejection]]:
         """What the workers sent to this owner; a bad message is left out if the transport forgives.
 
         Raises:
@@ -247,7 +251,7 @@ class _Reading:
             for sender, (message, header) in enumerate(zip(messages, headers, strict=True))
             if sender not in flaws
         ]
-        return Received(coder=self.coders[mine], payloads=payloads), flaws
+        return Payloads(coder=self.coders[mine], payloads=payloads), flaws
 
     def join(self, results: Sequence[Tensor]) -> Tensor:
         """The mean that the owners made, shard by shard."""
@@ -269,7 +273,7 @@ class _Reading:
         nbytes = self.coders[header.shard].nbytes
         return open_message(message, header, body_nbytes=nbytes).to(self.wiring.storage.device)
 
-    def _flaws(self, messages: Sequence[Tensor], headers: Sequence[Header]) -> dict[int, Flaw]:
+    def _flaws(self, messages: Sequence[Tensor], headers: Sequence[Header]) -> dict[int, Rejection]:
         found = (
             (h.sender, examine(m, h, body_nbytes=self.coders[h.shard].nbytes))
             for m, h in zip(messages, headers, strict=True)
@@ -294,7 +298,7 @@ class _Scattered(InFlight):
     def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], owner: _Owner) -> None:
         super().__init__(reading.place, messages)
         self._reading, self._owner, self._life = reading, owner, owner.life()
-        self._left_out: dict[int, Flaw] = {}
+        self._left_out: dict[int, Rejection] = {}
         self.pending: Pending | None = None
 
     @torch.no_grad()
@@ -306,14 +310,14 @@ class _Scattered(InFlight):
         senders = [sender for sender in range(len(messages)) if sender not in flaws]
         wiring = reading.wiring
         limit = wiring.transport.norm_limit
-        mean, worse = combine_sound(wiring.aggregate, received, norm_limit=limit)
+        mean, worse = aggregate_valid(wiring.aggregate, received, norm_limit=limit)
         self._left_out = {**flaws, **{senders[place]: flaw for place, flaw in worse.items()}}
         mine = wiring.rank
         body = self._owner.encode(mean, reading.coders[mine], self._life)
         message = seal(body, reading.header(mine, sender=mine, kind=Kind.MEAN))
         return torch.cat([message, message.new_zeros(nbytes - len(message))])
 
-    def _check_whole(self, flaws: Mapping[int, Flaw]) -> None:
+    def _check_whole(self, flaws: Mapping[int, Rejection]) -> None:
         # Its sender hears nothing of it, and would not know what to send again.
         damaged = {sender: flaw for sender, flaw in flaws.items() if flaw.keeps_work}
         workers = self._reading.wiring.workers
@@ -324,12 +328,12 @@ class _Scattered(InFlight):
                 do="nothing: the next round sends it again",
             )
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RoundResult:
         assert self.pending is not None
         messages = self.pending.wait()
         self._owner.finished()
         mean = self._reading.join(messages)
-        return Outcome(mean=mean, left_out=self._left_out, messages=messages)
+        return RoundResult(mean=mean, left_out=self._left_out, messages=messages)
 
 
 @final
@@ -351,7 +355,7 @@ class ReduceScatter(Exchange):
 
     owner_feedback: Feedback = field(default_factory=NoFeedback)
 
-    def bind(self, wiring: Wiring) -> ExchangeState:
+    def bind(self, wiring: ExchangeContext) -> ExchangeState:
         """Coders and feedback for every shard."""
         if wiring.workers == 1:
             return Gather().bind(wiring)

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thinwire.agreement import flatten_description
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.records import Finished
+from thinwire.handshake import flatten_description
 from thinwire.train.config import TrainConfig
 
 __all__ = ["apart", "check_comparable", "common_fields", "common_ground", "most_common"]

@@ -7,7 +7,7 @@ from typing import Any
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.description import Settings
 from thinwire.method import Method
-from thinwire.outer import Direct
+from thinwire.outer import GradientAveraging
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import count_workers
 from thinwire.train.recipes import Recipe
@@ -33,7 +33,7 @@ def ask(recipe: Recipe, text: str) -> TrainConfig:
 
 def has_rounds(config: TrainConfig) -> bool:
     """Whether workers go their own way between exchanges."""
-    return not isinstance(config.method.outer, Direct)
+    return not isinstance(config.method.outer, GradientAveraging)
 
 
 def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:

@@ -7,7 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, final
 
-from thinwire.agreement import first_difference
 from thinwire.errors import CheckpointError
 from thinwire.experiments.comparable import apart, common_fields, common_ground
 from thinwire.experiments.records import (
@@ -19,6 +18,7 @@ from thinwire.experiments.records import (
     read_failure,
     read_finished,
 )
+from thinwire.handshake import first_difference
 from thinwire.train.config import TrainConfig
 from thinwire.train.run_folder import RunFolder, what_counts, without, write_json
 

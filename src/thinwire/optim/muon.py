@@ -19,6 +19,7 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from thinwire.errors import ConfigurationError
+from thinwire.live_weights import local_shard
 from thinwire.optim.checks import check_group
 from thinwire.optim.newton_schulz import orthogonalise
 from thinwire.optim.roles import (
@@ -37,7 +38,6 @@ from thinwire.optim.sharded import (
     local_gradient,
     whole_shape,
 )
-from thinwire.replica import local_shard
 
 __all__ = ["Muon", "muon_groups"]
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.replica import local_shard
+from thinwire.live_weights import local_shard
 
 __all__ = [
     "Cut",

@@ -1,21 +1,21 @@
 """Outer optimizers: how a round moves the outer parameters, and when."""
 
 from thinwire.outer.base import OuterOptimizer
-from thinwire.outer.direct import Direct
-from thinwire.outer.displacement import SGD, AdamW
+from thinwire.outer.by_worker_count import ByWorkerCount
+from thinwire.outer.gradient_averaging import GradientAveraging
 from thinwire.outer.overlap import Delay, Eager, Overlap
-from thinwire.outer.per_workers import PerWorkers
-from thinwire.outer.state import OuterState, Seat
+from thinwire.outer.state import FragmentContext, OuterState
+from thinwire.outer.torch_optimizers import SGD, AdamW
 
 __all__ = [
     "SGD",
     "AdamW",
+    "ByWorkerCount",
     "Delay",
-    "Direct",
     "Eager",
+    "FragmentContext",
+    "GradientAveraging",
     "OuterOptimizer",
     "OuterState",
     "Overlap",
-    "PerWorkers",
-    "Seat",
 ]

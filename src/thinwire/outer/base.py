@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 
 from thinwire.outer.overlap import Overlap
-from thinwire.outer.state import OuterState, Seat
+from thinwire.outer.state import FragmentContext, OuterState
 
 __all__ = ["OuterOptimizer"]
 
@@ -16,5 +16,5 @@ class OuterOptimizer(ABC):
         del sync_every, overlap
 
     @abstractmethod
-    def bind(self, seat: Seat, overlap: Overlap) -> OuterState:
+    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
         """A fresh state for the fragment of `seat`, whose answers are merged as `overlap` says."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.outer.state import OuterState, Seat
-from thinwire.outer.vector import OuterVector
-from thinwire.storage import Kept
+from thinwire.outer.flat_anchor import FlatAnchor
+from thinwire.outer.state import FragmentContext, OuterState
+from thinwire.storage import StoredTensor
 
 __all__ = ["Delay", "Eager", "Overlap"]
 
-MakeVector: TypeAlias = Callable[[], OuterVector]
+MakeVector: TypeAlias = Callable[[], FlatAnchor]
 
 
 class Overlap(ABC):
@@ -39,12 +39,12 @@ class Overlap(ABC):
         """Exchanges of one fragment that may be in flight together."""
 
     @abstractmethod
-    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
         """Join the live weights of `seat` with outer parameters that `make` makes of them."""
 
 
 @final
-class _Delayed(OuterState):
+class _DelayState(OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
     Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
@@ -55,7 +55,7 @@ class _Delayed(OuterState):
     rounded away.
     """
 
-    def __init__(self, overlap: "Delay", make: MakeVector, seat: Seat) -> None:
+    def __init__(self, overlap: "Delay", make: MakeVector, seat: FragmentContext) -> None:
         self._seat, self._mixing = seat, overlap.mixing
         self._alone = seat.alone and overlap.tau == 0
         self._origin: Tensor | None = None
@@ -102,7 +102,7 @@ class _Delayed(OuterState):
         self._vector.load_state_dict(state)
 
 
-def _place(seat: Seat, anchor: Tensor, unsent: Tensor | None) -> None:
+def _place(seat: FragmentContext, anchor: Tensor, unsent: Tensor | None) -> None:
     """Live weights at `anchor` minus `unsent`, of which the next collection then is the same."""
     at = anchor
     if unsent is not None:
@@ -165,9 +165,9 @@ class Delay(Overlap):
         """One: the anchor must have moved before the next Delta is taken from it."""
         return 1
 
-    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
         """One vector, the anchor."""
-        return _Delayed(self, make, seat)
+        return _DelayState(self, make, seat)
 
 
 def _check_whole(tau: object) -> None:
@@ -181,14 +181,14 @@ def _check_whole(tau: object) -> None:
 
 
 @final
-class _Own(OuterState):
+class _EagerState(OuterState):
     """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
 
-    def __init__(self, make: MakeVector, seat: Seat) -> None:
+    def __init__(self, make: MakeVector, seat: FragmentContext) -> None:
         self._seat = seat
         self._shared, self._own = make(), make()
         # What this worker sent and has not had back, the oldest first.
-        self._sent: deque[Kept] = deque()
+        self._sent: deque[StoredTensor] = deque()
 
     def prefetch_collect(self) -> None:
         self._own.prefetch_reading()
@@ -331,6 +331,6 @@ class Eager(Overlap):
         """Two: a round is sent just before the mean of the last one is applied."""
         return 2
 
-    def join(self, make: MakeVector, seat: Seat) -> OuterState:
+    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
         """Two vectors, the shared one and the worker's own."""
-        return _Own(make, seat)
+        return _EagerState(make, seat)

@@ -7,15 +7,15 @@ from typing import final
 
 from torch import Tensor
 
-from thinwire.replica import Replica
-from thinwire.storage import Storage
+from thinwire.live_weights import LiveWeights
+from thinwire.storage import StatePlacement
 
-__all__ = ["OuterState", "Seat"]
+__all__ = ["FragmentContext", "OuterState"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class FragmentContext:
     """Whose outer parameters a state holds.
 
     Args:
@@ -26,10 +26,10 @@ class Seat:
         alone: whether the worker is the only one, and stays so.
     """
 
-    replica: Replica
+    replica: LiveWeights
     names: tuple[str, ...]
     workers: int
-    storage: Storage
+    storage: StatePlacement
     alone: bool = False
 
 

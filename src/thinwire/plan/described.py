@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
-from thinwire.agreement import first_difference, flatten_description
 from thinwire.errors import ConfigurationError, ThinwireError
+from thinwire.handshake import first_difference, flatten_description
 from thinwire.method import Method
 
 __all__ = ["method_of"]

@@ -9,7 +9,7 @@ from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import Fragments
-from thinwire.layers import Part
+from thinwire.fragments.layers import Part
 
 __all__ = ["IdealFreight", "IdealMessage", "ideal_freight"]
 

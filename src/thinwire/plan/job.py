@@ -5,7 +5,7 @@ from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
-from thinwire.outer import Direct
+from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Coding, Compute
 from thinwire.plan.engine import Engine, StepWise
 from thinwire.plan.freight import Freight
@@ -87,7 +87,7 @@ class Job:
         Raises:
             ConfigurationError: it does not fit rounds of that length.
         """
-        if self.sync_every is None or isinstance(method.outer, Direct):
+        if self.sync_every is None or isinstance(method.outer, GradientAveraging):
             return method
         return replace(method, sync_every=self.sync_every)
 

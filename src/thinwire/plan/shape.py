@@ -10,8 +10,8 @@ from typing import final
 from torch import nn
 
 from thinwire.errors import ConfigurationError
-from thinwire.layers import Part, parts_of
-from thinwire.layout import Layout, wire_order
+from thinwire.fragments.layers import Part, parts_of
+from thinwire.fragments.layout import Layout, wire_order
 from thinwire.optim import parameter_roles
 from thinwire.plan.units import count_text
 

@@ -14,15 +14,15 @@ from typing import final
 
 import torch
 
+from thinwire.elastic.votes import vote
 from thinwire.errors import ConfigurationError
-from thinwire.exchange import Exchange, ExchangeState, Pattern, Wiring
+from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, Pattern
 from thinwire.feedback import NoFeedback
 from thinwire.fragments import Fragment
 from thinwire.method import Method
 from thinwire.plan.shape import Shape
 from thinwire.storage import Ledger, OnDevice
 from thinwire.transport import in_process
-from thinwire.transport.votes import vote
 
 __all__ = ["Message", "Traffic", "traffic"]
 
@@ -213,7 +213,7 @@ def traffic(
 def _exchange(
     method: Method, fragment: Fragment, shape: Shape, workers: int, rank: int
 ) -> ExchangeState:
-    wiring = Wiring(
+    wiring = ExchangeContext(
         codec=method.codec,
         # It decides what is in a payload and never how large that is, and it takes memory.
         feedback=NoFeedback(),

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from thinwire.agreement import flatten_description
 from thinwire.errors import ThinwireError
 from thinwire.experiments.records import Finished
+from thinwire.handshake import flatten_description
 from thinwire.train import recipes
 
 __all__ = ["command_of", "compare_command", "flags_of", "report_command"]

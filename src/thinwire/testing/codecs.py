@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.codecs import Codec, Coder
+from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import ExchangeError
-from thinwire.layout import CHUNK, Layout
+from thinwire.fragments.layout import CHUNK, Layout
 
 __all__ = ["ODD_SIZES", "CodecContract", "ragged_layout", "vector"]
 
@@ -91,9 +91,9 @@ class CodecContract(ABC):
     def make(self) -> Codec:
         """The codec under test."""
 
-    def fit(self, numel: int) -> Coder:
+    def bind(self, numel: int) -> BoundCodec:
         """The codec made ready for one vector of `numel` elements."""
-        return self.make().fit(Layout.vector(numel))
+        return self.make().bind(Layout.vector(numel))
 
     @pytest.mark.parametrize("numel", ODD_SIZES)
     def test_payload_has_the_promised_size(self, numel: int) -> None:
@@ -130,7 +130,7 @@ class CodecContract(ABC):
     @given(x=_vectors())
     def test_residual_is_what_the_payload_lacks(self, x: Tensor) -> None:
         """x - decode, to the last bit; the payload is that of encode."""
-        coder, left = self.fit(x.numel()), x.clone()
+        coder, left = self.bind(x.numel()), x.clone()
         payload = coder.encode_residual(left)
         assert torch.equal(payload, coder.encode(x))
         assert torch.equal(left, x - coder.decode(payload))
@@ -138,7 +138,7 @@ class CodecContract(ABC):
     @pytest.mark.parametrize("numel", [1, 1009, 4097])
     def test_adds_scaled_payloads_in_the_order_given(self, numel: int) -> None:
         """((out + w d1) + w d2) + w d3, to the last bit."""
-        coder, weight = self.fit(numel), 1 / 3
+        coder, weight = self.bind(numel), 1 / 3
         payloads = [coder.encode(vector(numel, scale=s)) for s in (1.0, -7.0, 1e-3)]
         out = vector(numel + 1)[:-1].clone()
         expected = out.clone()
@@ -150,7 +150,7 @@ class CodecContract(ABC):
     def test_no_payloads_add_nothing(self) -> None:
         """A round in which nobody was heard."""
         out = vector(4097)
-        self.fit(4097).add_to(out, [], weight=1.0)
+        self.bind(4097).add_to(out, [], weight=1.0)
         assert torch.equal(out, vector(4097))
 
     def test_encoding_is_deterministic_and_leaves_its_input_alone(self) -> None:
@@ -164,7 +164,7 @@ class CodecContract(ABC):
 
     def test_payload_owns_its_memory(self) -> None:
         """What was sent does not change with what it was made from."""
-        for encode in (self.fit(1009).encode, self.fit(1009).encode_residual):
+        for encode in (self.bind(1009).encode, self.bind(1009).encode_residual):
             x = vector(1009)
             payload = encode(x)
             kept = payload.clone()
@@ -193,7 +193,7 @@ class CodecContract(ABC):
     def test_ragged_parameters_lose_no_more_than_one_long_vector(self) -> None:
         """Whatever their shapes, in one payload of the promised size."""
         layout = ragged_layout()
-        coder, x = self.make().fit(layout), vector(layout.numel)
+        coder, x = self.make().bind(layout), vector(layout.numel)
         payload = coder.encode(x)
         assert tuple(payload.shape) == (coder.nbytes,)
         assert _energy(coder.decode(payload) - x) <= self.loss * _energy(x)
@@ -208,7 +208,7 @@ class CodecContract(ABC):
         inside = torch.zeros(whole.numel, dtype=torch.bool)
         for s in part.segments:
             inside[s.start : s.stop] = True
-        coder, x = self.make().fit(part), vector(whole.numel)
+        coder, x = self.make().bind(part), vector(whole.numel)
         left, out = x.clone(), x.clone()
         payload = coder.encode_residual(left)
         coder.add_to(out, [payload], weight=1.0)
@@ -224,7 +224,7 @@ class CodecContract(ABC):
         layout = ragged_layout()
         x, decoded = vector(layout.numel), torch.full((layout.numel,), torch.nan)
         for start, piece in layout.cut(parts):
-            coder = self.make().fit(piece)
+            coder = self.make().bind(piece)
             payload = coder.encode(x[start : start + piece.numel])
             assert tuple(payload.shape) == (coder.nbytes,)
             decoded[start : start + piece.numel] = coder.decode(payload)
@@ -234,7 +234,7 @@ class CodecContract(ABC):
     @given(seed=st.integers(0, 2**32), numel=st.sampled_from((1, 7, 1009, CHUNK, 8209)))
     def test_random_bytes_are_decoded_or_refused(self, seed: int, numel: int) -> None:
         """Never another exception, nor a vector of another kind."""
-        coder = self.fit(numel)
+        coder = self.bind(numel)
         draws = torch.Generator().manual_seed(seed)
         payload = torch.randint(0, 256, (coder.nbytes,), dtype=torch.uint8, generator=draws)
         self._decode_or_refuse(coder, payload)
@@ -243,12 +243,12 @@ class CodecContract(ABC):
     @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
     def test_a_changed_byte_is_decoded_or_refused(self, place: float, flip: int) -> None:
         """Wherever it is."""
-        coder = self.make().fit(ragged_layout())
+        coder = self.make().bind(ragged_layout())
         payload = coder.encode(vector(coder.layout.numel))
         payload[int(place * len(payload))] ^= flip
         self._decode_or_refuse(coder, payload)
 
-    def _decode_or_refuse(self, coder: Coder, payload: Tensor) -> None:
+    def _decode_or_refuse(self, coder: BoundCodec, payload: Tensor) -> None:
         try:
             decoded = coder.decode(payload)
         except ExchangeError:
@@ -264,7 +264,7 @@ class CodecContract(ABC):
         with pytest.raises(ExchangeError, match=re.escape(codec.id)):
             codec.decode(wrong, 100)
         with pytest.raises(ExchangeError, match=re.escape(codec.id)):
-            self.fit(100).add_to(torch.zeros(100), [wrong], weight=1.0)
+            self.bind(100).add_to(torch.zeros(100), [wrong], weight=1.0)
 
     def test_payload_of_another_dtype_is_refused(self) -> None:
         """Bytes are uint8; the error names the codec."""

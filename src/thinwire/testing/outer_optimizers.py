@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from thinwire.outer import Delay, OuterOptimizer, OuterState, Seat
-from thinwire.replica import Replica
+from thinwire.live_weights import LiveWeights
+from thinwire.outer import Delay, FragmentContext, OuterOptimizer, OuterState
 from thinwire.storage import Ledger, OnDevice
 
 __all__ = ["OuterContract"]
@@ -14,14 +14,14 @@ __all__ = ["OuterContract"]
 _NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
 
 
-def _replica() -> Replica:
+def _replica() -> LiveWeights:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
-    return Replica(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    return LiveWeights(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
 
 
-def _move(replica: Replica, seed: int) -> None:
+def _move(replica: LiveWeights, seed: int) -> None:
     """One inner step with a made-up gradient."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in replica.parameters.values():
@@ -38,10 +38,10 @@ class OuterContract(ABC):
     def make(self) -> OuterOptimizer:
         """The outer optimizer under test."""
 
-    def _bound(self) -> tuple[Replica, OuterState]:
+    def _bound(self) -> tuple[LiveWeights, OuterState]:
         replica = _replica()
         storage = OnDevice(replica.device, Ledger())
-        seat = Seat(replica=replica, names=_NAMES, workers=2, storage=storage)
+        seat = FragmentContext(replica=replica, names=_NAMES, workers=2, storage=storage)
         return replica, self.make().bind(seat, Delay())
 
     def test_collects_one_new_fp32_vector(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.live_weights import local_shard
 from thinwire.outer_loop import OuterLoop
-from thinwire.replica import local_shard
 
 __all__ = ["carry_over"]
 

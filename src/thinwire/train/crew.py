@@ -11,8 +11,8 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 
+from thinwire.elastic.events import EventLog
 from thinwire.errors import CheckpointError
-from thinwire.membership.events import EventLog
 from thinwire.train.cores import cores
 from thinwire.train.random_stream import draws_random_numbers
 from thinwire.train.witness import Witness, witness_of

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar, cast, final
 
 from torch import Tensor
 
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.token import find_token
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.membership.events import EventLog
-from thinwire.membership.token import find_token
-from thinwire.outer import Direct
+from thinwire.outer import GradientAveraging
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew, in_own_stream
@@ -22,7 +22,7 @@ from thinwire.train.data import LoadedData
 from thinwire.train.shares import ShareBatches
 from thinwire.train.standing import Batches, Standing
 from thinwire.train.worker import Worker
-from thinwire.transport import Elastic, Terms, Transport
+from thinwire.transport import Elastic, ElasticOptions, Transport
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Membership:
     def check(self, config: TrainConfig) -> None:
         """Raise `ConfigurationError` if workers of `config` cannot come and go; says why."""
         self.check_launch(config.machine.worker_size)
-        if isinstance(config.method.outer, Direct):
+        if isinstance(config.method.outer, GradientAveraging):
             raise _refused(
                 f"by method {config.method.name!r}",
                 "its outer state is the inner optimizer, which no newcomer has and no round heals",
@@ -110,7 +110,7 @@ class Membership:
             self.lighthouse,
             token=find_token(self.token_file),
             identity=self.identity or default_identity(out),
-            terms=replace(Terms(), **chosen),
+            terms=replace(ElasticOptions(), **chosen),
         )
 
 

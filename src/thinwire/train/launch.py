@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.agreement import check_cards, make_card
 from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
+from thinwire.handshake import check_cards, make_card
 from thinwire.train.config import TrainConfig
 from thinwire.train.cores import cores
 from thinwire.train.crew import Crew, Ranked, Simulated

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import CheckpointError
-from thinwire.replica import local_shard
-from thinwire.sharding import sharded_like
+from thinwire.fragments.sharding import sharded_like
+from thinwire.live_weights import local_shard
 
 __all__ = ["load_model", "load_optimizer", "plain"]
 

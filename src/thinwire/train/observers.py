@@ -10,8 +10,8 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from thinwire.elastic.events import Event, EventLog
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.membership.events import Event, EventLog
 from thinwire.train.run_folder import RunFolder
 
 __all__ = [

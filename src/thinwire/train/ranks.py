@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.layers import stack_of
+from thinwire.fragments.layers import stack_of
 from thinwire.transport import naming_failures
 
 __all__ = ["Alone", "Ranks", "Sharded", "gather"]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
-from thinwire.agreement import check_same, flatten_description
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.handshake import check_same, flatten_description
 
 __all__ = ["WITH_WORKERS", "RunFolder", "what_counts", "without", "write_json"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, final
 
-from thinwire.agreement import check_same
 from thinwire.errors import CheckpointError, MismatchError
+from thinwire.handshake import check_same
 from thinwire.train.checkpoint import Checkpoints
 from thinwire.train.config import TrainConfig
 from thinwire.train.crew import Crew

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.optim import LAYOUTS, Muon
-from thinwire.outer import Direct
+from thinwire.outer import GradientAveraging
 from thinwire.train.model_stack import ModelStack
 from thinwire.train.worker import Worker
 
@@ -133,7 +133,7 @@ def choose_stepping(stack: ModelStack, workers: Sequence[Worker]) -> Stepping:
 
 def _is_one(worker: Worker) -> bool:
     # It takes the gradients out of every worker's own step.
-    if isinstance(worker.config.method.outer, Direct):
+    if isinstance(worker.config.method.outer, GradientAveraging):
         return False
     groups = worker.optimizer.param_groups
     # The state of a scalar cannot be told from a count of steps.

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.agreement import digest
 from thinwire.errors import CorpusError, NonFiniteError
+from thinwire.handshake import digest
+from thinwire.live_weights import local_shard
 from thinwire.outer_loop import OuterLoop
-from thinwire.replica import local_shard
 from thinwire.train.carry_over import carry_over
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData

@@ -9,25 +9,25 @@ from typing import TypeAlias, final
 
 from torch import Tensor
 
-from thinwire.flaws import Flaw
-from thinwire.membership.ward import Record, Ward
+from thinwire.elastic.shared_state import RoundRecord, SharedState
+from thinwire.rejection import Rejection
 
 __all__ = [
-    "Convened",
     "Inspect",
     "Label",
-    "Occasion",
     "Pending",
+    "Phase",
     "Reduce",
+    "RoundPlan",
     "Transport",
     "accept_all",
 ]
 
-Inspect: TypeAlias = Callable[[Sequence[Tensor]], Mapping[int, Flaw]]
+Inspect: TypeAlias = Callable[[Sequence[Tensor]], Mapping[int, Rejection]]
 """Every worker's payload (uint8, rank order) in, what is wrong with some of them out, by rank."""
 
 
-def accept_all(payloads: Sequence[Tensor]) -> Mapping[int, Flaw]:
+def accept_all(payloads: Sequence[Tensor]) -> Mapping[int, Rejection]:
     """Nothing is wrong with anything."""
     del payloads
     return {}
@@ -54,7 +54,7 @@ class Label:
 
 
 @final
-class Occasion(Enum):
+class Phase(Enum):
     """Why workers convene."""
 
     ENTER = "enter"
@@ -69,7 +69,7 @@ class Occasion(Enum):
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Convened:
+class RoundPlan:
     """Who takes part from here on.
 
     Args:
@@ -83,7 +83,7 @@ class Convened:
     """
 
     changed: bool
-    occasion: Occasion
+    occasion: Phase
     joins: bool
     step: int
     names: Sequence[str]
@@ -102,7 +102,7 @@ class Pending(ABC):
             RoundDiscarded: the exchange counts on nobody, and the run goes on.
         """
 
-    def left_out(self) -> Mapping[int, Flaw]:
+    def left_out(self) -> Mapping[int, Rejection]:
         """Whose payloads all workers have agreed not to use; known once `wait` has returned."""
         return {}
 
@@ -149,7 +149,7 @@ class Transport(ABC):
         """A contribution longer than this many times the median is left out."""
         return math.inf
 
-    def convene(self, ward: Ward, occasion: Occasion) -> Convened | None:
+    def convene(self, ward: SharedState, occasion: Phase) -> RoundPlan | None:
         """Settle who takes part from here on; None where nobody comes or goes.
 
         Every worker calls it at the same inner steps, before it starts what is due there. Whoever
@@ -158,7 +158,7 @@ class Transport(ABC):
         del ward, occasion
         return None
 
-    def remember(self, record: Callable[[], Record]) -> None:
+    def remember(self, record: Callable[[], RoundRecord]) -> None:
         """Keep what `record` returns for those who missed the round; by default nobody can."""
         del record
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.transport.carrier import Carrier, Flight, nothing
+from thinwire.transport.backend import Backend, Work, nothing
 
 __all__ = ["Collectives", "twin_of"]
 
@@ -41,7 +41,7 @@ def _timeout(group: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 @final
-class Collectives(Carrier):
+class Collectives(Backend):
     """One exchange in collectives.
 
     On a GPU they run on NCCL's own stream. The courier waits for it on a side stream, so training
@@ -59,19 +59,19 @@ class Collectives(Carrier):
     ) -> None:
         self._group, self._twin, self._device = group, twin, device
         self._timeout_s = _timeout(group, device).total_seconds()
-        self._lane = _Lane(device) if device.type == "cuda" else None
+        self._lane = _SideStream(device) if device.type == "cuda" else None
         self._hung_up = threading.Event()
 
-    def gather(self, payload: Tensor) -> Flight:
+    def gather(self, payload: Tensor) -> Work:
         """An all-gather."""
         return self._gather(payload, self._group)
 
-    def gather_results(self, result: Tensor) -> Flight:
+    def gather_results(self, result: Tensor) -> Work:
         """An all-gather in the other group."""
         assert self._twin is not None
         return self._gather(result, self._twin)
 
-    def scatter(self, payloads: Sequence[Tensor]) -> Flight:
+    def scatter(self, payloads: Sequence[Tensor]) -> Work:
         """An all-to-all."""
         sizes = [payload.numel() for payload in payloads]
         mine = [sizes[self._group.rank()]] * self._group.size()
@@ -80,9 +80,9 @@ class Collectives(Carrier):
         work: Any = dist.all_to_all_single(
             received, sent, mine, sizes, group=self._group, async_op=True
         )
-        return _Collective(work, list(received.split(mine)), sent, self._land)
+        return _CollectiveWork(work, list(received.split(mine)), sent, self._land)
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Stop asking."""
         self._hung_up.set()
 
@@ -90,18 +90,18 @@ class Collectives(Carrier):
         """On the side stream, if there is one."""
         return nullcontext() if self._lane is None else torch.cuda.stream(self._lane.stream)
 
-    def hand_over(self) -> Callable[[list[Tensor]], None]:
+    def sync_stream(self) -> Callable[[list[Tensor]], None]:
         """What makes work that is issued afterwards run after the payloads are there."""
-        return nothing if self._lane is None else self._lane.hand_over
+        return nothing if self._lane is None else self._lane.sync_stream
 
-    def _gather(self, payload: Tensor, group: dist.ProcessGroup) -> Flight:
+    def _gather(self, payload: Tensor, group: dist.ProcessGroup) -> Work:
         payload = payload.to(self._device).contiguous()
         everyone = payload.new_empty(group.size(), payload.numel())
         # all_gather_single is the name from torch 2.13 on, where the older one warns.
         name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
         gather: Any = getattr(dist, name)
         work = gather(everyone.view(-1), payload, group=group, async_op=True)
-        return _Collective(work, list(everyone.unbind()), payload, self._land)
+        return _CollectiveWork(work, list(everyone.unbind()), payload, self._land)
 
     def _land(self, work: Any) -> None:
         """Ask instead of waiting inside the backend, which nothing could interrupt."""
@@ -120,7 +120,7 @@ class Collectives(Carrier):
 
 
 @final
-class _Collective(Flight):
+class _CollectiveWork(Work):
     def __init__(
         self, work: Any, received: list[Tensor], sent: Tensor, land: Callable[[Any], None]
     ) -> None:
@@ -133,7 +133,7 @@ class _Collective(Flight):
 
 
 @final
-class _Lane:
+class _SideStream:
     """A side stream for one exchange."""
 
     def __init__(self, device: torch.device) -> None:
@@ -147,7 +147,7 @@ class _Lane:
         self._arrived.record(self.stream)
         self._arrived.synchronize()
 
-    def hand_over(self, payloads: list[Tensor]) -> None:
+    def sync_stream(self, payloads: list[Tensor]) -> None:
         current = torch.cuda.current_stream(self.stream.device)
         current.wait_event(self._arrived)
         for payload in payloads:

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.transport.backend import Backend, Work
 from thinwire.transport.base import Inspect, Label, Pending, Reduce, Transport, accept_all
-from thinwire.transport.carrier import Carrier, Flight
 from thinwire.transport.collectives import Collectives, twin_of
-from thinwire.transport.courier import Courier, Delivery, Errand
-from thinwire.transport.messages import Messages
-from thinwire.transport.progress import Progress
+from thinwire.transport.exchange_counts import ExchangeCounts
+from thinwire.transport.gloo_messages import GlooMessages
+from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,13 +60,13 @@ def naming_failures(
 
 
 @final
-class _Exchange(Errand):
+class _Exchange(Task):
     """One exchange: its first half, and for a reduction what is made of it and the second half."""
 
     def __init__(
-        self, transport: "Distributed", carrier: Carrier, label: Label, first: Flight
+        self, transport: "Distributed", carrier: Backend, label: Label, first: Work
     ) -> None:
-        super().__init__(label, Delivery(carrier.hand_over()))
+        super().__init__(label, Future(carrier.sync_stream()))
         self._transport = transport  # is not closed while this is under way
         self._carrier, self._first = carrier, first
         self.reduce: Reduce | None = None
@@ -83,8 +83,8 @@ class _Exchange(Errand):
         with self._transport.naming(self.label):
             return second.land()
 
-    def hang_up(self) -> None:
-        self._carrier.hang_up()
+    def abort(self) -> None:
+        self._carrier.abort()
 
 
 @final
@@ -121,9 +121,9 @@ class Distributed(Transport):
                 do="call torch.distributed.init_process_group() before tw.transport.Distributed()",
             )
         self._begun = self._series = 0
-        self._progress: Progress | None = None
+        self._progress: ExchangeCounts | None = None
         self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
-        self._courier = Courier()
+        self._courier = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
         self._closing = weakref.finalize(self, self._courier.close)
 
@@ -196,7 +196,7 @@ class Distributed(Transport):
 
     def _begin(
         self, nbytes: int, twin: Callable[[], dist.ProcessGroup | None] = lambda: None
-    ) -> Carrier:
+    ) -> Backend:
         """Count an exchange that sends `nbytes`, and make what carries it."""
         group: Any = dist.group.WORLD if self._group is None else self._group
         if self._progress is None:
@@ -206,12 +206,12 @@ class Distributed(Transport):
         self._begun += 1
         self._progress.begin(nbytes)
         if _takes_messages(group):
-            return Messages(group, self._series, self._begun)
+            return GlooMessages(group, self._series, self._begun)
         return Collectives(group, twin(), _device(group))
 
-    def _new_progress(self, group: Any) -> Progress:
+    def _new_progress(self, group: Any) -> ExchangeCounts:
         store = group.get_group_store() if hasattr(group, "get_group_store") else None
-        return Progress(store, f"thinwire{self._series}", self.rank, self.world_size)
+        return ExchangeCounts(store, f"thinwire{self._series}", self.rank, self.world_size)
 
     def _get_twin(self) -> dist.ProcessGroup:
         twin = self._twin()
@@ -251,7 +251,7 @@ def _device(group: dist.ProcessGroup) -> torch.device:
 
 def _alone(make: Callable[[], list[Tensor]]) -> Pending:
     """The exchange of a worker with itself."""
-    delivery = Delivery()
+    delivery = Future()
     try:
         delivery.succeed(make())
     except Exception as error:  # which belongs to whoever waits

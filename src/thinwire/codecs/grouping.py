@@ -1,0 +1,275 @@
+"""Which numbers share a record: the rows into which a codec lays a vector.
+
+A grouping turns a layout into batches, each a matrix [rows, columns] whose rows become one record
+each. A payload holds the records of all batches in order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.fragments.layout import CHUNK, Layout, Segment
+
+__all__ = ["Batch", "Blocks", "Chunks", "Grouping", "Rows", "Tensors"]
+
+_SIDE = 64
+# Elements of a batch: 256 chunks, so that what is made on the way stays in a core's cache.
+_BATCH = 256 * CHUNK
+
+
+class Batch(ABC):
+    """A part of a flat vector, seen as a matrix.
+
+    Args:
+        rows: records.
+        columns: numbers in a record.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows, self.columns = rows, columns
+
+    @abstractmethod
+    def read(self, flat: Tensor) -> Tensor:
+        """The matrix [rows, columns]; it may share the memory of `flat`."""
+
+    @abstractmethod
+    def write(self, flat: Tensor, x: Tensor) -> None:
+        """Put `x`, which `read` returned and somebody changed, back into `flat`."""
+
+
+@final
+class _ContiguousRows(Batch):
+    """Rows that lie one after the other."""
+
+    def __init__(self, start: int, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self._start, self._stop = start, start + rows * columns
+
+    def read(self, flat: Tensor) -> Tensor:
+        return flat[self._start : self._stop].view(self.rows, self.columns)
+
+    def write(self, flat: Tensor, x: Tensor) -> None:
+        del flat, x  # it was a view
+
+
+@final
+class _GatheredRows(Batch):
+    """Rows that run over several ranges of the vector, laid one after the other."""
+
+    def __init__(self, ranges: list[tuple[int, int]], rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self._ranges = ranges
+
+    def read(self, flat: Tensor) -> Tensor:
+        return torch.cat([flat[a:b] for a, b in self._ranges]).view(self.rows, self.columns)
+
+    def write(self, flat: Tensor, x: Tensor) -> None:
+        parts = x.view(-1).split([b - a for a, b in self._ranges])
+        for (a, b), part in zip(self._ranges, parts, strict=True):
+            flat[a:b] = part
+
+
+@final
+class _BlockRows(Batch):
+    """Blocks of a matrix of `columns` columns: some rows of blocks, each block one record."""
+
+    def __init__(self, start: int, down: int, columns: int) -> None:
+        self._start, self._down, self._width = start, down, columns
+        self._across = columns // _SIDE
+        super().__init__(down * self._across, _SIDE * _SIDE)
+
+    def read(self, flat: Tensor) -> Tensor:
+        return self._tiles(flat).reshape(self.rows, self.columns)
+
+    def write(self, flat: Tensor, x: Tensor) -> None:
+        self._tiles(flat).copy_(x.view(self._down, self._across, _SIDE, _SIDE))
+
+    def _tiles(self, flat: Tensor) -> Tensor:
+        rows = self._down * _SIDE
+        matrix = flat[self._start : self._start + rows * self._width].view(rows, self._width)
+        whole = matrix[:, : self._across * _SIDE]
+        return whole.unflatten(0, (self._down, _SIDE)).unflatten(2, (-1, _SIDE)).transpose(1, 2)
+
+
+class Grouping(ABC):
+    """A rule for which numbers share a record."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Part of the codec's id."""
+
+    @abstractmethod
+    def cut(self, layout: Layout) -> Iterator[Batch]:
+        """The batches of a layout; every element of its segments is in exactly one."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensors(Grouping):
+    """One record per parameter.
+
+    >>> [b.columns for b in Tensors().cut(Layout.of({"w": (3, 2), "b": (3,)}))]
+    [6, 3]
+    """
+
+    @property
+    def id(self) -> str:
+        """tensor."""
+        return "tensor"
+
+    def cut(self, layout: Layout) -> Iterator[Batch]:
+        """A batch of one row per parameter."""
+        for s in layout.segments:
+            if s.numel:
+                yield _ContiguousRows(s.start, 1, s.numel)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows(Grouping):
+    """One record per row: the first dimension counts rows, a vector is a single one.
+
+    >>> [(b.rows, b.columns) for b in Rows().cut(Layout.of({"w": (3, 2), "b": (3,)}))]
+    [(3, 2), (1, 3)]
+    """
+
+    @property
+    def id(self) -> str:
+        """row."""
+        return "row"
+
+    def cut(self, layout: Layout) -> Iterator[Batch]:
+        """Batches of some rows of a parameter."""
+        for s in layout.segments:
+            if s.numel:
+                yield from _strips(s.start, *s.matrix)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunks(Grouping):
+    """Runs of 4096 elements of a parameter; what is left of all parameters shares further chunks.
+
+    First the whole chunks of every parameter of 4096 elements or more. Then the leftovers (the ends
+    of those, and all smaller parameters), laid one after the other and cut into chunks, of which
+    the last may be shorter.
+
+    >>> [(b.rows, b.columns) for b in Chunks().cut(Layout.of({"w": (9000,), "b": (3,)}))]
+    [(2, 4096), (1, 811)]
+    """
+
+    @property
+    def id(self) -> str:
+        """chunk."""
+        return "chunk"
+
+    def cut(self, layout: Layout) -> Iterator[Batch]:
+        """Runs of whole chunks, then the leftovers."""
+        whole: list[tuple[int, int]] = []
+        left: list[tuple[int, int]] = []
+        for s in layout.segments:
+            end = s.start + s.numel // CHUNK * CHUNK
+            _append(whole, s.start, end)
+            _append(left, end, s.stop)
+        for start, stop in whole:
+            yield from _strips(start, (stop - start) // CHUNK, CHUNK)
+        yield from _leftovers(left)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blocks(Grouping):
+    """64x64 blocks of matrices; edges, vectors and what else is left share chunks of 4096.
+
+    The blocks of a matrix follow each other row by row, and so do the elements of a block.
+
+    Source: SparseLoCo (arXiv 2508.15706), 2-D tensors.
+
+    Differs: ragged edges share chunks, where the released code looks for a divisor.
+
+    >>> [(b.rows, b.columns) for b in Blocks().cut(Layout.of({"w": (128, 65)}))]
+    [(2, 4096), (1, 128)]
+    """
+
+    @property
+    def id(self) -> str:
+        """block."""
+        return "block"
+
+    def cut(self, layout: Layout) -> Iterator[Batch]:
+        """Rows of blocks, then the leftovers."""
+        left: list[tuple[int, int]] = []
+        for s in layout.segments:
+            yield from _tiles(s)
+            for start, stop in _edges(s):
+                _append(left, start, stop)
+        yield from _leftovers(left)
+
+
+def _strips(start: int, rows: int, columns: int) -> Iterator[Batch]:
+    step = max(1, _BATCH // columns)
+    for first in range(0, rows, step):
+        yield _ContiguousRows(start + first * columns, min(step, rows - first), columns)
+
+
+def _tiles(s: Segment) -> Iterator[Batch]:
+    rows, columns = s.matrix
+    down, across = rows // _SIDE, columns // _SIDE
+    if columns == _SIDE:  # a column of blocks lies in memory as runs do
+        yield from _strips(s.start, down, CHUNK)
+        return
+    if not across:
+        return
+    step = max(1, _BATCH // (across * CHUNK))
+    for first in range(0, down, step):
+        yield _BlockRows(s.start + first * _SIDE * columns, min(step, down - first), columns)
+
+
+def _edges(s: Segment) -> Iterator[tuple[int, int]]:
+    """What the whole blocks of `s` leave: the right edge row by row, then the rows below."""
+    rows, columns = s.matrix
+    covered = columns // _SIDE * _SIDE
+    below = rows // _SIDE * _SIDE if covered else 0
+    for row in range(below if covered < columns else 0):
+        yield s.start + row * columns + covered, s.start + (row + 1) * columns
+    yield s.start + below * columns, s.stop
+
+
+def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], stop)
+    else:
+        ranges.append((start, stop))
+
+
+def _leftovers(ranges: list[tuple[int, int]]) -> Iterator[Batch]:
+    """Chunks over `ranges` laid one after the other, a batch at a time, the short one last."""
+    waiting, queue = sum(b - a for a, b in ranges), list(reversed(ranges))
+    while waiting:
+        rows, columns = (min(waiting, _BATCH) // CHUNK, CHUNK) if waiting >= CHUNK else (1, waiting)
+        taken = _take(queue, rows * columns)
+        waiting -= rows * columns
+        if len(taken) == 1:
+            yield _ContiguousRows(taken[0][0], rows, columns)
+        else:
+            yield _GatheredRows(taken, rows, columns)
+
+
+def _take(queue: list[tuple[int, int]], numel: int) -> list[tuple[int, int]]:
+    """Remove the first `numel` elements from the ranges in `queue` (last range first)."""
+    taken: list[tuple[int, int]] = []
+    while numel:
+        a, b = queue.pop()
+        middle = min(b, a + numel)
+        taken.append((a, middle))
+        numel -= middle - a
+        if middle < b:
+            queue.append((middle, b))
+    return taken

@@ -1,0 +1,229 @@
+"""What a record is: the bytes of one row of numbers, of a size that depends on its length alone.
+
+This is the seam for faster code: a kernel that fills in `write` and `add_to` for [chunks, 4096]
+must produce the same bytes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import BoundCodec, Codec, check_payload
+from thinwire.codecs.cast import saturating_cast
+from thinwire.codecs.grouping import Batch, Grouping
+from thinwire.fragments.layout import Layout
+
+__all__ = [
+    "Decoded",
+    "DenseRows",
+    "GroupedCodec",
+    "Raw",
+    "RoundKey",
+    "RowFormat",
+    "SparseRows",
+    "bytes_of",
+    "floats",
+]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundKey:
+    """Where shared random numbers come from: the same on every worker.
+
+    Args:
+        round: number of the exchange.
+        row: the place of a batch's first record in the payload.
+    """
+
+    round: int = 0
+    row: int = 0
+
+
+class Decoded(ABC):
+    """The numbers that records stand for."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, *, weight: float) -> None:
+        """out += weight * numbers; `out` is fp32 [rows, columns]."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseRows(Decoded):
+    """A number for every place: fp32 [rows, columns]."""
+
+    values: Tensor
+
+    def add_to(self, out: Tensor, *, weight: float) -> None:
+        """Scaled first, then added."""
+        out += self.values * weight
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseRows(Decoded):
+    """`values` (fp32) at `indices` (int64), both [rows, k]; no index twice in a row."""
+
+    indices: Tensor
+    values: Tensor
+
+    def add_to(self, out: Tensor, *, weight: float) -> None:
+        """No place is hit twice, so the order in which a device adds does not matter."""
+        out.scatter_add_(1, self.indices, self.values * weight)
+
+
+class RowFormat(ABC):
+    """A format for rows of `columns` numbers."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Part of the codec's id."""
+
+    @property
+    def verbatim(self) -> "RowFormat":
+        """What a row takes whose record would not be smaller than its plain numbers."""
+        return Raw(dtype=torch.bfloat16)
+
+    @abstractmethod
+    def nbytes(self, columns: int) -> int:
+        """Bytes of a record."""
+
+    @abstractmethod
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+        """`x` [rows, columns] (fp32, finite) as uint8 [rows, nbytes], and what that stands for."""
+
+    @abstractmethod
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
+        """out += weight * numbers, one worker's uint8 [rows, nbytes] after the other's.
+
+        Raises:
+            ExchangeError: the bytes are no such records.
+        """
+
+    def for_columns(self, columns: int) -> "RowFormat":
+        """This format, or plain numbers where they are not larger."""
+        plain = self.verbatim
+        return self if self.nbytes(columns) < plain.nbytes(columns) else plain
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raw(RowFormat):
+    """The numbers themselves, one after the other.
+
+    Args:
+        dtype: torch.bfloat16 or torch.float32.
+
+    >>> Raw(dtype=torch.bfloat16).nbytes(3)
+    6
+    """
+
+    dtype: torch.dtype
+
+    @property
+    def id(self) -> str:
+        """bf16 or f32."""
+        return {torch.bfloat16: "bf16", torch.float32: "f32"}[self.dtype]
+
+    def nbytes(self, columns: int) -> int:
+        """2 or 4 for each number."""
+        return columns * self.dtype.itemsize
+
+    def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
+        """Rounded to nearest even, saturating."""
+        del key
+        cast = saturating_cast(x, self.dtype).clone()
+        return bytes_of(cast), DenseRows(values=cast.float())
+
+    def add_to(
+        self, out: Tensor, records: Sequence[Tensor], *, weight: float, key: RoundKey
+    ) -> None:
+        """Widened exactly."""
+        del key
+        for r in records:
+            DenseRows(values=floats(r, self.dtype)).add_to(out, weight=weight)
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """Rows of numbers as rows of bytes: [rows, n] to uint8 [rows, n * itemsize]."""
+    return x.contiguous().view(torch.uint8)
+
+
+def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Rows of bytes as rows of numbers in fp32; copied, for a view needs aligned memory."""
+    return records.clone(memory_format=torch.contiguous_format).view(dtype).float()
+
+
+@final
+class _BoundRowCodec(BoundCodec):
+    """Writes a batch at a time, so that what is made on the way stays small."""
+
+    def __init__(self, codec: "GroupedCodec", layout: Layout, round_number: int = 0) -> None:
+        self._codec, self._round = codec, round_number
+        self._plan: list[tuple[Batch, RowFormat, slice, int]] = []
+        end = row = 0
+        for batch in codec.groups.cut(layout):
+            records = codec.records().for_columns(batch.columns)
+            begin, end = end, end + batch.rows * records.nbytes(batch.columns)
+            self._plan.append((batch, records, slice(begin, end), row))
+            row += batch.rows
+        super().__init__(codec.id, layout, end)
+
+    def at(self, round_number: int) -> BoundCodec:
+        return _BoundRowCodec(self._codec, self.layout, round_number)
+
+    def encode(self, x: Tensor) -> Tensor:
+        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
+        for batch, records, where, row in self._plan:
+            written, _ = records.write(batch.read(x), self._key(row))
+            payload[where].view(batch.rows, -1).copy_(written)
+        return payload
+
+    def encode_residual(self, x: Tensor) -> Tensor:
+        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
+        for batch, records, where, row in self._plan:
+            part = batch.read(x)
+            written, sent = records.write(part, self._key(row))
+            payload[where].view(batch.rows, -1).copy_(written)
+            sent.add_to(part, weight=-1.0)
+            batch.write(x, part)
+        return payload
+
+    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+        for payload in payloads:
+            check_payload(self, payload)
+        for batch, records, where, row in self._plan:
+            part = batch.read(out)
+            rows = [p[where].view(batch.rows, -1) for p in payloads]
+            records.add_to(part, rows, weight=weight, key=self._key(row))
+            batch.write(out, part)
+
+    def _key(self, row: int) -> RoundKey:
+        return RoundKey(round=self._round, row=row)
+
+
+class GroupedCodec(Codec):
+    """A codec that writes one record per row of a grouping."""
+
+    groups: Grouping
+
+    @abstractmethod
+    def records(self) -> RowFormat:
+        """The format of a row."""
+
+    @property
+    def id(self) -> str:
+        """Format of a record, then what shares one."""
+        return f"{self.records().id}/{self.groups.id}"
+
+    def bind(self, layout: Layout) -> BoundCodec:
+        """Lay the rows of every parameter."""
+        return _BoundRowCodec(self, layout)

@@ -1,0 +1,211 @@
+"""An HTTP server that anybody may talk to: bounded in threads, bytes and seconds, and silent."""
+
+import contextlib
+import io
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, TypeAlias, final
+
+__all__ = ["LARGEST_REQUEST", "HttpRequest", "HttpResponse", "HttpServer", "Respond", "read_length"]
+
+LARGEST_REQUEST = 4 << 20
+_MOST_AT_ONCE = 128
+_REQUEST_S = 60.0
+# For one piece to leave: 256 KiB, so a link that takes 9 KB/s is fast enough.
+_SEND_S = 30.0
+_PIECE = 256 << 10
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpRequest:
+    """What somebody asked.
+
+    Args:
+        method: GET or POST.
+        path: as it was sent.
+        headers: as they were sent; nothing in them is checked.
+        body: in full, unless there is a fault.
+        fault: an HTTP status and a reason if the request itself is no good.
+        host: who asks.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    fault: tuple[int, str] | None = None
+    host: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpResponse:
+    """What is sent back.
+
+    Args:
+        status: of HTTP.
+        headers: besides the length.
+        length: bytes of all pieces.
+        pieces: sent one after another; whoever makes them runs on once the last has left.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    length: int
+    pieces: Iterable[bytes | memoryview]
+
+
+Respond: TypeAlias = Callable[[HttpRequest], HttpResponse]
+"""Called in a thread of its own."""
+
+
+def read_length(text: str | None) -> int:
+    """The number of bytes that a Content-Length announces.
+
+    Raises:
+        ValueError: it is missing or not a number.
+
+    >>> read_length("12")
+    12
+    """
+    if text is None:
+        raise ValueError("it does not say how many bytes it has")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise ValueError(f"it announces {text[:20]!r} bytes")
+    return int(text)
+
+
+@final
+class HttpServer(ThreadingHTTPServer):
+    """Listens, and has `respond` called for what it hears; start it with `serve_forever`.
+
+    Args:
+        host: address to listen on: a name, IPv4 or IPv6, in brackets or not; "" is all of IPv4.
+        port: 0 takes any that is free.
+        respond: answers.
+
+    Raises:
+        OSError: the port is taken, or the host is none of this machine's.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, respond: Respond) -> None:
+        self.respond = respond
+        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        found = socket.getaddrinfo(
+            host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self.address_family, *_, address = found[0]
+        super().__init__(address, _Connection)  # pyright: ignore[reportArgumentType]
+
+    def server_bind(self) -> None:
+        """Bind, without asking a name server for this machine's name as HTTPServer does."""
+        if self.address_family == socket.AF_INET6:
+            with contextlib.suppress(OSError):  # "::" then hears IPv4 too, where there is both
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a thread, or hang up on whoever is one too many."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve, then make room."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for who hangs up or stalls: no trouble of this process; a bug is told."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+@final
+class _Connection(BaseHTTPRequestHandler):
+    server: HttpServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.0"
+    # Head and body leave apart: with Nagle's algorithm the body would wait for an acknowledgement.
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(
+            _DeadlineReader(self.connection, time.monotonic() + _REQUEST_S)
+        )
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        del format, args  # who was refused is told by those who refuse
+
+    def _serve(self, method: str) -> None:
+        response = self.server.respond(self._receive(method))
+        self.connection.settimeout(_SEND_S)
+        self.send_response_only(response.status)
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(response.length))
+        self.end_headers()
+        for piece in response.pieces:
+            for start in range(0, len(piece), _PIECE):
+                self.wfile.write(piece[start : start + _PIECE])
+
+    def _receive(self, method: str) -> HttpRequest:
+        headers = dict(self.headers.items())
+        try:
+            length = read_length(
+                self.headers.get("Content-Length", "0" if method == "GET" else None)
+            )
+        except ValueError as error:
+            return self._faulty(method, 400, str(error))
+        if length > LARGEST_REQUEST:
+            return self._faulty(method, 413, f"{length} bytes are more than {LARGEST_REQUEST}")
+        body = self.rfile.read(length)
+        if len(body) < length:
+            return self._faulty(method, 400, f"{len(body)} bytes of {length} arrived")
+        host = str(self.client_address[0])
+        return HttpRequest(method=method, path=self.path, headers=headers, body=body, host=host)
+
+    def _faulty(self, method: str, status: int, why: str) -> HttpRequest:
+        headers = dict(self.headers.items())
+        return HttpRequest(method=method, path=self.path, headers=headers, fault=(status, why))
+
+
+@final
+class _DeadlineReader(io.RawIOBase):
+    """Reads a socket until a moment, however slowly the bytes come."""
+
+    def __init__(self, connection: socket.socket, until_s: float) -> None:
+        self._connection, self._until_s = connection, until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)

@@ -1,0 +1,161 @@
+"""What an elastic run meets at: the door, and torchft's lighthouse one port above it."""
+
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, final
+
+from thinwire.elastic.address import address_text
+from thinwire.elastic.registry_server import RegistryServer
+from thinwire.elastic.token import Token
+from thinwire.errors import ConfigurationError
+
+__all__ = ["Lighthouse"]
+
+_TICK_MS = 50
+_TRIES = 20
+_FREE_S = 2.0
+
+
+@final
+class Lighthouse:
+    """Answers workers on `port` (the door) and `port` + 1 (torchft), until it is closed.
+
+    Args:
+        token: of the run.
+        host: address to listen on.
+        port: 0 takes two neighbours that are free.
+        min_workers: a round needs this many.
+        heartbeat_timeout_s: without a beat, after which a worker is gone.
+        join_timeout_s: how long torchft lets those who are ready wait for those who are not.
+        on_event: is told in a line who came, left or was refused, and why; from any thread.
+
+    Raises:
+        ConfigurationError: torchft is not installed, a port is taken, or a number cannot be.
+    """
+
+    def __init__(
+        self,
+        token: Token,
+        *,
+        host: str,
+        port: int,
+        min_workers: int = 1,
+        heartbeat_timeout_s: float = 5.0,
+        join_timeout_s: float = 60.0,
+        on_event: Callable[[str], None],
+    ) -> None:
+        _check(port, min_workers, heartbeat_timeout_s, join_timeout_s)
+        server_type = _torchft_server()
+        self._host, self.port = host, port or _free_pair(host)
+        upper = self.port + 1
+        try:
+            self._door = RegistryServer(
+                token,
+                host=host,
+                port=self.port,
+                lighthouse_port=upper,
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                on_event=on_event,
+            )
+        except OSError as error:
+            raise _taken(host, self.port, error) from error
+        try:
+            self._server: Any = server_type(
+                bind=address_text(host, upper),
+                min_replicas=min_workers,
+                join_timeout_ms=round(join_timeout_s * 1000),
+                quorum_tick_ms=_TICK_MS,
+                heartbeat_timeout_ms=round(heartbeat_timeout_s * 1000),
+            )
+        except RuntimeError as error:
+            self._door.close()
+            raise _taken(host, upper, error) from error
+
+    def close(self) -> None:
+        """Stop answering; its ports are free again."""
+        self._door.close()
+        self._server.shutdown()
+        # One that had hardly started listens for as long as it exists, and others let go of their
+        # port some time after they were told to.
+        self._server = None
+        until_s = time.monotonic() + _FREE_S
+        while not _is_free(self._host, self.port + 1) and time.monotonic() < until_s:
+            time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check(port: int, min_workers: int, heartbeat_timeout_s: float, join_timeout_s: float) -> None:
+    wrong = {
+        f"port={port}": not 0 <= port < 65535,
+        f"min_workers={min_workers}": min_workers < 1,
+        f"heartbeat_timeout_s={heartbeat_timeout_s:g}": not 0.1 <= heartbeat_timeout_s <= 3600,
+        f"join_timeout_s={join_timeout_s:g}": not 0.1 <= join_timeout_s <= 86400,
+    }
+    for value, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigurationError(
+                f"start a lighthouse with {value}",
+                because="ports end at 65535 and it takes two; it needs a worker, and times "
+                "between 0.1 s and an hour for heartbeats or a day for joining",
+                do="pass another value",
+            )
+
+
+def _torchft_server() -> Any:
+    try:
+        from torchft.coordination import LighthouseServer
+    except ImportError as error:
+        raise ConfigurationError(
+            "start a lighthouse",
+            because=f"torchft cannot be imported ({error})",
+            do="pip install 'thinwire[elastic]' on Linux with CPython 3.11 to 3.13",
+        ) from error
+    return LighthouseServer
+
+
+def _free_pair(host: str) -> int:
+    for _ in range(_TRIES):
+        with socket.socket() as lower:
+            try:
+                lower.bind((host, 0))
+            except OSError as error:
+                raise _taken(host, 0, error) from error
+            port: int = lower.getsockname()[1]
+            if port < 65535 and _is_free(host, port + 1):
+                return port
+    raise ConfigurationError(
+        f"find two neighbouring free ports at {host}",
+        because=f"{_TRIES} pairs were taken",
+        do="name a port",
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _taken(host: str, port: int, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"listen on {address_text(host, port)}",
+        because=str(error),
+        do="end what listens there, or choose an address of this machine with two neighbouring "
+        "free ports: the door's, and torchft's above it",
+    )

@@ -1,0 +1,370 @@
+"""Fragments: which parameters travel together, and after which inner steps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import final
+
+from thinwire.errors import ConfigurationError
+from thinwire.fragments.layers import WRAPPERS, Part
+from thinwire.fragments.offsets import At, Offsets, Spread
+
+__all__ = [
+    "At",
+    "Balanced",
+    "ByModule",
+    "Fragment",
+    "Fragments",
+    "Offsets",
+    "Part",
+    "Sequential",
+    "Spread",
+    "Strided",
+    "Whole",
+]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fragment:
+    """Parameters that are exchanged together, every `sync_every` inner steps.
+
+    Args:
+        index: its place in the plan, and in the state of the outer loop.
+        names: parameter names, in the order in which they are laid out on the wire.
+        offset_steps: t_p; the fragment is due when (t - t_p) mod H = 0.
+        first_step: the first inner step, counted from 1, after which it may be due.
+
+    >>> fragment = Fragment(index=0, names=("w",), offset_steps=3, first_step=10)
+    >>> [step for step in range(40) if fragment.is_due(step=step, sync_every=10)]
+    [13, 23, 33]
+    """
+
+    index: int
+    names: tuple[str, ...]
+    offset_steps: int
+    first_step: int
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return f"fragment {self.index} ({len(self.names)} parameters from {self.names[0]!r})"
+
+    def is_due(self, *, step: int, sync_every: int) -> bool:
+        """Whether the fragment is sent after inner step `step` (counted from 1).
+
+        Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
+        """
+        return step >= self.first_step and (step - self.offset_steps) % sync_every == 0
+
+
+class Fragments(ABC):
+    """A rule that puts every parameter into exactly one fragment."""
+
+    @abstractmethod
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """The fragments of a model whose trainable parameters are `parts`.
+
+        Args:
+            parts: in the order in which names lie in a fragment; sizes are those of whole tensors,
+                so that all ranks of a sharded worker plan alike.
+            sync_every: H, inner steps from one exchange of a fragment to the next.
+
+        Raises:
+            ConfigurationError: the rule does not fit this model or this interval.
+        """
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole(Fragments):
+    """One fragment that holds the whole model, as in DiLoCo (arXiv 2311.08105).
+
+    >>> Whole().plan([Part(name="w", aliases=("w",), numel=6, layer=None)], sync_every=30)
+    (Fragment(index=0, names=('w',), offset_steps=0, first_step=30),)
+    """
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """One fragment without an offset, whatever the interval."""
+        return _fill(parts, {part.name: 0 for part in parts}, 1, Spread(), sync_every)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strided(Fragments):
+    """Layer l of L goes to fragment l mod n, n = ceil(L / layers); all else is the last fragment.
+
+    What lies outside of the stack of layers is the embedding, the final norm and the head. Layers
+    in which nothing is trained are not counted.
+
+    Args:
+        layers: the most layers in a fragment.
+        offsets: when the fragments are due.
+
+    Raises:
+        ConfigurationError: layers < 1; a model without a stack of layers, when it is planned.
+
+    >>> from torch import nn
+    >>> from thinwire.fragments.layers import parts_of
+    >>> model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(5)))
+    >>> [f.names for f in Strided().plan([*parts_of(model).values()], sync_every=30)]
+    [('0.weight', '2.weight', '4.weight'), ('1.weight', '3.weight')]
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), section 3: three layers, strided.
+    """
+
+    layers: int = 3
+    offsets: Offsets = field(default_factory=Spread)
+
+    def __post_init__(self) -> None:
+        _check_at_least_one("Strided", "layers", self.layers)
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """Every n-th layer together."""
+        layers = _layers("Strided", parts)
+        count = _fragments_for(layers, self.layers)
+        home = {name: layer % count for name, layer in layers.items()}
+        return _fill_with_rest(parts, home, count, self.offsets, sync_every)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequential(Fragments):
+    """Layer l goes to fragment floor(l / layers); what is outside of the stack is the last one.
+
+    Layers in which nothing is trained are not counted.
+
+    Args:
+        layers: layers in a fragment; its last may have fewer.
+        offsets: when the fragments are due.
+
+    Raises:
+        ConfigurationError: layers < 1; a model without a stack of layers, when it is planned.
+
+    >>> from torch import nn
+    >>> from thinwire.fragments.layers import parts_of
+    >>> model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(5)))
+    >>> [f.names for f in Sequential().plan([*parts_of(model).values()], sync_every=30)]
+    [('0.weight', '1.weight', '2.weight'), ('3.weight', '4.weight')]
+
+    Source: Streaming DiLoCo (arXiv 2501.18512), section 3, the alternative to strided.
+    """
+
+    layers: int = 3
+    offsets: Offsets = field(default_factory=Spread)
+
+    def __post_init__(self) -> None:
+        _check_at_least_one("Sequential", "layers", self.layers)
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """Neighbouring layers together."""
+        layers = _layers("Sequential", parts)
+        home = {name: layer // self.layers for name, layer in layers.items()}
+        count = _fragments_for(layers, self.layers)
+        return _fill_with_rest(parts, home, count, self.offsets, sync_every)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balanced(Fragments):
+    """`count` fragments of about equal size, whatever the model: the largest tensor first.
+
+    Each tensor goes to the fragment that is lightest so far, so the largest fragment is at most the
+    mean plus one tensor. Deltas are fp32 for every parameter, so sizes are elements.
+
+    Args:
+        count: fragments.
+        offsets: when the fragments are due.
+
+    Raises:
+        ConfigurationError: count < 1; more fragments than tensors, when a model is planned.
+
+    >>> sizes = {"a": 5, "b": 4, "c": 3, "d": 3}
+    >>> parts = [Part(name=n, aliases=(n,), numel=size, layer=None) for n, size in sizes.items()]
+    >>> [f.names for f in Balanced(count=2).plan(parts, sync_every=30)]
+    [('a', 'd'), ('b', 'c')]
+
+    Source: R. L. Graham, Bounds on multiprocessing timing anomalies (1969), for the rule.
+    """
+
+    count: int = 4
+    offsets: Offsets = field(default_factory=Spread)
+
+    def __post_init__(self) -> None:
+        _check_at_least_one("Balanced", "count", self.count)
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """Tensors in the order of their size, each where there is most room."""
+        if len(parts) < self.count:
+            raise ConfigurationError(
+                f"cut a model into {self.count} fragments",
+                because=f"it has {len(parts)} trainable tensors, and a fragment needs one",
+                do=f"pass count <= {len(parts)}",
+            )
+        # Sizes, then tensors: else several tensors without elements would leave a fragment empty.
+        load = [(0, 0)] * self.count
+        home: dict[str, int] = {}
+        for part in sorted(parts, key=lambda part: -part.numel):
+            lightest = load.index(min(load))
+            home[part.name] = lightest
+            numel, tensors = load[lightest]
+            load[lightest] = numel + part.numel, tensors + 1
+        return _fill(parts, home, self.count, self.offsets, sync_every)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByModule(Fragments):
+    """Fragments listed by hand, by names of modules or parameters.
+
+    Names are those of the model before it was wrapped: the `module.` of DistributedDataParallel and
+    the `_orig_mod.` of torch.compile can be left out.
+
+    Args:
+        modules: for each fragment the modules (with all they hold) and parameters it consists of.
+        offsets: when the fragments are due.
+
+    Raises:
+        ConfigurationError: a fragment without names; when a model is planned, a name that matches
+            nothing trainable, a parameter in no fragment, or one in two, be it under two names.
+
+    >>> parts = [Part(name=n, aliases=(n,), numel=1, layer=None) for n in ("a.w", "a.b", "c.w")]
+    >>> [f.names for f in ByModule(modules=(("c", "a.b"), ("a.w",))).plan(parts, sync_every=30)]
+    [('a.b', 'c.w'), ('a.w',)]
+    """
+
+    modules: tuple[tuple[str, ...], ...]
+    offsets: Offsets = field(default_factory=Spread)
+
+    def __post_init__(self) -> None:
+        for index, names in enumerate(self.modules):
+            wrong: object = names
+            # A text is a sequence of letters, and each would be taken for a module.
+            if isinstance(wrong, str) or not names:
+                raise ConfigurationError(
+                    f"make fragment {index} of {wrong!r}",
+                    because="a fragment is a tuple of one name or more",
+                    do='write it like ("model.embed_tokens", "lm_head"), with a comma after one',
+                )
+
+    def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
+        """Each parameter where its module is listed."""
+        spellings = _spellings(parts)
+        found: dict[str, tuple[int, str]] = {}
+        for index, names in enumerate(self.modules):
+            for wanted in names:
+                _claim(index, wanted, spellings, found)
+        forgotten = [part.name for part in parts if part.name not in found]
+        if forgotten:
+            more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
+            raise ConfigurationError(
+                f"leave parameter {forgotten[0]!r}{more} out of every fragment",
+                because="workers would drift apart in what they never exchange",
+                do="list its module in a fragment, or freeze it",
+            )
+        home = {name: index for name, (index, _) in found.items()}
+        return _fill(parts, home, len(self.modules), self.offsets, sync_every)
+
+
+def _claim(
+    index: int,
+    wanted: str,
+    spellings: Mapping[str, tuple[str, ...]],
+    found: dict[str, tuple[int, str]],
+) -> None:
+    """Put everything called `wanted`, or held by a module of that name, into fragment `index`."""
+    hits = {
+        name: spelling
+        for name, known in spellings.items()
+        for spelling in known
+        if spelling == wanted or spelling.startswith(f"{wanted}.")
+    }
+    if not hits:
+        raise _unknown(index, wanted, spellings)
+    for name, spelling in hits.items():
+        other, earlier = found.setdefault(name, (index, spelling))
+        if other != index:
+            raise ConfigurationError(
+                f"exchange {earlier!r} in fragment {other} and {spelling!r} in fragment {index}",
+                because="they are one parameter" + (", which is tied" * (earlier != spelling)),
+                do="leave it out of one of the two fragments",
+            )
+
+
+def _unknown(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) -> Exception:
+    known = {
+        ".".join(path[:depth])
+        for path in (spelling.split(".") for known in spellings.values() for spelling in known)
+        for depth in range(1, len(path) + 1)
+    }
+    close = get_close_matches(wanted, sorted(known), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "take a name from model.named_modules()"
+    return ConfigurationError(
+        f"put {wanted!r} into fragment {index}",
+        because="no trainable parameter is called so or lies in a module of that name",
+        do=hint,
+    )
+
+
+def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
+    """For each part the names one may call it by: without those of wrappers, then as it is."""
+    bare = {
+        part.name: [
+            ".".join(piece for piece in alias.split(".") if piece not in WRAPPERS)
+            for alias in part.aliases
+        ]
+        for part in parts
+    }
+    # Only a module that holds everything can be a wrapper.
+    while all(name.startswith("module.") for names in bare.values() for name in names) and bare:
+        bare = {key: [n.removeprefix("module.") for n in names] for key, names in bare.items()}
+    return {part.name: (*part.aliases, *bare[part.name]) for part in parts}
+
+
+def _layers(rule: str, parts: Iterable[Part]) -> dict[str, int]:
+    """The layer of each part of the stack, among the layers that have any."""
+    layers = {part.name: part.layer for part in parts if part.layer is not None}
+    if not layers:
+        raise ConfigurationError(
+            f"cut this model into fragments by its layers, as {rule} does",
+            because="no trainable parameter lies in a stack of layers (an nn.ModuleList, or an "
+            "nn.Sequential or nn.ModuleDict of modules of one class)",
+            do="use Balanced(), which needs no layers, or ByModule() with your own list",
+        )
+    place = {layer: index for index, layer in enumerate(sorted(set(layers.values())))}
+    return {name: place[layer] for name, layer in layers.items()}
+
+
+def _fragments_for(layers: Mapping[str, int], layers_per_fragment: int) -> int:
+    return -(-len(set(layers.values())) // layers_per_fragment)
+
+
+def _fill_with_rest(
+    parts: Sequence[Part], home: Mapping[str, int], count: int, offsets: Offsets, sync_every: int
+) -> tuple[Fragment, ...]:
+    """`_fill`, with one more fragment for parts that have no place in `home`, if there are any."""
+    everyone = {part.name: home.get(part.name, count) for part in parts}
+    return _fill(parts, everyone, max(everyone.values()) + 1, offsets, sync_every)
+
+
+def _fill(
+    parts: Sequence[Part], home: Mapping[str, int], count: int, offsets: Offsets, sync_every: int
+) -> tuple[Fragment, ...]:
+    names: list[list[str]] = [[] for _ in range(count)]
+    for part in parts:
+        names[home[part.name]].append(part.name)
+    due = offsets.of(count, sync_every=sync_every)
+    return tuple(
+        Fragment(index=index, names=tuple(mine), offset_steps=offset, first_step=first)
+        for index, (mine, (offset, first)) in enumerate(zip(names, due, strict=True))
+    )
+
+
+def _check_at_least_one(rule: str, field_name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(
+            f"build {rule}({field_name}={value!r})",
+            because="a fragment without parameters has nothing to exchange",
+            do=f"pass {field_name} >= 1",
+        )

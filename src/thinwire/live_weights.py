@@ -1,0 +1,202 @@
+"""A worker's live weights, read and written as flat fp32 vectors.
+
+Everything that crosses a wire is one vector per fragment, so the model's tensors are laid one after
+the other in the order of `named_parameters()`. A sharded tensor (a DTensor) takes part with the
+shard this rank holds: elementwise outer optimizers do not need the rest.
+"""
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import ConfigurationError, NonFiniteError
+
+__all__ = ["LiveWeights", "local_shard"]
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of `tensor` this rank holds, sharing its memory: all of it unless it is a DTensor.
+
+    >>> local_shard(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
+    # Asking for the method keeps torch.distributed.tensor, which is slow to import, out of here.
+    to_local = getattr(tensor, "to_local", None)
+    return tensor.detach() if to_local is None else cast(Tensor, to_local()).detach()
+
+
+@final
+class LiveWeights:
+    """The trainable parameters of one worker and the optimizers that train them.
+
+    Args:
+        model: any module; tied parameters count once, frozen ones do not take part.
+        optimizers: whatever steps those parameters.
+
+    Raises:
+        ConfigurationError: nothing in `model` is trainable.
+
+    >>> replica = LiveWeights(nn.Linear(2, 1), [])
+    >>> replica.numel(["weight", "bias"]), replica.read(["bias"]).dtype
+    (3, torch.float32)
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        _check_kinds(model, optimizers)
+        self.model = model
+        self.optimizers = tuple(optimizers)
+        self.parameters: Mapping[str, nn.Parameter] = {
+            name: p for name, p in model.named_parameters() if p.requires_grad
+        }
+        if not self.parameters:
+            raise ConfigurationError(
+                "train this model",
+                because="none of its parameters requires a gradient",
+                do="pass the model that your optimizer trains, not a frozen copy of it",
+            )
+        self._check_optimizers()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the flat vectors live: the device of the first parameter."""
+        return next(iter(self.parameters.values())).device
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter, as this rank holds it."""
+        return {name: tuple(local_shard(p).shape) for name, p in self.parameters.items()}
+
+    def numel(self, names: Iterable[str]) -> int:
+        """Elements in the flat vector of `names`."""
+        return sum(local_shard(self.parameters[name]).numel() for name in names)
+
+    def read(self, names: Sequence[str]) -> Tensor:
+        """The live weights of `names`, as a new fp32 vector."""
+        return self.flatten(local_shard(self.parameters[name]) for name in names)
+
+    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
+        """`tensors` one after the other as a new fp32 vector on this replica's device."""
+        parts = [t.reshape(-1).to(self.device, torch.float32) for t in tensors]
+        # cat of a single part may alias it, and what is read must survive the next inner step.
+        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+    def unflatten(self, names: Sequence[str], flat: Tensor) -> dict[str, Tensor]:
+        """Views into `flat`, one for each name, in the parameters' (local) shapes."""
+        shards = [local_shard(self.parameters[name]) for name in names]
+        parts = flat.split([s.numel() for s in shards])
+        return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
+
+    def as_written(self, names: Sequence[str], flat: Tensor) -> Tensor:
+        """`flat` as `read` would return it after `write`: rounded to the live weights' dtypes."""
+        shards = {name: local_shard(self.parameters[name]) for name in names}
+        if all(shard.dtype == torch.float32 for shard in shards.values()):
+            return flat
+        parts = self.unflatten(names, flat)
+        return self.flatten(parts[name].to(shard.dtype) for name, shard in shards.items())
+
+    def write(self, names: Sequence[str], flat: Tensor) -> None:
+        """Put `flat` into the live weights, rounded to their dtype."""
+        self.mix(names, flat, 0.0)
+
+    @torch.no_grad()
+    def mix(self, names: Sequence[str], flat: Tensor, alpha: float) -> None:
+        """local = alpha local + (1 - alpha) flat, in fp32; with alpha 0 exactly `flat`."""
+        for name, values in self.unflatten(names, flat).items():
+            local = local_shard(self.parameters[name])
+            if alpha:
+                values = torch.lerp(values, local.to(values), alpha)
+            local.copy_(values)
+        self._forget_gathered_weights()
+
+    def inner_state(self) -> list[Tensor]:
+        """Every tensor that the optimizers keep, as this rank holds it."""
+        return [
+            local_shard(value)
+            for optimizer in self.optimizers
+            for kept in optimizer.state.values()
+            for value in kept.values()
+            if isinstance(value, Tensor)
+        ]
+
+    def check_finite(self, names: Sequence[str], flat: Tensor, *, what: str, when: str) -> None:
+        """Raise `NonFiniteError` naming the first parameter whose part of `flat` is not finite."""
+        # One sum costs a fifth of an elementwise test; a finite sum proves every term finite.
+        if bool(torch.isfinite(flat.sum())):
+            return
+        for name, values in self.unflatten(names, flat).items():
+            if not bool(torch.isfinite(values).all()):
+                raise NonFiniteError(
+                    f"send the {what} of parameter {name!r} at {when}",
+                    because="it holds NaN or an infinity, which would reach every worker",
+                    do="lower the inner learning rate or clip gradients; nothing of it was sent",
+                )
+
+    def check_unchanged(self) -> None:
+        """Raise `ConfigurationError` if other parameters are trainable than at construction."""
+        now = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        changed = sorted(now ^ self.parameters.keys())
+        if changed:
+            raise ConfigurationError(
+                f"exchange a model whose parameter {changed[0]!r} was frozen or unfrozen",
+                because="what is exchanged was laid out when the outer loop was built",
+                do="flush() and close() this outer loop and build a new one",
+            )
+
+    def _check_optimizers(self) -> None:
+        mine = {id(p) for p in self.parameters.values()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for p in cast(list[Tensor], group["params"]):
+                    if p.requires_grad and id(p) not in mine:
+                        raise ConfigurationError(
+                            "connect this optimizer",
+                            because=f"it steps a parameter of shape {list(p.shape)} that is not in "
+                            "the model, so workers would drift apart in it",
+                            do="pass the module that holds all parameters the optimizer steps",
+                        )
+
+    @contextmanager
+    def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
+        """Hold `values` in place of the live weights for a while, then put those back.
+
+        Meanwhile the live weights are kept where the values rest.
+        """
+        names = list(values)
+        kept = [local_shard(self.parameters[n]).to(v.device, copy=True) for n, v in values.items()]
+        self._copy_in(names, values.values())
+        try:
+            yield
+        finally:
+            self._copy_in(names, kept)
+
+    @torch.no_grad()
+    def _copy_in(self, names: Sequence[str], values: Iterable[Tensor]) -> None:
+        for name, value in zip(names, values, strict=True):
+            local_shard(self.parameters[name]).copy_(local_shard(value))
+        self._forget_gathered_weights()
+
+    def _forget_gathered_weights(self) -> None:
+        # FSDP2 may still hold weights it gathered for an evaluation; they would hide what we wrote.
+        for module in self.model.modules():
+            reshard: Any = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
+
+
+def _check_kinds(model: object, optimizers: object) -> None:
+    many = (
+        list(cast("Sequence[object]", optimizers))
+        if isinstance(optimizers, list | tuple)
+        else [optimizers]
+    )
+    wrong = [value for value in many if not isinstance(value, torch.optim.Optimizer)]
+    if not isinstance(model, nn.Module):
+        wrong.insert(0, model)
+    if wrong:
+        raise ConfigurationError(
+            f"train {type(wrong[0]).__name__}",
+            because="an outer loop takes a torch Module and a torch Optimizer (or a list of them)",
+            do="pass OuterLoop(model, optimizer, method)",
+        )

@@ -1,0 +1,53 @@
+"""Outer settings that depend on the number of workers, as the papers' tables do."""
+
+from dataclasses import dataclass
+from typing import final
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.overlap import Overlap
+from thinwire.outer.state import FragmentContext, OuterState
+
+__all__ = ["ByWorkerCount"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByWorkerCount(OuterOptimizer):
+    """The row for the largest K that is not above the number of workers.
+
+    Args:
+        table: (K, optimizer) rows with K ascending from 1.
+
+    Raises:
+        ConfigurationError: the rows do not start at 1 or do not ascend.
+
+    >>> from thinwire.outer import SGD
+    >>> table = ByWorkerCount(table=((1, SGD(lr=0.7)), (8, SGD(lr=0.9))))
+    >>> table.at(4).lr, table.at(16).lr
+    (0.7, 0.9)
+    """
+
+    table: tuple[tuple[int, OuterOptimizer], ...]
+
+    def __post_init__(self) -> None:
+        counts = [workers for workers, _ in self.table]
+        if not counts or counts[0] != 1 or counts != sorted(set(counts)):
+            raise ConfigurationError(
+                f"use outer settings for {counts} workers",
+                because="some number of workers would have no row, or two",
+                do="start the table at 1 worker and list the numbers in ascending order",
+            )
+
+    def at(self, workers: int) -> OuterOptimizer:
+        """The optimizer for `workers` workers."""
+        return [optimizer for least, optimizer in self.table if least <= workers][-1]
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Every row must fit."""
+        for _, optimizer in self.table:
+            optimizer.check(sync_every=sync_every, overlap=overlap)
+
+    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
+        """Bind the row for the workers of `seat`."""
+        return self.at(seat.workers).bind(seat, overlap)

@@ -1,0 +1,131 @@
+"""The outer parameters of one fragment as a vector, and the torch optimizer that moves them."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import CheckpointError
+from thinwire.storage import StatePlacement, StoredTensor
+
+__all__ = ["FlatAnchor", "TorchOuter"]
+
+
+class TorchOuter(Protocol):
+    """A description of one of torch's optimizers."""
+
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """torch's optimizer for `position`."""
+        ...
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """The optimizer's state before its first step, for a position like `like`."""
+        ...
+
+
+@final
+class FlatAnchor:
+    """theta = OuterOpt(theta, mean), at rest between rounds.
+
+    torch's optimizer steps a *position*: the vector as seen from an origin that all workers share.
+    That origin is the vector itself, so the position starts at zero and becomes the update.
+
+    Args:
+        stepper: makes the optimizer.
+        start: fp32 [numel], which this object takes over.
+        storage: where vector and buffers rest.
+    """
+
+    def __init__(self, stepper: TorchOuter, start: Tensor, storage: StatePlacement) -> None:
+        self._position = nn.Parameter(start.new_empty(0))
+        self._optimizer = stepper.build(self._position)
+        # What torch would make at the first step: there from the start, so that a checkpoint of a
+        # fresh loop has every key and torch.distributed.checkpoint fills them all.
+        buffers = stepper.buffers(start)
+        # AdamW counts its steps in a scalar on the host, which stays there.
+        self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
+        self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
+        self._vector = storage.keep(start)
+
+    def prefetch_reading(self) -> None:
+        """Begin to bring the vector to the device."""
+        self._vector.prefetch()
+
+    def prefetch_stepping(self) -> None:
+        """Begin to bring vector and buffers to the device."""
+        for kept in (self._vector, *self._buffers.values()):
+            kept.prefetch()
+
+    @contextmanager
+    def reading(self) -> Generator[Tensor]:
+        """The vector on the device, not to be changed."""
+        try:
+            yield self._vector.fetch()
+        finally:
+            self._vector.release()
+
+    def resting(self) -> Tensor:
+        """The vector where it rests, not to be changed."""
+        return self._vector.resting()
+
+    @contextmanager
+    def stepping(self, mean: Tensor, origin: Tensor | None = None) -> Generator[Tensor]:
+        """Take an outer step; yields the new vector on the device, not to be changed.
+
+        Args:
+            mean: fp32 [numel].
+            origin: where the position is seen from; the vector itself by default.
+        """
+        vector = self._vector.fetch()
+        self._position.data = torch.zeros_like(vector) if origin is None else vector - origin
+        self._step_position(mean)
+        moved = self._position.data
+        vector = vector.add_(moved) if origin is None else moved.add_(origin)
+        # Only the vector and the optimizer's own buffers are kept between rounds.
+        self._position.data = mean.new_empty(0)
+        # Whatever happens to the live weights: the step was taken, and the buffers say so, too.
+        try:
+            yield vector
+        finally:
+            self._vector.store(vector)
+
+    def _step_position(self, mean: Tensor) -> None:
+        buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
+        self._optimizer.state[self._position] = {**buffers, **self._scalars}
+        self._position.grad = mean
+        self._optimizer.step()
+        self._position.grad = None
+        state = self._optimizer.state.pop(self._position)
+        for key, kept in self._buffers.items():
+            kept.store(state[key])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`anchor` and the optimizer's buffers, where they rest."""
+        buffers = {key: kept.resting() for key, kept in self._buffers.items()} | self._scalars
+        return {"anchor": self.resting()} | {f"optimizer.{k}": v for k, v in buffers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            CheckpointError: it has other keys.
+        """
+        mine = self.state_dict()
+        if state.keys() != mine.keys():
+            raise CheckpointError(
+                "load the state of an outer optimizer",
+                because=f"it has {sorted(state)} and needs {sorted(mine)}",
+                do="pass what state_dict() of a loop with the same method returned",
+            )
+        _put(self._vector, state["anchor"])
+        for key, kept in self._buffers.items():
+            _put(kept, state[f"optimizer.{key}"])
+        self._scalars = {
+            key: state[f"optimizer.{key}"].to("cpu", copy=True) for key in self._scalars
+        }
+
+
+def _put(kept: StoredTensor, value: Tensor) -> None:
+    kept.store(value.to(kept.resting().device, copy=True))

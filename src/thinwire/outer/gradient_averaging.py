@@ -1,0 +1,234 @@
+"""Data parallelism: the mean *gradient* goes to the worker's own optimizer."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError
+from thinwire.live_weights import LiveWeights, local_shard
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.overlap import Delay, Overlap
+from thinwire.outer.state import FragmentContext, OuterState
+
+__all__ = ["GradientAveraging"]
+
+_Settings = list[dict[str, Any]]
+
+# Whose gradients a state takes: two states on one optimizer would each find half of them.
+_OWNERS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientState]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@final
+class _GradientState(OuterState):
+    """Takes gradients out of `optimizer.step()` and puts their mean in before the real step.
+
+    A pre-hook keeps the gradients and leaves None behind, so the user's own call of `step()` finds
+    nothing to do, whatever the optimizer. The settings of that moment are kept too: a scheduler may
+    have moved the learning rate on before the mean arrives.
+    """
+
+    def __init__(self, replica: LiveWeights, names: Sequence[str]) -> None:
+        self.replica, self._names = replica, tuple(names)
+        self._captured: dict[torch.optim.Optimizer, _Settings] = {}
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._stepping = False
+        for optimizer in replica.optimizers:
+            _claim(optimizer, self)
+        # Weak, so that a loop that is dropped lets go of its optimizers.
+        capture = weakref.WeakMethod(self._capture)
+        self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in replica.optimizers]
+
+    def _capture(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._stepping:
+            return
+        if any(callable(value) for value in (*args, *kwargs.values())):
+            raise ConfigurationError(
+                "average gradients of an optimizer that is stepped with a closure",
+                because="the closure computes them after the exchange",
+                do="call backward() first and step() without arguments",
+            )
+        self._check_capture(optimizer)
+        self._captured[optimizer] = [_settings(group) for group in optimizer.param_groups]
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                self._gradients[parameter], parameter.grad = parameter.grad, None
+
+    def _check_capture(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer in self._captured:
+            raise ConfigurationError(
+                "step an optimizer twice under ddp",
+                because="the gradients of its last step were not exchanged yet",
+                do="call outer.step() after every optimizer.step()",
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise ConfigurationError(
+                "average gradients of a fused optimizer under a GradScaler",
+                because="they are unscaled inside its step, after the exchange",
+                do="build the optimizer with fused=False, or train in bf16",
+            )
+        if any(p.grad is not None and p.grad.is_sparse for p in _parameters(optimizer)):
+            raise ConfigurationError(
+                "average sparse gradients",
+                because="payloads are dense vectors",
+                do="build the embedding with sparse=False",
+            )
+
+    def collect(self) -> Tensor:
+        if len(self._captured) < len(self.replica.optimizers):
+            raise ConfigurationError(
+                "exchange gradients",
+                because="not every optimizer was stepped since the last exchange "
+                "(a GradScaler skips the step when a gradient overflows)",
+                do="call optimizer.step() before outer.step(); prefer bf16 to fp16 with ddp",
+            )
+        tensors = [self.replica.parameters[name] for name in self._names]
+        gradients, self._gradients = self._gradients, {}
+        return self.replica.flatten(
+            local_shard(gradients[p] if p in gradients else torch.zeros_like(p)) for p in tensors
+        )
+
+    def apply(self, mean: Tensor) -> None:
+        for name, gradient in self.replica.unflatten(self._names, mean).items():
+            parameter = self.replica.parameters[name]
+            parameter.grad = torch.empty_like(parameter)
+            local_shard(parameter.grad).copy_(gradient)
+        self._stepping = True
+        try:
+            for optimizer, settings in self._captured.items():
+                _step_with(optimizer, settings)
+        finally:
+            self._stepping = False
+            self._captured = {}
+        for name in self._names:
+            self.replica.parameters[name].grad = None
+
+    def anchor(self) -> Mapping[str, Tensor]:
+        return {name: local_shard(self.replica.parameters[name]) for name in self._names}
+
+    def flat_anchor(self) -> Tensor:
+        return self.replica.read(self._names)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        pass
+
+    def shared(self) -> dict[str, Tensor]:
+        raise _not_shared()
+
+    def place(self, unsent: Tensor | None) -> None:
+        del unsent
+        raise _not_shared()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for optimizer in self.replica.optimizers:
+            _OWNERS.pop(optimizer, None)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientAveraging(OuterOptimizer):
+    """g = (1/K) sum_k g_k; theta = InnerOpt(theta, g): the corner where every step is a round.
+
+    What is exchanged is the gradient itself, and the worker's own optimizer does the outer step, so
+    no anchor is kept. Clipping done by an optimizer pre-hook acts on the mean, as in DDP.
+
+    Differs: a parameter without a gradient counts as one of zeros, so weight decay acts on it.
+
+    >>> GradientAveraging()
+    GradientAveraging()
+    """
+
+    def check(self, *, sync_every: int, overlap: Overlap) -> None:
+        """Gradients are averaged at every step or not at all."""
+        if overlap != Delay():
+            raise ConfigurationError(
+                f"average gradients with {overlap}",
+                because="the worker's step waits for the mean, and there is nothing to mix",
+                do="leave overlap out, or take an outer optimizer such as tw.outer.SGD",
+            )
+        if sync_every != 1:
+            raise ConfigurationError(
+                f"average gradients every {sync_every} steps",
+                because="a gradient belongs to the step that computed it",
+                do="pass sync_every=1, or an outer optimizer such as tw.outer.SGD for local steps",
+            )
+
+    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
+        """Hook the worker's optimizers."""
+        del overlap
+        if not seat.replica.optimizers:
+            raise ConfigurationError(
+                "average gradients without an optimizer",
+                because="the worker's own optimizer takes the step",
+                do="pass the optimizer to OuterLoop",
+            )
+        return _GradientState(seat.replica, seat.names)
+
+
+def _not_shared() -> ConfigurationError:
+    return ConfigurationError(
+        "average gradients among workers that come and go",
+        because="what all workers share under ddp is their own optimizers' state, which no round "
+        "carries to a newcomer",
+        do="take a method with an outer optimizer, such as diloco",
+    )
+
+
+def _claim(optimizer: torch.optim.Optimizer, state: _GradientState) -> None:
+    reference = _OWNERS.get(optimizer)
+    owner = None if reference is None else reference()
+    if owner is not None and owner.replica is state.replica:
+        raise ConfigurationError(
+            "average gradients fragment by fragment",
+            because="the optimizer's step takes those of all parameters at once, and fragments are "
+            "asked for, or the ranks of a worker share only some of its parameters",
+            do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
+        )
+    if owner is not None:
+        raise ConfigurationError(
+            "average the gradients of this optimizer",
+            because="another outer loop does so already",
+            do="call close() of that loop first, or build a new optimizer",
+        )
+    _OWNERS[optimizer] = weakref.ref(state)
+
+
+def _calling(capture: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        method = capture()
+        if method is not None:
+            method(optimizer, args, kwargs)
+
+    return hook
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in cast(list[Tensor], group["params"])]
+
+
+def _step_with(optimizer: torch.optim.Optimizer, settings: _Settings) -> None:
+    """Step with the settings that held when the gradients were taken, then put today's back."""
+    today = [_settings(group) for group in optimizer.param_groups]
+    for group, then in zip(optimizer.param_groups, settings, strict=True):
+        group.update(then)
+    try:
+        optimizer.step()
+    finally:
+        for group, now in zip(optimizer.param_groups, today, strict=True):
+            group.update(now)

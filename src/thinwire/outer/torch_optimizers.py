@@ -1,0 +1,136 @@
+"""Outer optimizers that step on a displacement: how far the workers moved in a round."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer.base import OuterOptimizer
+from thinwire.outer.flat_anchor import FlatAnchor
+from thinwire.outer.overlap import Overlap
+from thinwire.outer.state import FragmentContext, OuterState
+
+__all__ = ["SGD", "AdamW"]
+
+
+class _TorchOptimizer(OuterOptimizer):
+    """An optimizer of torch.optim that steps the flat anchor of a fragment."""
+
+    @abstractmethod
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """torch's optimizer for `position`."""
+
+    @abstractmethod
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """The optimizer's state before its first step, for a position like `like`."""
+
+    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
+        """A state whose anchor is the live weights as they are now."""
+        return overlap.join(
+            lambda: FlatAnchor(self, seat.replica.read(seat.names), seat.storage), seat
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGD(_TorchOptimizer):
+    """m = mu m + Delta; theta = theta - eta (Delta + mu m) with Nesterov, else theta - eta m.
+
+    Args:
+        lr: eta, applied here and nowhere else.
+        momentum: mu in [0, 1); 0 keeps no buffer.
+        nesterov: look ahead by mu m, as DiLoCo does.
+
+    Raises:
+        ConfigurationError: a negative rate, a momentum outside [0, 1), Nesterov without momentum.
+
+    Source: DiLoCo (arXiv 2311.08105), Algorithm 1; `torch.optim.SGD`.
+
+    >>> SGD(lr=0.7, momentum=0.9, nesterov=True)
+    SGD(lr=0.7, momentum=0.9, nesterov=True)
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigurationError(
+                f"use outer SGD with momentum={self.momentum}",
+                because="the momentum buffer would grow without bound or alternate in sign",
+                do="pass 0 <= momentum < 1",
+            )
+        if self.nesterov and self.momentum == 0.0:
+            raise ConfigurationError(
+                "use outer SGD with nesterov=True and momentum=0",
+                because="there is no momentum to look ahead with",
+                do="pass nesterov=False or momentum > 0",
+            )
+
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """`torch.optim.SGD` with these settings."""
+        return torch.optim.SGD(
+            [position], lr=self.lr, momentum=self.momentum, nesterov=self.nesterov
+        )
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """A momentum of zeros, if there is momentum."""
+        return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamW(_TorchOptimizer):
+    """Adam on the mean pseudo-gradient; no weight decay, which belongs to the inner optimizer.
+
+    Args:
+        lr: eta.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+
+    Raises:
+        ConfigurationError: a negative rate, or betas outside [0, 1).
+
+    Source: the outer-optimizer ablation of DiLoCo (arXiv 2311.08105); `torch.optim.AdamW`.
+
+    >>> AdamW(lr=0.1).betas
+    (0.9, 0.95)
+    """
+
+    lr: float = 0.3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigurationError(
+                f"use outer AdamW with betas={self.betas}",
+                because="a moment would never forget",
+                do="pass two numbers in [0, 1)",
+            )
+
+    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
+        """`torch.optim.AdamW` with these settings."""
+        return torch.optim.AdamW(
+            [position], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
+        )
+
+    def buffers(self, like: Tensor) -> dict[str, Tensor]:
+        """Step 0 and two moments of zeros."""
+        moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.tensor(0.0), **moments}
+
+
+def _check_rate(lr: float) -> None:
+    if not 0.0 <= lr < float("inf"):
+        raise ConfigurationError(
+            f"use an outer optimizer with lr={lr}",
+            because="pseudo-gradients already point downhill (delta = anchor - local)",
+            do="pass a finite lr >= 0",
+        )

@@ -1,0 +1,88 @@
+"""Which worker is behind: every worker notes in the group's store what it has begun."""
+
+import contextlib
+import datetime
+import time
+from collections.abc import Generator
+from typing import Any, final
+
+__all__ = ["ExchangeCounts"]
+
+_READ_S = 2.0
+
+
+@final
+class ExchangeCounts:
+    """How many exchanges each worker of a group has begun, and what it has sent with them.
+
+    Noting is a write without an answer over a connection of its own, so no step waits for it.
+
+    Args:
+        store: of the process group; None if there is none.
+        prefix: two transports on one group have different ones.
+        rank: this worker.
+        world_size: the number of workers.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
+        self._store: Any = None
+        with self._or_without():
+            # Whoever waits for a key blocks the connection for all that share it.
+            self._store = None if store is None else store.clone()
+        self._prefix, self._rank, self._world_size = prefix, rank, world_size
+        self._begun = self._nbytes = 0
+
+    def begin(self, nbytes: int) -> None:
+        """Note that this worker has begun an exchange by sending `nbytes`."""
+        self._begun += 1
+        self._nbytes += nbytes
+        if self._store is not None:
+            with self._or_without():
+                self._store.set(f"{self._prefix}/{self._rank}", f"{self._begun} {self._nbytes}")
+
+    def differences(self) -> str:
+        """How the others differ from this worker, or nothing if that cannot be known.
+
+        >>> ExchangeCounts(None, "", 0, 3).differences()
+        ''
+        >>> ExchangeCounts(None, "", 0, 2).differences()
+        'the peer is worker 1'
+        """
+        until_s = time.perf_counter() + _READ_S
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
+        notes = {rank: self._read(rank, until_s) for rank in others}
+        known = {rank: note for rank, note in notes.items() if note is not None}
+        different = [d for rank, note in known.items() if (d := self._difference(rank, *note))]
+        if len(known) == len(others) and not different:
+            return "all workers have begun as many exchanges"
+        if self._world_size == 2 and not known:
+            return f"the peer is worker {others[0]}"
+        return " and ".join(different)
+
+    def _difference(self, rank: int, begun: int, nbytes: int) -> str:
+        if begun < self._begun:
+            return f"worker {rank} has begun {begun} exchanges, this worker {self._begun}"
+        if begun == self._begun and nbytes != self._nbytes:
+            return (
+                f"worker {rank} has sent {nbytes} bytes in {begun} exchanges, this worker "
+                f"{self._nbytes}"
+            )
+        return ""
+
+    def _read(self, rank: int, until_s: float) -> tuple[int, int] | None:
+        left_s = until_s - time.perf_counter()
+        if self._store is None or left_s <= 0:
+            return None
+        with self._or_without():
+            self._store.set_timeout(datetime.timedelta(seconds=left_s))
+            begun, nbytes = self._store.get(f"{self._prefix}/{rank}").split()
+            return int(begun), int(nbytes)
+        return None
+
+    @contextlib.contextmanager
+    def _or_without(self) -> Generator[None]:
+        """Go on without the store if it is gone: a step must not fail for want of a note."""
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError):
+            self._store = None
