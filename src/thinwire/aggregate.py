@@ -1,20 +1,22 @@
 """Aggregation: one pseudo-gradient from those of all workers."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs import BoundCodec
-from thinwire.errors import NonFiniteError
+from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.rejection import Rejection, RejectReason
 
 __all__ = [
     "Aggregate",
+    "DropOutliers",
     "MeanOverSenders",
     "MeanOverWorkers",
     "MedianNormClip",
@@ -28,15 +30,17 @@ _FEWEST_FOR_A_MEDIAN = 3
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payloads:
-    """What the workers sent, still encoded.
+    """The payloads of all workers in one round, still encoded.
 
     Args:
-        coder: that decodes it.
+        coder: decodes them.
         payloads: one per worker, in rank order, all on one device.
+        round: number of the exchange in which they were encoded.
     """
 
     coder: BoundCodec
     payloads: Sequence[Tensor]
+    round: int = 0
 
     @property
     def workers(self) -> int:
@@ -48,16 +52,38 @@ class Payloads:
         return torch.zeros(self.coder.layout.numel, device=self.payloads[0].device)
 
     def decode(self, worker: int) -> Tensor:
-        """What one worker sent, fp32 [numel]; not to be changed."""
-        return self.coder.decode(self.payloads[worker])
+        """The vector of one worker, fp32 [numel]; not to be changed."""
+        return self.coder.decode(self.payloads[worker], self.round)
+
+    def add_to(self, out: Tensor, *, weight: float) -> None:
+        """out += weight * vector, one worker after the other in rank order."""
+        self.coder.add_to(out, self.payloads, weight=weight, round=self.round)
+
+    def without(self, left_out: Collection[int]) -> "Payloads":
+        """These payloads without those at the places in `left_out`."""
+        kept = [p for place, p in enumerate(self.payloads) if place not in left_out]
+        return dataclasses.replace(self, payloads=kept)
 
 
 class Aggregate(ABC):
-    """A rule for combining what the workers sent."""
+    """A rule that combines the workers' vectors into one."""
+
+    @property
+    @abstractmethod
+    def elementwise(self) -> bool:
+        """Whether each coordinate of the result depends on that coordinate of the payloads alone.
+
+        Then shards of a vector may be combined apart from each other.
+        """
 
     @abstractmethod
     def combine(self, received: Payloads) -> Tensor:
         """One new vector [numel] (fp32) from all payloads, in rank order."""
+
+    def outliers(self, received: Payloads) -> dict[int, Rejection]:
+        """The payloads to leave out before `combine`, by their place; by default none."""
+        del received
+        return {}
 
 
 @final
@@ -65,8 +91,8 @@ class Aggregate(ABC):
 class MeanOverWorkers(Aggregate):
     """Delta = sum_k (1/K) Delta_k: the mean of DiLoCo (arXiv 2311.08105, Algorithm 1).
 
-    Each term is scaled first and then only added, in rank order: no fused multiply-add can be
-    chosen on one machine and not on another, so replicas stay bit-identical.
+    Each term is scaled and rounded before it is added, in rank order: a fused multiply-add, which
+    some machines would use and others not, cannot make the workers' bits differ.
 
     >>> from thinwire.codecs import Identity
     >>> from thinwire.fragments.layout import Layout
@@ -76,10 +102,15 @@ class MeanOverWorkers(Aggregate):
     tensor([0.5000, 0.5000])
     """
 
+    @property
+    def elementwise(self) -> bool:
+        """True."""
+        return True
+
     def combine(self, received: Payloads) -> Tensor:
         """The mean, summed in rank order."""
         out = received.zeros()
-        received.coder.add_to(out, received.payloads, weight=1.0 / received.workers)
+        received.add_to(out, weight=1.0 / received.workers)
         return out
 
 
@@ -102,6 +133,11 @@ class MeanOverSenders(Aggregate):
     tensor([3., 6.])
     """
 
+    @property
+    def elementwise(self) -> bool:
+        """True."""
+        return True
+
     def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
         workers = received.workers
@@ -110,7 +146,7 @@ class MeanOverSenders(Aggregate):
             values = received.decode(worker)
             total += values * (1.0 / workers)
             senders += values != 0
-        # A sum of terms over K, times K over the senders: the sum itself may leave the range.
+        # Divided by K before summing: a plain sum may leave the range of fp32.
         return total * (workers / senders.clamp_(min=1))
 
 
@@ -119,10 +155,11 @@ class MeanOverSenders(Aggregate):
 class MedianNormClip(Aggregate):
     """Delta = sum_k (1/K) min(1, median_j ||Delta_j|| / ||Delta_k||) Delta_k, tensor by tensor.
 
-    A worker's tensor is only ever scaled down. The median of an even number of norms is the lower
-    of the two in the middle.
+    A worker's tensor is never scaled up. The median of an even number of norms is the lower of the
+    two in the middle. Under an explicit reduce-scatter it is refused.
 
-    Source: SparseLoCo as deployed for Covenant-72B (arXiv 2603.08163).
+    Source: SparseLoCo for Covenant-72B (arXiv 2603.08163), which divides by the number of workers.
+    Differs: the deployed code takes the mean over those that sent a coordinate.
 
     >>> from thinwire.codecs import Identity
     >>> from thinwire.fragments.layout import Layout
@@ -131,6 +168,11 @@ class MedianNormClip(Aggregate):
     >>> MedianNormClip().combine(Payloads(coder=coder, payloads=sent))
     tensor([1.])
     """
+
+    @property
+    def elementwise(self) -> bool:
+        """False: a norm needs the whole tensor."""
+        return False
 
     def combine(self, received: Payloads) -> Tensor:
         """The mean of the clipped vectors, in rank order."""
@@ -146,7 +188,7 @@ class MedianNormClip(Aggregate):
         return out
 
     def _norms(self, received: Payloads, worker: int) -> Tensor:
-        """Of every tensor, in fp64: squares leave the range of fp32 long before numbers do."""
+        """The norm of every tensor, in fp64: squares leave the range of fp32 before numbers do."""
         values = received.decode(worker)
         norms = values.new_zeros(len(received.coder.layout.segments), dtype=torch.float64)
         for i, s in enumerate(received.coder.layout.segments):
@@ -154,59 +196,92 @@ class MedianNormClip(Aggregate):
         return norms
 
 
-def aggregate_valid(
-    aggregate: Aggregate, received: Payloads, *, norm_limit: float = math.inf
-) -> tuple[Tensor, dict[int, Rejection]]:
-    """Combine what is finite and of a usual length; returns it and whom that leaves out, by place.
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropOutliers(Aggregate):
+    """Leaves out a contribution longer than `limit` times the median one, then combines the rest.
+
+    Worker k is left out where ||Delta_k|| > limit * median_j ||Delta_j||, if three or more take
+    part. The median of an even number of norms is the lower of the two in the middle. Under
+    reduce-scatter the owner of a shard sees no more than the shard, and judges it alone.
 
     Args:
-        aggregate: the rule.
-        received: what the workers sent.
-        norm_limit: a contribution longer than this many times the median is left out, if there are
-            three or more; the median of an even number is the lower of the two in the middle.
+        limit: as a multiple of the median norm.
+        aggregate: combines the rest.
 
     Raises:
-        NonFiniteError: no worker's payload is finite.
+        ConfigurationError: the limit is not finite or below 1.
+
+    >>> from thinwire.codecs import Identity
+    >>> from thinwire.fragments.layout import Layout
+    >>> coder = Identity().bind(Layout.vector(1))
+    >>> sent = [coder.encode(torch.tensor([x])) for x in (1.0, 2.0, 100.0)]
+    >>> mean, left_out = aggregate_valid(DropOutliers(), Payloads(coder=coder, payloads=sent))
+    >>> mean, list(left_out)
+    (tensor([1.5000]), [2])
     """
-    flaws = _outsized(received, norm_limit)
-    combined = aggregate.combine(_without(received, flaws))
+
+    limit: float = 10.0
+    aggregate: Aggregate = field(default_factory=MeanOverWorkers)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit < math.inf:
+            raise ConfigurationError(
+                f"drop outliers with limit={self.limit}",
+                because="it is a multiple of the median norm, and below 1 the median would go",
+                do="pass a number from 1, such as 10; to drop nothing, use the inner aggregate",
+            )
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the aggregate that combines the rest is elementwise."""
+        return self.aggregate.elementwise
+
+    def combine(self, received: Payloads) -> Tensor:
+        """Combine all of `received`; the caller left out what `outliers` returns."""
+        return self.aggregate.combine(received)
+
+    def outliers(self, received: Payloads) -> dict[int, Rejection]:
+        """Payloads beyond the limit, and outliers of the inner aggregate."""
+        found = self.aggregate.outliers(received)
+        if received.workers < _FEWEST_FOR_A_MEDIAN:
+            return found
+        vectors = (received.decode(w) for w in range(received.workers))
+        norms = [float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in vectors]
+        median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
+        # With a median of 0 most sent zeros, and then any other norm would be an outlier.
+        return found | {
+            worker: Rejection(
+                reason=RejectReason.OUTLIER, detail=f"{norm:.3g}, and the median is {median:.3g}"
+            )
+            for worker, norm in enumerate(norms)
+            if math.isfinite(norm) and norm > self.limit * median > 0
+        }
+
+
+def aggregate_valid(
+    aggregate: Aggregate, received: Payloads
+) -> tuple[Tensor, dict[int, Rejection]]:
+    """Combine the payloads that are finite and not outliers by the rule of `aggregate`.
+
+    Returns:
+        the combined vector (fp32 [numel]), and by place in `received` why a payload is not in it.
+
+    Raises:
+        NonFiniteError: no payload is finite.
+    """
+    rejected = aggregate.outliers(received)
+    combined = aggregate.combine(received.without(rejected) if rejected else received)
     # One sum costs little, and a finite sum proves every term finite.
     if bool(torch.isfinite(combined.sum())) or bool(torch.isfinite(combined).all()):
-        return combined, flaws
-    sent = range(received.workers)
-    bad = [w for w in sent if w not in flaws and not _is_finite(received.decode(w))]
-    flaws |= {w: Rejection(fault=RejectReason.NOT_FINITE) for w in bad}
-    if not bad or len(flaws) == received.workers:
+        return combined, rejected
+    sent = [w for w in range(received.workers) if w not in rejected]
+    bad = [w for w in sent if not bool(torch.isfinite(received.decode(w)).all())]
+    rejected |= {w: Rejection(reason=RejectReason.NOT_FINITE) for w in bad}
+    if not bad or len(rejected) == received.workers:
         raise NonFiniteError(
             "combine what the workers sent",
-            because="finite terms have no finite sum" if not bad else "none of it is finite",
+            because="none of it is finite" if bad else "the sum leaves the range of fp32",
             do="resume from the last checkpoint with a lower inner learning rate",
         )
-    return aggregate.combine(_without(received, flaws)), flaws
-
-
-def _outsized(received: Payloads, limit: float) -> dict[int, Rejection]:
-    if limit == math.inf or received.workers < _FEWEST_FOR_A_MEDIAN:
-        return {}
-    vectors = (received.decode(w) for w in range(received.workers))
-    norms = [float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in vectors]
-    median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
-    return {
-        w: Rejection(
-            fault=RejectReason.OUTSIZED, detail=f"{norm:.3g}, and the median is {median:.3g}"
-        )
-        for w, norm in enumerate(norms)
-        # Where most sent zeros, nobody can say what is usual.
-        if math.isfinite(norm) and norm > limit * median > 0
-    }
-
-
-def _without(received: Payloads, flaws: Mapping[int, Rejection]) -> Payloads:
-    if not flaws:
-        return received
-    kept = [p for w, p in enumerate(received.payloads) if w not in flaws]
-    return Payloads(coder=received.coder, payloads=kept)
-
-
-def _is_finite(values: Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
+    return aggregate.combine(received.without(rejected)), rejected

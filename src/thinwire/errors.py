@@ -3,6 +3,9 @@
 An error says three things: what cannot be done, why, and what to do about it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 __all__ = [
     "CheckpointError",
     "ConfigurationError",
@@ -10,10 +13,12 @@ __all__ = [
     "ExchangeError",
     "ExchangeTimeout",
     "IncompleteError",
+    "LossyReduceScatterWarning",
     "MismatchError",
     "NonFiniteError",
     "RoundDiscarded",
     "ThinwireError",
+    "unknown_name",
 ]
 
 
@@ -54,8 +59,8 @@ class ExchangeTimeout(ExchangeError, TimeoutError):  # noqa: N818 - as in Timeou
     """A peer stayed silent for longer than the transport waits."""
 
 
-class RoundDiscarded(ExchangeError):  # noqa: N818 - nothing is wrong that a worker could mend
-    """A round counts on no worker: somebody came, left or was lost in it. No work is lost."""
+class RoundDiscarded(ExchangeError):  # noqa: N818 - no worker did anything wrong
+    """A round counts on no worker: one joined, left or was lost in it. No work is lost."""
 
 
 class NonFiniteError(ThinwireError, ArithmeticError):
@@ -72,3 +77,37 @@ class CorpusError(ThinwireError):
 
 class IncompleteError(ThinwireError):
     """Runs of a comparison have no result: they failed, or something else lies in their place."""
+
+
+class LossyReduceScatterWarning(UserWarning):
+    """A method's reduce-scatter loses much of what its codec sends."""
+
+
+def unknown_name(
+    cannot: str,
+    name: str,
+    known: Iterable[str],
+    *,
+    because: str | None = None,
+    do: str = "pass one of these",
+    kind: type[ThinwireError] = ConfigurationError,
+) -> ThinwireError:
+    """The error for a name that is not known, with the closest of those that are.
+
+    Args:
+        cannot: what cannot be done with it.
+        name: as it was given.
+        known: names that there are.
+        because: default that there are only these.
+        do: if the closest is not meant.
+        kind: of the error.
+
+    >>> unknown_name("use method 'dilocco'", "dilocco", ["ddp", "diloco"]).do
+    "did you mean 'diloco'? otherwise pass one of these"
+    """
+    spelled = {each.lower(): each for each in known if each}
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
+    guess = f"did you mean {spelled[close[0]]!r}? otherwise " if close else ""
+    if because is None:
+        because = f"there are only {', '.join(spelled.values())}"
+    return kind(cannot, because=because, do=guess + do)

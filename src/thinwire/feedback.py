@@ -1,4 +1,4 @@
-"""Feedback: what a worker adds to a pseudo-gradient from earlier rounds before it is encoded."""
+"""Error feedback: the part of earlier pseudo-gradients that was lost in encoding is sent again."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,23 +16,23 @@ __all__ = ["ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]
 
 
 class FeedbackState(ABC):
-    """The memory of one vector."""
+    """The feedback of one vector on one worker."""
 
     @abstractmethod
-    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
-        """The payload for `delta` (fp32 [numel], finite) and for what was left behind."""
+    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
+        """The payload for `delta` (fp32 [numel], finite) plus what earlier rounds did not send."""
 
     @abstractmethod
     def prefetch(self) -> None:
-        """Begin to bring the memory to the device."""
+        """Begin to copy the residual to the device."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """The memory as plain tensors."""
+        """The residual as plain tensors; empty without feedback."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a memory that `state_dict` returned."""
+        """Continue from what `state_dict` returned."""
 
 
 class Feedback(ABC):
@@ -40,13 +40,13 @@ class Feedback(ABC):
 
     @abstractmethod
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
-        """A fresh memory for a vector of `numel` elements, kept in `storage`."""
+        """A fresh state for a vector of `numel` elements, kept in `storage`."""
 
 
 @final
-class _Nothing(FeedbackState):
-    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
-        return coder.encode(delta)
+class _NoResidual(FeedbackState):
+    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
+        return codec.encode(delta, round)
 
     def prefetch(self) -> None:
         pass
@@ -61,17 +61,17 @@ class _Nothing(FeedbackState):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFeedback(Feedback):
-    """payload = encode(Delta): a round forgets what it could not send.
+    """payload = encode(Delta): the encoding error of a round is dropped.
 
-    >>> from thinwire.storage import Ledger, OnDevice
-    >>> NoFeedback().bind(3, OnDevice(torch.device("cpu"), Ledger())).state_dict()
+    >>> from thinwire.storage import OnDevice
+    >>> NoFeedback().bind(3, OnDevice(torch.device("cpu"))).state_dict()
     {}
     """
 
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
-        """A memory that stays empty."""
+        """A state without a residual."""
         del numel, storage
-        return _Nothing()
+        return _NoResidual()
 
 
 @final
@@ -80,7 +80,7 @@ class _Residual(FeedbackState):
         self._decay = decay
         self._memory = storage.zeros(numel)
 
-    def encode(self, delta: Tensor, coder: BoundCodec) -> Tensor:
+    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
         wanted = self._memory.fetch()
         wanted.mul_(self._decay).add_(delta)
         # One sum costs little, and a finite sum proves every term finite.
@@ -90,7 +90,7 @@ class _Residual(FeedbackState):
                 because="the sum leaves the range of fp32",
                 do="resume from the last checkpoint with a lower inner learning rate",
             )
-        payload = coder.encode_residual(wanted)
+        payload = codec.encode_residual(wanted, round)
         self._memory.store(wanted)
         return payload
 
@@ -105,7 +105,7 @@ class _Residual(FeedbackState):
         if list(state) != ["residual"] or state["residual"].shape != memory.shape:
             raise CheckpointError(
                 "load the state of error feedback",
-                because=f"it has {sorted(state)} and needs a residual of {len(memory)} elements",
+                because=f"it has {sorted(state)}, not a residual of {len(memory)} elements",
                 do="pass what state_dict() of a loop with the same method returned",
             )
         self._memory.store(state["residual"].to(memory.device, copy=True))
@@ -116,20 +116,20 @@ class _Residual(FeedbackState):
 class ErrorFeedback(Feedback):
     """e = beta e + Delta; payload = encode(e); e = e - decode(payload); e in fp32.
 
-    The outer learning rate has no part in it: it is applied once, by the outer optimizer.
+    e does not contain the outer learning rate, which the outer optimizer applies once.
 
     Args:
-        decay: beta in [0, 1]; with 1 nothing is ever lost.
-        device: where e rests between rounds; "cpu" is the host's memory, None wherever the outer
-            loop keeps its state. It does not change the mathematics, so workers may differ in it.
+        decay: beta in [0, 1]; with 1 everything is sent sooner or later.
+        device: where e rests between rounds: "cpu" for the host's memory, None for where the outer
+            loop keeps its state. The numbers do not depend on it, so workers may differ in it.
 
     Raises:
         ConfigurationError: a decay outside [0, 1].
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; MuLoCo (arXiv 2505.23725).
 
-    >>> from thinwire.storage import Ledger, OnDevice
-    >>> storage = OnDevice(torch.device("cpu"), Ledger())
+    >>> from thinwire.storage import OnDevice
+    >>> storage = OnDevice(torch.device("cpu"))
     >>> ErrorFeedback(decay=0.95).bind(2, storage).state_dict()
     {'residual': tensor([0., 0.])}
     """
@@ -141,7 +141,7 @@ class ErrorFeedback(Feedback):
         if not 0.0 <= self.decay <= 1.0:
             raise ConfigurationError(
                 f"use error feedback with decay={self.decay}",
-                because="what was not sent would grow from round to round or change its sign",
+                because="above 1 the residual would grow every round, below 0 change its sign",
                 do="pass a decay from 0 to 1, such as 0.9",
             )
 

@@ -19,7 +19,7 @@ __all__ = ["SGD", "AdamW", "InnerOptimizer", "Muon"]
 
 
 class InnerOptimizer(ABC):
-    """Describes the optimizer of the H local steps.
+    """Describes the optimizer of a worker's H inner steps between two exchanges.
 
     >>> class Adagrad(InnerOptimizer):
     ...     def build(self, model):

@@ -23,7 +23,7 @@ def local_shard(tensor: Tensor) -> Tensor:
     >>> local_shard(torch.ones(3))
     tensor([1., 1., 1.])
     """
-    # Asking for the method keeps torch.distributed.tensor, which is slow to import, out of here.
+    # Only a DTensor has the method: no need to import torch.distributed.tensor, which is slow.
     to_local = getattr(tensor, "to_local", None)
     return tensor.detach() if to_local is None else cast(Tensor, to_local()).detach()
 
@@ -34,13 +34,13 @@ class LiveWeights:
 
     Args:
         model: any module; tied parameters count once, frozen ones do not take part.
-        optimizers: whatever steps those parameters.
+        optimizers: all that step those parameters.
 
     Raises:
-        ConfigurationError: nothing in `model` is trainable.
+        ConfigurationError: `model` has no trainable parameter, or an optimizer steps another one.
 
-    >>> replica = LiveWeights(nn.Linear(2, 1), [])
-    >>> replica.numel(["weight", "bias"]), replica.read(["bias"]).dtype
+    >>> live = LiveWeights(nn.Linear(2, 1), [])
+    >>> live.numel(["weight", "bias"]), live.read(["bias"]).dtype
     (3, torch.float32)
     """
 
@@ -77,9 +77,9 @@ class LiveWeights:
         return self.flatten(local_shard(self.parameters[name]) for name in names)
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """`tensors` one after the other as a new fp32 vector on this replica's device."""
+        """`tensors` one after the other as a new fp32 vector on the model's device."""
         parts = [t.reshape(-1).to(self.device, torch.float32) for t in tensors]
-        # cat of a single part may alias it, and what is read must survive the next inner step.
+        # cat of a single part may share its memory, which the next inner step overwrites.
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
     def unflatten(self, names: Sequence[str], flat: Tensor) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ class LiveWeights:
                 raise NonFiniteError(
                     f"send the {what} of parameter {name!r} at {when}",
                     because="it holds NaN or an infinity, which would reach every worker",
-                    do="lower the inner learning rate or clip gradients; nothing of it was sent",
+                    do="lower the inner learning rate or clip gradients; the round was not sent",
                 )
 
     def check_unchanged(self) -> None:
@@ -140,7 +140,7 @@ class LiveWeights:
         if changed:
             raise ConfigurationError(
                 f"exchange a model whose parameter {changed[0]!r} was frozen or unfrozen",
-                because="what is exchanged was laid out when the outer loop was built",
+                because="the outer loop laid out the trainable parameters when it was built",
                 do="flush() and close() this outer loop and build a new one",
             )
 
@@ -153,15 +153,15 @@ class LiveWeights:
                         raise ConfigurationError(
                             "connect this optimizer",
                             because=f"it steps a parameter of shape {list(p.shape)} that is not in "
-                            "the model, so workers would drift apart in it",
+                            "the model, so it would not be exchanged",
                             do="pass the module that holds all parameters the optimizer steps",
                         )
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
-        """Hold `values` in place of the live weights for a while, then put those back.
+        """Replace the live weights by `values` inside a `with` block, then put them back.
 
-        Meanwhile the live weights are kept where the values rest.
+        Meanwhile the live weights are kept on the device of `values`.
         """
         names = list(values)
         kept = [local_shard(self.parameters[n]).to(v.device, copy=True) for n, v in values.items()]
@@ -178,7 +178,7 @@ class LiveWeights:
         self._forget_gathered_weights()
 
     def _forget_gathered_weights(self) -> None:
-        # FSDP2 may still hold weights it gathered for an evaluation; they would hide what we wrote.
+        # FSDP2 may still hold weights gathered for an evaluation, which would hide the new ones.
         for module in self.model.modules():
             reshard: Any = getattr(module, "reshard", None)
             if callable(reshard):
@@ -196,7 +196,7 @@ def _check_kinds(model: object, optimizers: object) -> None:
         wrong.insert(0, model)
     if wrong:
         raise ConfigurationError(
-            f"train {type(wrong[0]).__name__}",
-            because="an outer loop takes a torch Module and a torch Optimizer (or a list of them)",
+            f"build an outer loop from {type(wrong[0]).__name__}",
+            because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
             do="pass OuterLoop(model, optimizer, method)",
         )

@@ -14,27 +14,34 @@ connection live elsewhere.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from types import ModuleType
+from typing import Any, Final, cast, final
 
+from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import ConfigurationError
-from thinwire.exchange import Automatic, Exchange
+from thinwire.errors import ConfigurationError, LossyReduceScatterWarning, ThinwireError
+from thinwire.exchange import Automatic, Exchange, ReduceScatter
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
+from thinwire.handshake import first_difference, flatten_description
 from thinwire.inner import InnerOptimizer
 from thinwire.outer import Delay, OuterOptimizer, Overlap
 
-__all__ = ["Method", "describe"]
+__all__ = ["RENAMED_SLOTS", "Method", "describe", "with_present_names"]
+
+RENAMED_SLOTS = {"Direct": "GradientAveraging", "PerWorkers": "ByWorkerCount"}
+"""Class names in descriptions written by earlier versions, and today's."""
 
 
 def describe(value: Any) -> Any:
-    """`value` as JSON-able data: an object becomes its kind and its fields.
+    """`value` as JSON-able data: an object becomes its class name and its fields.
 
-    Equal descriptions must mean equal behaviour on every worker, so nothing that differs between
-    processes (an address in memory) may get in.
+    Workers compare descriptions, so they must not hold anything that differs between processes,
+    such as an address in memory.
 
     >>> describe(Whole())
     {'kind': 'Whole'}
@@ -50,9 +57,31 @@ def describe(value: Any) -> Any:
     return {"kind": type(value).__name__} | describe(_fields(value))
 
 
+def with_present_names(description: Any) -> Any:
+    """A description written by an earlier version, with today's class names.
+
+    Args:
+        description: nested, as `describe` returns it, or flat, keyed by paths such as "outer.kind".
+
+    >>> with_present_names({"outer": {"kind": "Direct"}})
+    {'outer': {'kind': 'GradientAveraging'}}
+    """
+    if isinstance(description, Mapping):
+        items = cast(Mapping[str, Any], description).items()
+        return {
+            key: RENAMED_SLOTS.get(value, value)
+            if key.rpartition(".")[2] == "kind" and isinstance(value, str)
+            else with_present_names(value)
+            for key, value in items
+        }
+    if isinstance(description, list):
+        return [with_present_names(item) for item in cast(list[Any], description)]
+    return description
+
+
 def _fields(value: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(value):
-        # What must not change the mathematics (where a state lives) is not part of a description.
+        # Fields that do not change the numbers (where a state lives) are left out.
         counted = (f for f in dataclasses.fields(value) if f.metadata.get("describe", True))
         return {field.name: getattr(value, field.name) for field in counted}
     return getattr(value, "__dict__", {})
@@ -61,23 +90,27 @@ def _fields(value: Any) -> Mapping[str, Any]:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """What a family of papers disagrees about, as slots.
+    """A training method: one choice for every slot of the outer step.
 
     Args:
         name: shown in tables; two methods that differ only in it are the same.
         inner: builds each worker's own optimizer.
         sync_every: H, inner steps from one exchange of a fragment to the next.
         outer: moves the outer parameters.
-        codec: what travels.
-        feedback: what a round leaves for the next one.
-        fragments: what travels together, and when.
-        overlap: how long it may travel, and how the answer is merged.
-        aggregate: one pseudo-gradient from all workers'.
-        exchange: who combines what.
+        codec: the byte format on the wire.
+        feedback: what a worker keeps of a round's encoding error.
+        fragments: which parameters are exchanged together, and when.
+        overlap: how many steps an exchange may take, and how its result is merged.
+        aggregate: makes one pseudo-gradient from all workers'.
+        exchange: gather, or reduce-scatter, or the cheaper one.
 
     Raises:
-        ConfigurationError: H < 1, a slot filled with the wrong kind of thing, or slots that do not
-            fit each other.
+        ConfigurationError: H < 1, an object of the wrong class in a slot, or slots that do not fit
+            each other.
+
+    Warns:
+        LossyReduceScatterWarning: a `ReduceScatter` without owner feedback whose codec loses much
+            of a mean, such as Top-k.
 
     >>> import dataclasses, thinwire as tw
     >>> method = tw.presets.diloco(sync_every=15)
@@ -107,6 +140,8 @@ class Method:
             )
         self.overlap.check(sync_every=self.sync_every)
         self.outer.check(sync_every=self.sync_every, overlap=self.overlap)
+        if isinstance(self.exchange, ReduceScatter):
+            self._check_reduce_scatter(self.exchange)
 
     def _check_slot(self, slot: str, kind: type) -> None:
         value: object = getattr(self, slot)
@@ -119,9 +154,64 @@ class Method:
             do=f"pass an instance of {kind.__name__}",
         )
 
+    def _check_reduce_scatter(self, exchange: ReduceScatter) -> None:
+        if not self.aggregate.elementwise:
+            raise ConfigurationError(
+                f"combine shards separately by {self.aggregate}",
+                because="it needs whole tensors, and the owner of a shard has only a part of them",
+                do="leave exchange out, or pass exchange=Gather()",
+            )
+        loss = self.codec.sharding_loss
+        if loss is not None and isinstance(exchange.owner_feedback, NoFeedback):
+            warnings.warn(
+                f"method {self.name!r} loses much of what {type(self.codec).__name__} sends under "
+                f"ReduceScatter() without owner feedback; because {loss}; do: pass "
+                "exchange=ReduceScatter(owner_feedback=ErrorFeedback()), or Gather(), or leave "
+                "exchange out",
+                LossyReduceScatterWarning,
+                stacklevel=4,  # the caller of Method(): __init__ and __post_init__ lie between
+            )
+
     def describe(self) -> dict[str, Any]:
         """The method as JSON-able data, without its name."""
         return {key: value for key, value in describe(self).items() if key not in {"kind", "name"}}
+
+    @classmethod
+    def from_dict(cls, description: Mapping[str, Any]) -> "Method":
+        """The method of which `describe(method)` made `description`, perhaps read from JSON.
+
+        Args:
+            description: with the method's name.
+
+        Raises:
+            ConfigurationError: something in it is not part of this package, or is of another
+                version of it.
+
+        >>> import thinwire as tw
+        >>> method = tw.presets.muloco(sync_every=7)
+        >>> Method.from_dict(describe(method)) == method
+        True
+        """
+        description = with_present_names(description)
+        try:
+            fields = {
+                slot: _build(value, _MODULES.get(slot, ()))
+                for slot, value in description.items()
+                if slot != "kind"
+            }
+            method = cls(**fields)
+        except _UnknownKindError as unknown:
+            raise _unreadable(f"{unknown} is no part of this package") from unknown
+        except (TypeError, ValueError, AttributeError, ThinwireError) as error:
+            raise _unreadable(f"it is of another version of this package: {error}") from error
+        # A field that was added since has a default, which the run may not have had.
+        said = {key: value for key, value in description.items() if key not in {"kind", "name"}}
+        mine, theirs = flatten_description(method.describe()), flatten_description(said)
+        different = first_difference(mine, theirs)
+        if different is not None:
+            because = f"it is of another version of this package, whose {different} differs"
+            raise _unreadable(because)
+        return method
 
     def fingerprint(self) -> str:
         """SHA-256 of the description: equal methods have equal fingerprints."""
@@ -140,3 +230,47 @@ _SLOTS: dict[str, type] = {
     "aggregate": Aggregate,
     "exchange": Exchange,
 }
+
+# -- from a description back to the method ---------------------------------------------------------
+
+# An inner and an outer optimizer may have one name, so each slot has its own modules.
+_MODULES: Final[Mapping[str, Sequence[ModuleType]]] = {
+    "inner": (inner,),
+    "outer": (outer,),
+    "overlap": (outer,),
+    "codec": (codecs,),
+    "feedback": (feedback,),
+    "fragments": (fragments,),
+    "aggregate": (aggregate,),
+    "exchange": (exchange, feedback),
+}
+
+
+class _UnknownKindError(LookupError):
+    """A description names a class that no slot has."""
+
+
+def _build(value: Any, modules: Sequence[ModuleType]) -> Any:
+    if isinstance(value, Mapping) and "kind" in value:
+        fields = {name: _build(held, modules) for name, held in value.items() if name != "kind"}
+        return _class_of(value["kind"], modules)(**fields)
+    if isinstance(value, list | tuple):
+        return tuple(_build(item, modules) for item in value)
+    return value
+
+
+def _class_of(kind: str, modules: Sequence[ModuleType]) -> Any:
+    # Only descriptions are built, whatever a file says: a run folder may come from anywhere.
+    for module in modules:
+        found = getattr(module, kind, None) if kind in module.__all__ else None
+        if isinstance(found, type) and dataclasses.is_dataclass(found):
+            return found
+    raise _UnknownKindError(kind)
+
+
+def _unreadable(because: str) -> ConfigurationError:
+    return ConfigurationError(
+        "read the method of a run",
+        because=because,
+        do="read it with the version of thinwire that wrote it",
+    )

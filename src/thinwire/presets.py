@@ -4,14 +4,13 @@ Every field of `Method` can be given as a keyword and then replaces the paper's 
 """
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, TypedDict, Unpack
 
 from thinwire import codecs, inner, outer
 from thinwire.aggregate import Aggregate
 from thinwire.codecs import CastBF16, Codec, Identity
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.exchange import Exchange
 from thinwire.feedback import ErrorFeedback, Feedback
 from thinwire.fragments import Fragments, Strided
@@ -149,9 +148,9 @@ def streaming_diloco(
     as are the scale and rounding of E3M0.
 
     Args:
-        layers: layers in a fragment; what is outside of all layers is a fragment of its own.
+        layers: layers in a fragment; embedding, final norm and head are one more fragment.
         tau: inner steps that an exchange may take.
-        alpha: share of its own weights that a worker keeps when the answer comes.
+        alpha: share of its own weights that a worker keeps when the result is merged.
         fields: fields of `Method`; `fragments` replaces `layers`, `overlap` both tau and alpha.
 
     Raises:
@@ -185,13 +184,13 @@ def streaming_muloco(
     Differs: the two were not published together with these settings.
 
     Args:
-        layers: as `streaming_diloco`.
-        tau: as `streaming_diloco`.
-        alpha: as `streaming_diloco`.
-        fields: as `streaming_diloco`.
+        layers: as in `streaming_diloco`.
+        tau: as in `streaming_diloco`.
+        alpha: as in `streaming_diloco`.
+        fields: as in `streaming_diloco`.
 
     Raises:
-        ConfigurationError: as `streaming_diloco`.
+        ConfigurationError: as in `streaming_diloco`.
 
     >>> streaming_muloco().inner.lr
     0.0156
@@ -239,8 +238,8 @@ def sparse_muloco(*, density: float = 1 / 64, **fields: Unpack[MethodFields]) ->
 
     Settings: inner Muon of MuLoCo (arXiv 2505.23725), all else of SparseLoCo (arXiv 2508.15706).
 
-    Differs: no paper describes it. Chunks are runs, which lose nothing to blocks on Muon's deltas,
-    and kept values have one bit, a sign, for the second bought nothing (docs/log.md).
+    Differs: no paper describes it. Chunks are runs, which do as well as blocks on Muon's deltas,
+    and kept values have one bit, a sign: a second gained nothing (docs/log.md).
 
     Args:
         density: share of the numbers that is sent.
@@ -289,18 +288,18 @@ def by_name(name: str) -> Callable[..., Method]:
     """The preset called `name`.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no preset has this name.
 
     >>> by_name("diloco") is diloco
     True
     """
     if name not in _PRESETS:
-        raise _unknown("use method", name, names())
+        raise unknown_name(f"use method {name!r}", name, names())
     return _PRESETS[name]
 
 
 def from_text(text: str, **fields: Any) -> Method:
-    """A method as it is named on a command line: NAME[:FIELD=NUMBER]...
+    """The method that a command line names: NAME[:FIELD=NUMBER]...
 
     Args:
         text: a preset's name and arguments of it, such as `muloco:bits=2` or
@@ -308,7 +307,7 @@ def from_text(text: str, **fields: Any) -> Method:
         fields: further arguments; those in `text` win.
 
     Raises:
-        ConfigurationError: there is no such preset, or it takes no such argument.
+        ConfigurationError: no preset has this name, or it has no such argument.
 
     >>> from_text("sparse_muloco:density=1/32").codec.k
     128
@@ -320,7 +319,7 @@ def from_text(text: str, **fields: Any) -> Method:
     for argument in arguments:
         field, value = _argument(name, argument)
         if field not in (*own, *_NUMBERS):
-            raise _unknown(f"give {name} the number", field, (*own, *_NUMBERS))
+            raise unknown_name(f"give {name} the number {field!r}", field, (*own, *_NUMBERS))
         if field in given:
             raise ConfigurationError(
                 f"use method {text!r}",
@@ -363,7 +362,7 @@ def _of_bits(bits: int, fields: MethodFields) -> MethodFields:
     if bits not in known or "codec" in fields:
         raise ConfigurationError(
             f"send {bits} bits a number" + (" and a codec too" if "codec" in fields else ""),
-            because=f"there are codecs for {', '.join(map(str, known))} bits, and one can be used",
+            because=f"bits must be one of {', '.join(map(str, known))}, and chooses the codec",
             do="pass one of these as bits, or codec= alone",
         )
     if bits in plain:
@@ -374,14 +373,6 @@ def _of_bits(bits: int, fields: MethodFields) -> MethodFields:
 def _compose(paper: MethodFields, fields: MethodFields) -> Method:
     for field in fields:
         if field not in MethodFields.__annotations__:
-            raise _unknown(f"build {paper.get('name')} with", field, MethodFields.__annotations__)
+            cannot = f"build {paper.get('name')} with {field!r}"
+            raise unknown_name(cannot, field, MethodFields.__annotations__)
     return Method(**{**paper, **fields})  # pyright: ignore[reportArgumentType]
-
-
-def _unknown(cannot: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> Exception:
-    close = get_close_matches(name, list(known), n=1)
-    return ConfigurationError(
-        f"{cannot} {name!r}",
-        because=f"there are only {', '.join(known)}",
-        do=f"did you mean {close[0]!r}?" if close else "pass one of these",
-    )

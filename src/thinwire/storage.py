@@ -2,8 +2,8 @@
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -13,39 +13,10 @@ from thinwire.errors import ConfigurationError
 __all__ = ["Ledger", "OnDevice", "OnHost", "StatePlacement", "StoredTensor", "choose_storage"]
 
 
-@final
-@dataclass(kw_only=True, slots=True)  # state: counters
-class Ledger:
-    """Bytes of outer state on the device and in the host's memory, now and at most.
-
-    >>> ledger = Ledger()
-    >>> ledger.add(device_bytes=8)
-    >>> ledger.add(device_bytes=-8, host_bytes=8)
-    >>> ledger.device_bytes, ledger.peak_device_bytes, ledger.peak_host_bytes
-    (0, 8, 8)
-    """
-
-    device_bytes: int = 0
-    host_bytes: int = 0
-    peak_device_bytes: int = 0
-    peak_host_bytes: int = 0
-    # A transport may encode a reduced shard on a thread of its own.
-    # What is dropped is uncounted wherever that happens, perhaps in here.
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
-
-    def add(self, *, device_bytes: int = 0, host_bytes: int = 0) -> None:
-        """Count what came (or, below zero, went)."""
-        with self._lock:
-            self.device_bytes += device_bytes
-            self.host_bytes += host_bytes
-            self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
-            self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
-
-
 class StoredTensor(ABC):
     """A tensor that rests somewhere and is fetched for use.
 
-    `fetch`, change it in place or not, then `store` what shall be kept, or `release` it unchanged.
+    `fetch`, change it in place or not, then `store` the value to keep, or `release` it unchanged.
     """
 
     @abstractmethod
@@ -72,46 +43,90 @@ class StoredTensor(ABC):
     def discard(self) -> None:
         """Keep it no longer; nothing else may be called afterwards."""
 
+    @property
+    @abstractmethod
+    def device_bytes(self) -> int:
+        """Bytes that it takes on the worker's device now."""
+
+    @property
+    @abstractmethod
+    def host_bytes(self) -> int:
+        """Bytes that it takes in the host's memory now."""
+
+
+@final
+class Ledger:
+    """Bytes of outer state on the device and in the host's memory, now and at most.
+
+    >>> ledger = Ledger()
+    >>> kept = OnHost(torch.device("cpu"), ledger).keep(torch.ones(2))
+    >>> kept.fetch(), ledger.device_bytes, ledger.host_bytes
+    (tensor([1., 1.]), 8, 8)
+    >>> kept.release()
+    >>> ledger.device_bytes, ledger.peak_device_bytes
+    (0, 8)
+    """
+
+    def __init__(self) -> None:
+        self.peak_device_bytes = self.peak_host_bytes = 0
+        # Weak, because a whole exchange is dropped, without a call here, when the number of workers
+        # changes.
+        self._kept: WeakSet[StoredTensor] = WeakSet()
+        # A transport may encode a reduced shard on a thread of its own.
+        self._lock = threading.Lock()
+
+    def count(self, kept: StoredTensor) -> None:
+        """Note that `kept` takes memory that it did not take before."""
+        with self._lock:
+            self._kept.add(kept)
+            self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
+            self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
+
+    def forget(self, kept: StoredTensor) -> None:
+        """Count `kept` no longer."""
+        with self._lock:
+            self._kept.discard(kept)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of outer state on the device now."""
+        return sum(kept.device_bytes for kept in self._kept)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of outer state in the host's memory now."""
+        return sum(kept.host_bytes for kept in self._kept)
+
 
 class StatePlacement(ABC):
-    """A place for outer state.
+    """Where outer state rests between rounds: makes stored tensors there.
 
     Args:
         device: the worker's.
-        ledger: counts what is kept.
+        ledger: counts the bytes; by default one of its own.
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger) -> None:
-        self.device, self.ledger = device, ledger
+    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
+        self.device, self.ledger = device, Ledger() if ledger is None else ledger
 
     @abstractmethod
     def keep(self, value: Tensor) -> StoredTensor:
-        """Keep `value`, which nobody else holds, wherever it is now."""
+        """Keep `value`, which the caller must not use afterwards; moves it to where state rests."""
 
     @abstractmethod
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros of fp32."""
 
     def put_away(self) -> None:
-        """Let go of what was prefetched and not fetched: by default nothing."""
+        """Release what was prefetched and not fetched; by default nothing is prefetched."""
         return
 
 
 @final
 class _OnDeviceTensor(StoredTensor):
-    _counted_bytes = 0
-
     def __init__(self, value: Tensor, ledger: Ledger) -> None:
         self._value, self._ledger = value, ledger
-        self._count(value.nbytes)
-
-    def __del__(self) -> None:
-        self._count(0)
-
-    def _count(self, nbytes: int) -> None:
-        if nbytes != self._counted_bytes:
-            self._ledger.add(device_bytes=nbytes - self._counted_bytes)
-            self._counted_bytes = nbytes
+        ledger.count(self)
 
     def prefetch(self) -> None:
         pass
@@ -120,7 +135,6 @@ class _OnDeviceTensor(StoredTensor):
         return self._value
 
     def store(self, value: Tensor) -> None:
-        self._count(value.nbytes)
         self._value = value
 
     def release(self) -> None:
@@ -130,14 +144,22 @@ class _OnDeviceTensor(StoredTensor):
         return self._value
 
     def discard(self) -> None:
-        self._count(0)
+        self._ledger.forget(self)
+
+    @property
+    def device_bytes(self) -> int:
+        return self._value.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        return 0
 
 
 @final
 class OnDevice(StatePlacement):
     """State stays on the worker's device.
 
-    >>> OnDevice(torch.device("cpu"), Ledger()).keep(torch.ones(2)).fetch()
+    >>> OnDevice(torch.device("cpu")).keep(torch.ones(2)).fetch()
     tensor([1., 1.])
     """
 
@@ -146,7 +168,7 @@ class OnDevice(StatePlacement):
         return _OnDeviceTensor(value.to(self.device), self.ledger)
 
     def zeros(self, numel: int) -> StoredTensor:
-        """Made on the device."""
+        """Keep `numel` zeros, made on the device."""
         return self.keep(torch.zeros(numel, device=self.device))
 
 
@@ -154,63 +176,53 @@ class OnDevice(StatePlacement):
 class _OnHostTensor(StoredTensor):
     """Copies to the device run on a stream of their own, beside the training."""
 
-    _counted_bytes = 0
-
     def __init__(self, value: Tensor, device: torch.device, storage: "OnHost") -> None:
         self._device, self._storage = device, storage
         # Pinned memory is what a GPU can copy from by itself.
         self._host = torch.empty(
             value.shape, dtype=value.dtype, device="cpu", pin_memory=device.type == "cuda"
         )
-        self._here: Tensor | None = None
-        self._arrived: torch.Event | None = None
-        self._count(self._host.nbytes)
         self._host.copy_(value)
-
-    def __del__(self) -> None:
-        if self._counted_bytes:
-            self.discard()
-
-    def _count(self, nbytes: int) -> None:
-        self._storage.ledger.add(host_bytes=nbytes - self._counted_bytes)
-        self._counted_bytes = nbytes
+        self._fetched: Tensor | None = None
+        self._arrived: torch.Event | None = None
+        storage.ledger.count(self)
 
     def prefetch(self) -> None:
-        if self._here is None:
-            self._bring()
+        if self._fetched is None:
+            self._copy_to_device()
             self._storage.prefetched.add(self)
 
-    def _bring(self) -> None:
-        self._storage.ledger.add(device_bytes=self._host.nbytes)
+    def _copy_to_device(self) -> None:
         stream = self._storage.stream
         if stream is None:
-            self._here = self._host.to(self._device, copy=True)
-            return
-        with torch.cuda.stream(stream):
-            self._here = self._host.to(self._device, non_blocking=True)
-            self._arrived = stream.record_event()
+            # A copy on a CPU, too: what is fetched may be changed in place.
+            self._fetched = self._host.to(self._device, copy=True)
+        else:
+            with torch.cuda.stream(stream):
+                self._fetched = self._host.to(self._device, non_blocking=True)
+                self._arrived = stream.record_event()
+        self._storage.ledger.count(self)
 
     def fetch(self) -> Tensor:
-        if self._here is None:
-            self._bring()
+        if self._fetched is None:
+            self._copy_to_device()
         self._storage.prefetched.discard(self)
-        assert self._here is not None
+        assert self._fetched is not None
         if self._arrived is not None:
             training = torch.cuda.current_stream(self._device)
             training.wait_event(self._arrived)
             # Its memory must not be given away before the training stream is done with it.
-            self._here.record_stream(training)
+            self._fetched.record_stream(training)
             self._arrived = None
-        return self._here
+        return self._fetched
 
     def store(self, value: Tensor) -> None:
+        # Blocks until it is there: the next step may overwrite `value`.
         self._host.copy_(value)
         self.release()
 
     def release(self) -> None:
-        if self._here is not None:
-            self._storage.ledger.add(device_bytes=-self._host.nbytes)
-        self._here = self._arrived = None
+        self._fetched = self._arrived = None
         self._storage.prefetched.discard(self)
 
     def resting(self) -> Tensor:
@@ -218,30 +230,38 @@ class _OnHostTensor(StoredTensor):
 
     def discard(self) -> None:
         self.release()
-        self._count(0)
+        self._storage.ledger.forget(self)
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._fetched is None else self._host.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self._host.nbytes
 
 
 @final
 class OnHost(StatePlacement):
     """State rests in the host's memory and visits the device only while it is used.
 
-    A worker on a CPU gets real copies, too: what it counts is what a GPU would hold.
+    A worker on a CPU gets real copies, too: it counts the bytes that a GPU would hold.
 
-    >>> ledger = Ledger()
-    >>> kept = OnHost(torch.device("cpu"), ledger).keep(torch.ones(2))
+    >>> host = OnHost(torch.device("cpu"))
+    >>> kept = host.keep(torch.ones(2))
     >>> kept.store(kept.fetch().mul_(3))
-    >>> kept.resting(), ledger.device_bytes, ledger.host_bytes
+    >>> kept.resting(), host.ledger.device_bytes, host.ledger.host_bytes
     (tensor([3., 3.]), 0, 8)
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger) -> None:
+    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
         super().__init__(device, ledger)
         self._stream: torch.cuda.Stream | None = None
         self.prefetched: set[StoredTensor] = set()
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
-        """For copies to the device; None without a GPU."""
+        """The stream of copies to the device; None without a GPU."""
         if self._stream is None and self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
@@ -251,17 +271,17 @@ class OnHost(StatePlacement):
         return _OnHostTensor(value, self.device, self)
 
     def zeros(self, numel: int) -> StoredTensor:
-        """Made in the host's memory."""
+        """Keep `numel` zeros, made in the host's memory."""
         return self.keep(torch.zeros(numel))
 
     def put_away(self) -> None:
-        """Release it all."""
+        """Release everything prefetched."""
         for kept in tuple(self.prefetched):
             kept.release()
 
 
 def choose_storage(
-    rest: torch.device | str | None, device: torch.device, ledger: Ledger
+    rest: torch.device | str | None, device: torch.device, ledger: Ledger | None = None
 ) -> StatePlacement:
     """The storage for state that rests on `rest`; None means the worker's `device`.
 
@@ -273,7 +293,7 @@ def choose_storage(
     if torch.device(rest).type == "cpu":
         return OnHost(device, ledger)
     wanted = torch.device(rest)
-    # "cuda" is the worker's device, whichever of them that is.
+    # "cuda" without an index means the worker's own device.
     if wanted.type == device.type and wanted.index in (None, device.index):
         return OnDevice(device, ledger)
     raise ConfigurationError(

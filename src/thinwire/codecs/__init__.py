@@ -1,4 +1,4 @@
-"""Codecs: what a vector of numbers looks like on the wire."""
+"""Codecs: byte formats for the vectors of numbers that workers exchange."""
 
 from thinwire.codecs.base import BoundCodec, Codec
 from thinwire.codecs.cast import CastBF16, CastFP16, Identity

@@ -1,4 +1,4 @@
-"""What a codec is: a byte format for a vector of numbers."""
+"""The codec interface: byte formats for vectors of fp32, and a format bound to one layout."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ __all__ = ["BoundCodec", "Codec", "check_payload", "to_bytes"]
 
 
 class BoundCodec(ABC):
-    """A codec made ready for the vectors of one layout.
+    """A codec that has laid out the vectors of one layout, so that a round plans nothing.
 
-    It touches the layout's segments and leaves the rest of a vector alone.
+    It encodes the layout's segments and leaves the rest of a vector alone. In every method `round`
+    is the number of the exchange; only codecs with shared randomness differ between rounds.
 
     Args:
         id: of the byte format.
@@ -27,36 +28,34 @@ class BoundCodec(ABC):
         self.id, self.layout, self.nbytes = id, layout, nbytes
 
     @abstractmethod
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
         """`x` [numel] (fp32, finite, contiguous) as a new uint8 [nbytes]; `x` is not modified."""
 
     @abstractmethod
-    def encode_residual(self, x: Tensor) -> Tensor:
-        """Encode `x` [numel] and leave in it, in place, what the payload lacks: x - decode."""
+    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
+        """Encode `x` [numel] and replace it, in place, by the error: x - decode(payload)."""
 
     @abstractmethod
-    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
         """out += weight * decode(payload), one payload after the other in the order given.
 
         Args:
             out: fp32 [numel]; changed in place.
             payloads: uint8 [nbytes] each.
-            weight: multiplied first and then only added, so that no machine may fuse the two.
+            weight: the product is rounded before it is added, so that no machine fuses the two.
+            round: in which the payloads were encoded.
 
         Raises:
-            ExchangeError: a payload cannot be one of this codec.
+            ExchangeError: a payload is not one of this codec.
         """
 
-    def decode(self, payload: Tensor) -> Tensor:
+    def decode(self, payload: Tensor, round: int = 0) -> Tensor:
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory."""
         out = torch.zeros(self.layout.numel, device=payload.device)
-        self.add_to(out, [payload], weight=1.0)
+        self.add_to(out, [payload], weight=1.0, round=round)
         return out
-
-    def at(self, round_number: int) -> "BoundCodec":
-        """This coder for one round: only codecs with shared randomness differ between rounds."""
-        del round_number
-        return self
 
 
 class Codec(ABC):
@@ -65,11 +64,19 @@ class Codec(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """The name of the byte format, for ever: other bytes are another id."""
+        """The name of the byte format. An id never changes its meaning: new bytes need a new id."""
+
+    @property
+    def sharding_loss(self) -> str | None:
+        """Why a shard's owner, which encodes a mean again, loses much of it; None if it does not.
+
+        `Method` warns with it of a reduce-scatter without owner feedback.
+        """
+        return None
 
     @abstractmethod
     def bind(self, layout: Layout) -> BoundCodec:
-        """Made ready for vectors of `layout`: shapes decide what shares a scale or a chunk."""
+        """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk."""
 
     def nbytes(self, numel: int) -> int:
         """Payload size in bytes: exact, and a function of `numel` alone."""
@@ -83,7 +90,7 @@ class Codec(ABC):
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory.
 
         Raises:
-            ExchangeError: `payload` cannot be one of this codec for `numel` elements.
+            ExchangeError: `payload` is not one of this codec for `numel` elements.
         """
         coder = self.bind(Layout.vector(numel))
         check_payload(coder, payload)

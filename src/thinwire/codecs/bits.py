@@ -102,7 +102,7 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     """The inverse of `pack_indices`: int64 [rows, k], ascending and below n.
 
     Raises:
-        ExchangeError: the bytes are no such code.
+        ExchangeError: the bytes are not such a code.
 
     >>> unpack_indices(torch.tensor([[5, 3]], dtype=torch.uint8), 8, 2).tolist()
     [[1, 5]]
@@ -110,7 +110,7 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     rows, low, high_length = len(packed), _low_bits(n, k), _high_length(n, k)
     high_bytes = packed_nbytes(high_length, 1)
     bitmap = unpack(packed[:, :high_bytes], 1, high_bytes * 8)
-    # Of equal counts in all rows follows that every row has its k: nonzero lists them row by row.
+    # Every row has k set bits, and nonzero lists them row by row: so the result can be reshaped.
     if not bool((bitmap.sum(1, dtype=torch.int32) == k).all()):
         raise _no_indices(n, k, "its bitmap holds another number of indices")
     indices = bitmap.nonzero()[:, 1].view(rows, k) - torch.arange(k, device=packed.device)
@@ -139,5 +139,5 @@ def _no_indices(n: int, k: int, because: str) -> ExchangeError:
     return ExchangeError(
         f"decode {k} indices below {n}",
         because=because,
-        do="check that the sender runs the same thinwire version; nothing of it was used",
+        do="check that the sender runs the same thinwire version; the payload was not used",
     )

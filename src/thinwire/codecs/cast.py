@@ -1,4 +1,4 @@
-"""Codecs that write every number by itself: fp32 as it is, or cast to 16 bits."""
+"""Codecs that write each number on its own: fp32 as it is, or cast to 16 bits."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @final
 class _BoundCast(BoundCodec):
-    """The numbers of the segments, one after the other."""
+    """The numbers of all segments, one after the other."""
 
     def __init__(self, id: str, layout: Layout, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -40,24 +40,28 @@ class _BoundCast(BoundCodec):
         numel = sum(stop - start for start, stop in self._ranges)
         super().__init__(id, layout, numel * dtype.itemsize)
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
+        del round
         return to_bytes(saturating_cast(self._select(x), self._dtype))
 
-    def encode_residual(self, x: Tensor) -> Tensor:
-        payload = self.encode(x)
+    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
+        payload = self.encode(x, round)
         self.add_to(x, [payload], weight=-1.0)
         return payload
 
-    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
+        del round
         for payload in payloads:
             check_payload(self, payload)
             for start, stop, where in self._blocks():
                 out[start:stop] += self._values(payload[where]) * weight
 
-    def decode(self, payload: Tensor) -> Tensor:
+    def decode(self, payload: Tensor, round: int = 0) -> Tensor:
         check_payload(self, payload)
         covers_all = self._ranges == [(0, self.layout.numel)]
-        return self._values(payload) if covers_all else super().decode(payload)
+        return self._values(payload) if covers_all else super().decode(payload, round)
 
     def _select(self, x: Tensor) -> Tensor:
         if len(self._ranges) == 1:
@@ -66,7 +70,7 @@ class _BoundCast(BoundCodec):
         return torch.cat([x[start:stop] for start, stop in self._ranges] or [x[:0]])
 
     def _blocks(self) -> Iterator[tuple[int, int, slice]]:
-        """Ranges of at most `_BLOCK` elements, with their bytes: fresh memory is slow in bulk."""
+        """Ranges of at most `_BLOCK` elements, with their bytes: large temporaries are slow."""
         size, sent = self._dtype.itemsize, 0
         for start, stop in self._ranges:
             for a in range(start, stop, _BLOCK):
@@ -75,7 +79,7 @@ class _BoundCast(BoundCodec):
                 sent += b - a
 
     def _values(self, payload: Tensor) -> Tensor:
-        # A body may begin at any byte of a message, and a view needs an aligned one.
+        # A message's body may begin at any byte, and a view as numbers needs an aligned start.
         if payload.storage_offset() % self._dtype.itemsize:
             payload = payload.clone()
         return payload.view(self._dtype).float()
@@ -95,10 +99,10 @@ class _Cast(Codec):
     @property
     @abstractmethod
     def _dtype(self) -> torch.dtype:
-        """Of a number on the wire."""
+        """Type of a number on the wire."""
 
     def bind(self, layout: Layout) -> BoundCodec:
-        """Shapes do not matter."""
+        """Lay the segments one after the other; shapes do not matter."""
         return _BoundCast(self.id, layout, self._dtype)
 
 

@@ -1,7 +1,7 @@
-"""Which numbers share a record: the rows into which a codec lays a vector.
+"""Which numbers share a record (a scale, a table of levels, a Top-k): the rows of a codec.
 
-A grouping turns a layout into batches, each a matrix [rows, columns] whose rows become one record
-each. A payload holds the records of all batches in order.
+A grouping turns a layout into batches, each a matrix [rows, columns]; every row becomes one record.
+A payload holds the records of all batches in order.
 """
 
 from abc import ABC, abstractmethod
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from thinwire.fragments.layout import CHUNK, Layout, Segment
 
-__all__ = ["Batch", "Blocks", "Chunks", "Grouping", "Rows", "Tensors"]
+__all__ = ["Blocks", "Chunks", "Grouping", "RowBatch", "Rows", "Tensors"]
 
 _SIDE = 64
-# Elements of a batch: 256 chunks, so that what is made on the way stays in a core's cache.
+# Elements of a batch: 256 chunks, so that temporaries stay in a core's cache.
 _BATCH = 256 * CHUNK
 
 
-class Batch(ABC):
+class RowBatch(ABC):
     """A part of a flat vector, seen as a matrix.
 
     Args:
@@ -38,12 +38,12 @@ class Batch(ABC):
 
     @abstractmethod
     def write(self, flat: Tensor, x: Tensor) -> None:
-        """Put `x`, which `read` returned and somebody changed, back into `flat`."""
+        """Write `x`, a matrix that `read` returned and the caller changed, back into `flat`."""
 
 
 @final
-class _ContiguousRows(Batch):
-    """Rows that lie one after the other."""
+class _ContiguousRows(RowBatch):
+    """Rows that lie one after the other in the vector."""
 
     def __init__(self, start: int, rows: int, columns: int) -> None:
         super().__init__(rows, columns)
@@ -53,11 +53,11 @@ class _ContiguousRows(Batch):
         return flat[self._start : self._stop].view(self.rows, self.columns)
 
     def write(self, flat: Tensor, x: Tensor) -> None:
-        del flat, x  # it was a view
+        del flat, x  # x is a view into flat
 
 
 @final
-class _GatheredRows(Batch):
+class _GatheredRows(RowBatch):
     """Rows that run over several ranges of the vector, laid one after the other."""
 
     def __init__(self, ranges: list[tuple[int, int]], rows: int, columns: int) -> None:
@@ -74,7 +74,7 @@ class _GatheredRows(Batch):
 
 
 @final
-class _BlockRows(Batch):
+class _BlockRows(RowBatch):
     """Blocks of a matrix of `columns` columns: some rows of blocks, each block one record."""
 
     def __init__(self, start: int, down: int, columns: int) -> None:
@@ -103,9 +103,14 @@ class Grouping(ABC):
     def id(self) -> str:
         """Part of the codec's id."""
 
+    @property
+    def spans_tensors(self) -> bool:
+        """Whether a record covers a whole parameter, whatever its size: by default not."""
+        return False
+
     @abstractmethod
-    def cut(self, layout: Layout) -> Iterator[Batch]:
-        """The batches of a layout; every element of its segments is in exactly one."""
+    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+        """The batches of a layout; each element of its segments is in exactly one of them."""
 
 
 @final
@@ -113,7 +118,7 @@ class Grouping(ABC):
 class Tensors(Grouping):
     """One record per parameter.
 
-    >>> [b.columns for b in Tensors().cut(Layout.of({"w": (3, 2), "b": (3,)}))]
+    >>> [b.columns for b in Tensors().batches(Layout.of({"w": (3, 2), "b": (3,)}))]
     [6, 3]
     """
 
@@ -122,7 +127,12 @@ class Tensors(Grouping):
         """tensor."""
         return "tensor"
 
-    def cut(self, layout: Layout) -> Iterator[Batch]:
+    @property
+    def spans_tensors(self) -> bool:
+        """True."""
+        return True
+
+    def batches(self, layout: Layout) -> Iterator[RowBatch]:
         """A batch of one row per parameter."""
         for s in layout.segments:
             if s.numel:
@@ -134,7 +144,7 @@ class Tensors(Grouping):
 class Rows(Grouping):
     """One record per row: the first dimension counts rows, a vector is a single one.
 
-    >>> [(b.rows, b.columns) for b in Rows().cut(Layout.of({"w": (3, 2), "b": (3,)}))]
+    >>> [(b.rows, b.columns) for b in Rows().batches(Layout.of({"w": (3, 2), "b": (3,)}))]
     [(3, 2), (1, 3)]
     """
 
@@ -143,8 +153,8 @@ class Rows(Grouping):
         """row."""
         return "row"
 
-    def cut(self, layout: Layout) -> Iterator[Batch]:
-        """Batches of some rows of a parameter."""
+    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+        """Batches of whole rows of a parameter."""
         for s in layout.segments:
             if s.numel:
                 yield from _strips(s.start, *s.matrix)
@@ -153,13 +163,13 @@ class Rows(Grouping):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunks(Grouping):
-    """Runs of 4096 elements of a parameter; what is left of all parameters shares further chunks.
+    """Runs of 4096 elements of a parameter; the leftovers of all parameters share further chunks.
 
     First the whole chunks of every parameter of 4096 elements or more. Then the leftovers (the ends
     of those, and all smaller parameters), laid one after the other and cut into chunks, of which
     the last may be shorter.
 
-    >>> [(b.rows, b.columns) for b in Chunks().cut(Layout.of({"w": (9000,), "b": (3,)}))]
+    >>> [(b.rows, b.columns) for b in Chunks().batches(Layout.of({"w": (9000,), "b": (3,)}))]
     [(2, 4096), (1, 811)]
     """
 
@@ -168,7 +178,7 @@ class Chunks(Grouping):
         """chunk."""
         return "chunk"
 
-    def cut(self, layout: Layout) -> Iterator[Batch]:
+    def batches(self, layout: Layout) -> Iterator[RowBatch]:
         """Runs of whole chunks, then the leftovers."""
         whole: list[tuple[int, int]] = []
         left: list[tuple[int, int]] = []
@@ -184,7 +194,7 @@ class Chunks(Grouping):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks(Grouping):
-    """64x64 blocks of matrices; edges, vectors and what else is left share chunks of 4096.
+    """64x64 blocks of matrices; edges, vectors and other leftovers share chunks of 4096.
 
     The blocks of a matrix follow each other row by row, and so do the elements of a block.
 
@@ -192,7 +202,7 @@ class Blocks(Grouping):
 
     Differs: ragged edges share chunks, where the released code looks for a divisor.
 
-    >>> [(b.rows, b.columns) for b in Blocks().cut(Layout.of({"w": (128, 65)}))]
+    >>> [(b.rows, b.columns) for b in Blocks().batches(Layout.of({"w": (128, 65)}))]
     [(2, 4096), (1, 128)]
     """
 
@@ -201,7 +211,7 @@ class Blocks(Grouping):
         """block."""
         return "block"
 
-    def cut(self, layout: Layout) -> Iterator[Batch]:
+    def batches(self, layout: Layout) -> Iterator[RowBatch]:
         """Rows of blocks, then the leftovers."""
         left: list[tuple[int, int]] = []
         for s in layout.segments:
@@ -211,16 +221,16 @@ class Blocks(Grouping):
         yield from _leftovers(left)
 
 
-def _strips(start: int, rows: int, columns: int) -> Iterator[Batch]:
+def _strips(start: int, rows: int, columns: int) -> Iterator[RowBatch]:
     step = max(1, _BATCH // columns)
     for first in range(0, rows, step):
         yield _ContiguousRows(start + first * columns, min(step, rows - first), columns)
 
 
-def _tiles(s: Segment) -> Iterator[Batch]:
+def _tiles(s: Segment) -> Iterator[RowBatch]:
     rows, columns = s.matrix
     down, across = rows // _SIDE, columns // _SIDE
-    if columns == _SIDE:  # a column of blocks lies in memory as runs do
+    if columns == _SIDE:  # 64 columns: each block is one contiguous run
         yield from _strips(s.start, down, CHUNK)
         return
     if not across:
@@ -231,7 +241,7 @@ def _tiles(s: Segment) -> Iterator[Batch]:
 
 
 def _edges(s: Segment) -> Iterator[tuple[int, int]]:
-    """What the whole blocks of `s` leave: the right edge row by row, then the rows below."""
+    """Ranges of `s` outside its whole blocks: the right edge row by row, then the rows below."""
     rows, columns = s.matrix
     covered = columns // _SIDE * _SIDE
     below = rows // _SIDE * _SIDE if covered else 0
@@ -249,7 +259,7 @@ def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
         ranges.append((start, stop))
 
 
-def _leftovers(ranges: list[tuple[int, int]]) -> Iterator[Batch]:
+def _leftovers(ranges: list[tuple[int, int]]) -> Iterator[RowBatch]:
     """Chunks over `ranges` laid one after the other, a batch at a time, the short one last."""
     waiting, queue = sum(b - a for a, b in ranges), list(reversed(ranges))
     while waiting:

@@ -46,11 +46,11 @@ class Linear(Levels):
 
     @property
     def means(self) -> bool:
-        """Levels are even."""
+        """False: levels are evenly spaced."""
         return False
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """From min to max."""
+        """The row's minimum, and (max - min) / (2^bits - 1)."""
         low, high = x.aminmax(dim=1, keepdim=True)
         parts = 2**bits - 1
         return low, high / parts - low / parts  # high - low may overflow
@@ -72,7 +72,7 @@ class Statistical(Levels):
 
     @property
     def means(self) -> bool:
-        """Bin means."""
+        """True."""
         return True
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class MidRise(Levels):
     """Bins on both sides of zero, with the step that suits a Gaussian best; levels are bin means.
 
     A pseudo-gradient has no mean worth sending, so sigma is its root mean square. The step of 8
-    bits is widened until nothing is clipped, for what is clipped piles up in the feedback.
+    bits is widened until nothing is clipped: clipped parts would pile up in the feedback.
 
     Source: J. Max (1960) for the steps; ours.
 
@@ -98,7 +98,7 @@ class MidRise(Levels):
 
     @property
     def means(self) -> bool:
-        """Bin means: they take another twentieth off the error."""
+        """True: bin means take another twentieth off the error."""
         return True
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -122,6 +122,6 @@ def _root_mean_square(x: Tensor) -> Tensor:
 def _mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (over n) of each row, [rows, 1]."""
     mean = (x * (1.0 / x.shape[1])).sum(1, keepdim=True)
-    # Halved, for a number and the mean may lie at opposite ends of the range.
+    # Halved: a number and the mean may lie at opposite ends of the range of fp32.
     half = x * 0.5 - mean * 0.5
     return mean, 2.0 * _root_mean_square(half)

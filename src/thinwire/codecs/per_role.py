@@ -1,4 +1,4 @@
-"""A codec for each role of a parameter."""
+"""A codec per role: matrices, embeddings, the head and vectors may differ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,28 +15,27 @@ __all__ = ["PerRole"]
 
 @final
 class _BoundPerRole(BoundCodec):
-    """The payloads of several coders, one after the other; their segments do not overlap."""
+    """The payloads of several bound codecs one after the other; their segments do not overlap."""
 
     def __init__(self, id: str, layout: Layout, parts: Sequence[BoundCodec]) -> None:
         super().__init__(id, layout, sum(part.nbytes for part in parts))
         self._parts = parts
 
-    def at(self, round_number: int) -> BoundCodec:
-        return _BoundPerRole(self.id, self.layout, [part.at(round_number) for part in self._parts])
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
+        return torch.cat([part.encode(x, round) for part in self._parts])
 
-    def encode(self, x: Tensor) -> Tensor:
-        return torch.cat([part.encode(x) for part in self._parts])
+    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
+        return torch.cat([part.encode_residual(x, round) for part in self._parts])
 
-    def encode_residual(self, x: Tensor) -> Tensor:
-        return torch.cat([part.encode_residual(x) for part in self._parts])
-
-    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
         for payload in payloads:
             check_payload(self, payload)
         sizes = [part.nbytes for part in self._parts]
         pieces = [payload.split(sizes) for payload in payloads]
         for i, part in enumerate(self._parts):
-            part.add_to(out, [piece[i] for piece in pieces], weight=weight)
+            part.add_to(out, [piece[i] for piece in pieces], weight=weight, round=round)
 
 
 @final
@@ -45,7 +44,7 @@ class PerRole(Codec):
     """Parameters are written by the codec of their role: matrix, embedding, head or vector.
 
     Args:
-        default: for roles without one of their own.
+        default: for roles without a codec of their own.
         embedding: for embeddings, and heads tied to one.
         head: for the output head.
         vector: for norms' gains and biases.
@@ -66,6 +65,12 @@ class PerRole(Codec):
         """The ids of all its codecs."""
         named = [f"{role}={codec.id}" for role, codec in self._own().items()]
         return f"per-role({','.join([f'default={self.default.id}', *named])})"
+
+    @property
+    def sharding_loss(self) -> str | None:
+        """What shards lose, by the first of the codecs that loses anything; None without a loss."""
+        losses = (codec.sharding_loss for codec in (self.default, *self._own().values()))
+        return next((loss for loss in losses if loss is not None), None)
 
     def bind(self, layout: Layout) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""

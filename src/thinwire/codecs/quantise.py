@@ -1,4 +1,4 @@
-"""Dense codecs of 1, 2, 4 and 8 bits a number."""
+"""Dense codecs of 1, 2, 4 and 8 bits a number: tables of levels, lines, and FP4."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ __all__ = ["E3M0", "Quantise"]
 def _steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
     """(x - origin) / step, and 0 where the step is too small to divide by."""
     inverse = torch.where(step > _TINY, 1.0 / step, torch.zeros_like(step))
-    # Apart, for x - origin may overflow where x / step and origin / step do not.
+    # Scaled apart: x - origin may overflow where x / step and origin / step do not.
     return x * inverse - origin * inverse
 
 
@@ -41,8 +41,8 @@ _FAR = 0.5 * torch.finfo(torch.float32).max
 def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The grid's origin and step [rows, 1], within reach of fp32 arithmetic.
 
-    Where the step is too small to divide by, all codes are 0: their level then is what of the grid
-    lies nearest to zero, for its end may lie several times farther out than the numbers do.
+    Where the step is too small to divide by, all codes are 0. Their level is then the point of the
+    grid nearest to zero: its first level may lie several times farther out than the numbers do.
     """
     origin, step = grid.place(x, bits)
     top = 2**bits - 1
@@ -94,7 +94,7 @@ def _look_up(levels: Tensor, codes: Tensor) -> DenseRows:
 
 
 def _bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
-    """The mean of each code's numbers, or its level where there are none: [rows, 2^bits].
+    """The mean of each code's numbers, or its level if no number has the code: [rows, 2^bits].
 
     One masked sum per code: a scatter would add in an order that differs from run to run on a GPU.
     """
@@ -142,7 +142,7 @@ class _AffineRows(RowFormat):
 
 
 def _on_line(affine: Tensor, codes: Tensor) -> DenseRows:
-    """origin + code * step, in two operations, so that no machine may fuse them."""
+    """origin + code * step, in two operations, so that no machine fuses them."""
     return DenseRows(values=(codes.float() * affine[:, 1:]).add_(affine[:, :1]))
 
 
@@ -180,12 +180,12 @@ class Quantise(GroupedCodec):
         if self.bits not in (1, 2, 4, 8):
             raise ConfigurationError(
                 f"quantise to {self.bits} bits",
-                because="codes fill bytes evenly",
+                because="a byte must hold a whole number of codes",
                 do="pass bits = 1, 2, 4 or 8, or use CastBF16 for 16",
             )
 
-    def records(self) -> RowFormat:
-        """A table of levels or a line, then codes."""
+    def row_format(self) -> RowFormat:
+        """A table of levels (8 bits: first level and step), then codes."""
         if self.bits == 8:
             return _AffineRows(grid=self.grid, rounding=self.rounding)
         return _TableRows(bits=self.bits, grid=self.grid, rounding=self.rounding)
@@ -261,6 +261,6 @@ class E3M0(GroupedCodec):
     groups: Grouping = field(default_factory=Chunks)
     rounding: Rounding = field(default_factory=Nearest)
 
-    def records(self) -> RowFormat:
+    def row_format(self) -> RowFormat:
         """A scale, then codes."""
         return _E3M0Rows(rounding=self.rounding)

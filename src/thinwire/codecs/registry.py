@@ -22,13 +22,24 @@ __all__ = ["from_id", "register"]
 _FAMILY = re.compile(r"[^/(]*?(?=[/(]|-\d|$)")
 _GROUPS: Mapping[str, Grouping] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
 _VALUES: Mapping[str, Values] = {v.id: v for v in (SignMean(), SignLevels(), BF16(), F32())}
+# These formats can be listed; the others have arbitrary numbers in their ids.
+_WITHOUT_NUMBERS: Mapping[str, Codec] = {
+    codec.id: codec
+    for codec in (
+        Identity(),
+        CastBF16(),
+        CastFP16(),
+        *(E3M0(groups=groups) for groups in _GROUPS.values()),
+        *(Quantise(bits=b, groups=g) for b in (1, 2, 4, 8) for g in _GROUPS.values()),
+    )
+}
 _ROLES = {"default", "embedding", "head", "vector"}
 
 
 def from_id(id: str) -> Codec:
     """A codec that reads and writes the byte format `id`, with the default grid and rounding.
 
-    What an encoder is free to choose is not in an id: whoever only decodes needs no more.
+    What an encoder is free to choose (grid, rounding) is not in an id: decoding does not need it.
 
     Raises:
         ConfigurationError: no codec has this id.
@@ -40,15 +51,15 @@ def from_id(id: str) -> Codec:
     """
     build = _FAMILIES.get(_family(id))
     if build is None:
-        raise _unknown(id, f"its family is none of {', '.join(sorted(_FAMILIES))}")
+        raise _unknown(id, f"there are only the families {', '.join(sorted(_FAMILIES))}")
     try:
         codec = build(id)
     except ConfigurationError:
         raise
     except (LookupError, ValueError) as error:
-        raise _unknown(id, f"that is no id of the family {_family(id)!r}") from error
+        raise _unknown(id, f"it is not an id of the family {_family(id)!r}") from error
     if codec.id != id:
-        raise _unknown(id, f"what it describes is called {codec.id!r}")
+        raise _unknown(id, f"the codec that it describes has the id {codec.id!r}")
     return codec
 
 
@@ -70,13 +81,13 @@ def register(family: str, build: Callable[[str], Codec]) -> None:
     if not family or _family(family) != family:
         raise ConfigurationError(
             f"register codecs {family!r}",
-            because='a family is what stands before the first "/", "(" or "-" and digit of an id',
+            because='a family is the part before the first "/", "(" or "-" and digit of an id',
             do="pass a word, such as 'mine' for ids like 'mine-4/chunk'",
         )
     if family in _FAMILIES:
         raise ConfigurationError(
             f"register codecs {family!r}",
-            because="the family is taken, and an id names one format for ever",
+            because="the family is taken, and an id must always name the same format",
             do="choose another name",
         )
     _FAMILIES[family] = build
@@ -94,27 +105,6 @@ def _unknown(id: str, because: str) -> ConfigurationError:
         because=because,
         do="check the id against docs/wire-format.md, or register() the codec's family first",
     )
-
-
-def _identity(id: str) -> Codec:
-    return {"identity/f32": Identity()}[id]
-
-
-def _cast(id: str) -> Codec:
-    return {"cast/bf16": CastBF16(), "cast/fp16": CastFP16()}[id]
-
-
-def _table(id: str) -> Codec:
-    bits, groups = id.removeprefix("table-").split("/")
-    return Quantise(bits={"1": 1, "2": 2, "4": 4}[bits], groups=_GROUPS[groups])
-
-
-def _affine(id: str) -> Codec:
-    return Quantise(bits=8, groups=_GROUPS[id.removeprefix("affine-8/")])
-
-
-def _e3m0(id: str) -> Codec:
-    return E3M0(groups=_GROUPS[id.removeprefix("e3m0/")])
 
 
 def _topk(id: str) -> Codec:
@@ -151,11 +141,7 @@ def _split_outside_parentheses(text: str) -> Iterator[str]:
 
 
 _FAMILIES: dict[str, Callable[[str], Codec]] = {
-    "identity": _identity,
-    "cast": _cast,
-    "table": _table,
-    "affine": _affine,
-    "e3m0": _e3m0,
+    **dict.fromkeys(map(_family, _WITHOUT_NUMBERS), _WITHOUT_NUMBERS.__getitem__),
     "topk": _topk,
     "randomk": _randomk,
     "per-role": _per_role,

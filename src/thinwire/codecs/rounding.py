@@ -1,4 +1,4 @@
-"""How a number between two levels is decided."""
+"""Rounding of a number that lies between two levels."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ __all__ = ["Nearest", "Rounding", "Stochastic"]
 
 
 class Rounding(ABC):
-    """The r of floor(t + r)."""
+    """The r of floor(t + r), where t is a number in steps of the grid."""
 
     @property
     @abstractmethod
     def unbiased(self) -> bool:
-        """Whether the rounded number is right on average, so that levels must stay on the grid."""
+        """Whether rounding is right on average; then levels must stay on the grid."""
 
     @abstractmethod
     def offsets(self, like: Tensor, key: RoundKey) -> "Tensor | float":
@@ -36,7 +36,7 @@ class Nearest(Rounding):
 
     @property
     def unbiased(self) -> bool:
-        """Small numbers always go the same way."""
+        """False: a number always goes to the same level."""
         return False
 
     def offsets(self, like: Tensor, key: RoundKey) -> float:
@@ -50,8 +50,8 @@ class Nearest(Rounding):
 class Stochastic(Rounding):
     """r uniform in [0, 1), from a seed that all workers share and the round.
 
-    Levels then stay on the grid: bin means would undo the lack of bias. What lies beyond the grid
-    is still clamped.
+    Levels then stay on the grid: bin means would bring the bias back. Numbers beyond the grid are
+    still clamped.
 
     Args:
         seed: shared by all workers.
@@ -65,7 +65,7 @@ class Stochastic(Rounding):
 
     @property
     def unbiased(self) -> bool:
-        """Right on average."""
+        """True."""
         return True
 
     def offsets(self, like: Tensor, key: RoundKey) -> Tensor:

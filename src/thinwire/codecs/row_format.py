@@ -1,7 +1,6 @@
-"""What a record is: the bytes of one row of numbers, of a size that depends on its length alone.
+"""Row formats: a row of numbers as a record, bytes of a size that depends on its length alone.
 
-This is the seam for faster code: a kernel that fills in `write` and `add_to` for [chunks, 4096]
-must produce the same bytes.
+A faster kernel belongs in `write` and `add_to` for [chunks, 4096]; it must produce the same bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import BoundCodec, Codec, check_payload
 from thinwire.codecs.cast import saturating_cast
-from thinwire.codecs.grouping import Batch, Grouping
+from thinwire.codecs.grouping import Grouping, RowBatch
 from thinwire.fragments.layout import Layout
 
 __all__ = [
@@ -33,11 +32,11 @@ __all__ = [
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundKey:
-    """Where shared random numbers come from: the same on every worker.
+    """The seed of a batch's shared random numbers, which all workers draw alike.
 
     Args:
         round: number of the exchange.
-        row: the place of a batch's first record in the payload.
+        row: index of the batch's first record in the payload.
     """
 
     round: int = 0
@@ -45,7 +44,7 @@ class RoundKey:
 
 
 class Decoded(ABC):
-    """The numbers that records stand for."""
+    """The numbers that the records of a batch stand for."""
 
     @abstractmethod
     def add_to(self, out: Tensor, *, weight: float) -> None:
@@ -55,7 +54,7 @@ class Decoded(ABC):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRows(Decoded):
-    """A number for every place: fp32 [rows, columns]."""
+    """All numbers of the rows: fp32 [rows, columns]."""
 
     values: Tensor
 
@@ -73,7 +72,7 @@ class SparseRows(Decoded):
     values: Tensor
 
     def add_to(self, out: Tensor, *, weight: float) -> None:
-        """No place is hit twice, so the order in which a device adds does not matter."""
+        """Indices of a row are distinct, so the order in which a device adds does not matter."""
         out.scatter_add_(1, self.indices, self.values * weight)
 
 
@@ -87,7 +86,7 @@ class RowFormat(ABC):
 
     @property
     def verbatim(self) -> "RowFormat":
-        """What a row takes whose record would not be smaller than its plain numbers."""
+        """The format of rows whose record would not be smaller than their plain numbers."""
         return Raw(dtype=torch.bfloat16)
 
     @abstractmethod
@@ -96,7 +95,7 @@ class RowFormat(ABC):
 
     @abstractmethod
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
-        """`x` [rows, columns] (fp32, finite) as uint8 [rows, nbytes], and what that stands for."""
+        """`x` [rows, columns] (fp32, finite) as uint8 [rows, nbytes], and its decoded numbers."""
 
     @abstractmethod
     def add_to(
@@ -105,7 +104,7 @@ class RowFormat(ABC):
         """out += weight * numbers, one worker's uint8 [rows, nbytes] after the other's.
 
         Raises:
-            ExchangeError: the bytes are no such records.
+            ExchangeError: the bytes are not such records.
         """
 
     def for_columns(self, columns: int) -> "RowFormat":
@@ -158,56 +157,52 @@ def bytes_of(x: Tensor) -> Tensor:
 
 
 def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Rows of bytes as rows of numbers in fp32; copied, for a view needs aligned memory."""
+    """Rows of bytes as rows of numbers in fp32; copied, because a view needs aligned memory."""
     return records.clone(memory_format=torch.contiguous_format).view(dtype).float()
 
 
 @final
 class _BoundRowCodec(BoundCodec):
-    """Writes a batch at a time, so that what is made on the way stays small."""
+    """Encodes a batch at a time, so that temporaries stay small."""
 
-    def __init__(self, codec: "GroupedCodec", layout: Layout, round_number: int = 0) -> None:
-        self._codec, self._round = codec, round_number
-        self._plan: list[tuple[Batch, RowFormat, slice, int]] = []
+    def __init__(self, codec: "GroupedCodec", layout: Layout) -> None:
+        # For each batch its format, its bytes in the payload and the index of its first record.
+        self._plan: list[tuple[RowBatch, RowFormat, slice, int]] = []
         end = row = 0
-        for batch in codec.groups.cut(layout):
-            records = codec.records().for_columns(batch.columns)
+        for batch in codec.groups.batches(layout):
+            records = codec.row_format().for_columns(batch.columns)
             begin, end = end, end + batch.rows * records.nbytes(batch.columns)
             self._plan.append((batch, records, slice(begin, end), row))
             row += batch.rows
         super().__init__(codec.id, layout, end)
 
-    def at(self, round_number: int) -> BoundCodec:
-        return _BoundRowCodec(self._codec, self.layout, round_number)
-
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
         payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
         for batch, records, where, row in self._plan:
-            written, _ = records.write(batch.read(x), self._key(row))
+            written, _ = records.write(batch.read(x), RoundKey(round=round, row=row))
             payload[where].view(batch.rows, -1).copy_(written)
         return payload
 
-    def encode_residual(self, x: Tensor) -> Tensor:
+    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
         payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
         for batch, records, where, row in self._plan:
             part = batch.read(x)
-            written, sent = records.write(part, self._key(row))
+            written, sent = records.write(part, RoundKey(round=round, row=row))
             payload[where].view(batch.rows, -1).copy_(written)
             sent.add_to(part, weight=-1.0)
             batch.write(x, part)
         return payload
 
-    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
         for payload in payloads:
             check_payload(self, payload)
         for batch, records, where, row in self._plan:
             part = batch.read(out)
             rows = [p[where].view(batch.rows, -1) for p in payloads]
-            records.add_to(part, rows, weight=weight, key=self._key(row))
+            records.add_to(part, rows, weight=weight, key=RoundKey(round=round, row=row))
             batch.write(out, part)
-
-    def _key(self, row: int) -> RoundKey:
-        return RoundKey(round=self._round, row=row)
 
 
 class GroupedCodec(Codec):
@@ -216,14 +211,21 @@ class GroupedCodec(Codec):
     groups: Grouping
 
     @abstractmethod
-    def records(self) -> RowFormat:
+    def row_format(self) -> RowFormat:
         """The format of a row."""
 
     @property
     def id(self) -> str:
-        """Format of a record, then what shares one."""
-        return f"{self.records().id}/{self.groups.id}"
+        """The row format's id, then the grouping's."""
+        return f"{self.row_format().id}/{self.groups.id}"
+
+    @property
+    def sharding_loss(self) -> str | None:
+        """With `Tensors`, a shard's piece of a tensor gets a record of its own."""
+        if not self.groups.spans_tensors:
+            return None
+        return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
 
     def bind(self, layout: Layout) -> BoundCodec:
-        """Lay the rows of every parameter."""
+        """Lay the rows of every parameter into batches."""
         return _BoundRowCodec(self, layout)

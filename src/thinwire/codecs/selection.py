@@ -14,8 +14,8 @@ _PER_GROUP = 8
 def largest(x: Tensor, k: int) -> Tensor:
     """Indices of the k numbers of largest magnitude of each row, ascending; ties to the lowest.
 
-    One more than k is looked up: where it equals the k-th, values alone do not force the choice,
-    and those few rows are done again with the index as second key.
+    One more than k is selected: where it equals the k-th, values alone do not decide, and those few
+    rows are done again with the index as second key.
 
     Args:
         x: fp32 [rows, columns].

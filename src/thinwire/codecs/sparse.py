@@ -1,4 +1,4 @@
-"""Sparse codecs: of every row k numbers are sent, with their places or without."""
+"""Sparse codecs, which send k numbers of every row: the largest, or k at random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ def k_for_density(density: float) -> int:
     """k of every 4096 numbers.
 
     Raises:
-        ConfigurationError: that is none of them, or more than there are.
+        ConfigurationError: the density is not in (0, 1], or rounds to 0 of 4096.
 
     >>> k_for_density(1 / 64)
     64
@@ -41,7 +41,7 @@ def _check_k(k: int) -> None:
     if not 1 <= k <= CHUNK:
         raise ConfigurationError(
             f"send k={k} of every {CHUNK} numbers",
-            because="a chunk without numbers says nothing, and it has no more than it has",
+            because=f"a chunk has {CHUNK} numbers, and at least one of them must be sent",
             do=f"pass 1 <= k <= {CHUNK}",
         )
 
@@ -87,7 +87,7 @@ class _TopKRows(RowFormat):
             return
         rows, columns = out.shape
         k = _k_of(self.k, columns)
-        # All workers' records at once: they are small, and every call costs some microseconds.
+        # All workers' records together: they are small, and each call costs some microseconds.
         stacked = torch.cat(list(records))
         split = elias_fano_nbytes(columns, k)
         indices = unpack_indices(stacked[:, :split], columns, k)
@@ -128,7 +128,17 @@ class TopK(GroupedCodec):
     def __post_init__(self) -> None:
         _check_k(self.k)
 
-    def records(self) -> RowFormat:
+    @property
+    def sharding_loss(self) -> str | None:
+        """The mean of K workers has up to K k numbers, and only k of them are sent on."""
+        if self.k == CHUNK:
+            return None
+        return (
+            f"workers send numbers at different places, and of their mean only {self.k} of every "
+            f"{CHUNK} are sent on"
+        )
+
+    def row_format(self) -> RowFormat:
         """Places and values."""
         return _TopKRows(k=self.k, values=self.values)
 
@@ -136,7 +146,7 @@ class TopK(GroupedCodec):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RandomKRows(RowFormat):
-    """Values alone: everybody knows the places."""
+    """Values alone: every worker computes the places from the seed and the round."""
 
     k: int
     values: Values
@@ -167,7 +177,7 @@ class _RandomKRows(RowFormat):
             SparseRows(indices=places, values=kept).add_to(out, weight=weight)
 
     def _places(self, like: Tensor, key: RoundKey) -> Tensor:
-        """The same places in every row, moved on by one from row to row."""
+        """The places of the first row, moved on by one from row to row: int64 [rows, k]."""
         rows, columns = like.shape
         k = _k_of(self.k, columns)
         first = random_places(columns=columns, k=k, seed=self.seed, round_number=key.round)
@@ -178,7 +188,7 @@ class _RandomKRows(RowFormat):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomK(GroupedCodec):
-    """k numbers of every 4096, chosen by a shared seed and the round: places need not travel.
+    """k numbers of every 4096 at places drawn from a shared seed and the round, which are not sent.
 
     A baseline: it keeps k / 4096 of the energy where Top-k keeps many times that.
 
@@ -205,10 +215,10 @@ class RandomK(GroupedCodec):
         if not 0 <= self.seed < 2**63:
             raise ConfigurationError(
                 f"choose places with seed {self.seed}",
-                because="it is not a number of 63 bits",
+                because="a seed must be a non-negative number of 63 bits",
                 do="pass 0 <= seed < 2**63",
             )
 
-    def records(self) -> RowFormat:
-        """Values alone."""
+    def row_format(self) -> RowFormat:
+        """The kept values alone."""
         return _RandomKRows(k=self.k, values=self.values, seed=self.seed)

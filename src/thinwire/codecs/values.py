@@ -24,7 +24,7 @@ class Values(ABC):
 
     @property
     def verbatim(self) -> RowFormat:
-        """What a whole row takes whose sparse record would not be smaller."""
+        """The format of whole rows whose sparse record would not be smaller."""
         return Raw(dtype=torch.bfloat16)
 
     @abstractmethod
@@ -33,11 +33,11 @@ class Values(ABC):
 
     @abstractmethod
     def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """fp32 [rows, k] as uint8 [rows, nbytes], and what that stands for, fp32 [rows, k]."""
+        """fp32 [rows, k] as uint8 [rows, nbytes], and decoded again, fp32 [rows, k]."""
 
     @abstractmethod
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """The fp32 [rows, k] that `write` said `packed` stands for."""
+        """`packed` decoded, fp32 [rows, k]: the second result of `write`."""
 
 
 @final
@@ -45,7 +45,7 @@ class Values(ABC):
 class SignMean(Values):
     """A bit each: +-m, where m is the mean magnitude of the row's kept values, in bf16.
 
-    Of Top-k's values, which are nearly equal in size, this loses 0.4 % of the energy.
+    Top-k's values are nearly equal in size: of their energy this loses 0.4 %.
 
     >>> SignMean().nbytes(64)
     10
@@ -70,7 +70,7 @@ class SignMean(Values):
         return packed, _signed(level.float(), negative)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """Levels with signs."""
+        """The level, with signs."""
         return _signed(floats(packed[:, :2]), unpack(packed[:, 2:], 1, k).bool())
 
 
@@ -146,7 +146,7 @@ class BF16(Values):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class F32(Values):
-    """Thirty-two bits each: nothing of a kept value is lost.
+    """Thirty-two bits each: kept values are exact.
 
     >>> F32().nbytes(64)
     256
@@ -159,7 +159,7 @@ class F32(Values):
 
     @property
     def verbatim(self) -> RowFormat:
-        """Plain fp32: a row must not lose precision because it is short."""
+        """Plain fp32: short rows must stay exact, too."""
         return Raw(dtype=torch.float32)
 
     def nbytes(self, k: int) -> int:
@@ -167,11 +167,11 @@ class F32(Values):
         return 4 * k
 
     def write(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As they are."""
+        """Their bytes."""
         return bytes_of(values), values
 
     def read(self, packed: Tensor, k: int) -> Tensor:
-        """As they were."""
+        """Their bytes as numbers."""
         del k
         return floats(packed, torch.float32)
 

@@ -1,4 +1,4 @@
-"""Which parameters belong to which layer of a model, read off its module tree and never off a name.
+"""Which parameters belong to which layer of a model, by its module tree and never by names.
 
 A language model keeps its layers in one container: transformers in an `nn.ModuleList`, torchtitan
 in an `nn.ModuleDict`, a toy in an `nn.Sequential`. Containers hold other things too (experts, the
@@ -20,12 +20,12 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A trainable parameter, as far as its place in a plan of fragments depends on it.
+    """A trainable parameter, as the rules that plan fragments see it.
 
     Args:
         name: its first name in `model.named_parameters()`.
-        aliases: all names it is reachable by, `name` first; tied parameters have several.
-        numel: elements of the whole tensor, also where this rank holds a shard of it.
+        aliases: all its names, `name` first; tied parameters have several.
+        numel: elements of the whole tensor, even if this rank holds a shard of it.
         layer: of the model's stack, from 0; None outside of it.
 
     >>> Part(name="h.0.w", aliases=("h.0.w",), numel=6, layer=0).layer
@@ -61,11 +61,11 @@ def find_layers(model: nn.Module) -> dict[str, int]:
 
 
 def stack_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of `model`, in their order; none if it has no stack of layers.
+    """The layers of `model`, in order; [] if it has no stack of layers.
 
     A stack is an `nn.ModuleList`, or an `nn.Sequential` or `nn.ModuleDict` with two children or
     more that are of one class. Children without parameters do not count, and embedding tables are
-    no layers. The stack with the most parameters wins; of equal ones, the outermost.
+    not layers. The stack with the most parameters wins; of equal ones, the outermost.
 
     >>> len(stack_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))))
     2
@@ -94,7 +94,7 @@ def parts_of(model: nn.Module) -> dict[str, Part]:
 
 
 def _stack_in(module: nn.Module) -> list[nn.Module]:
-    """The layers that `module` holds: none if it is no stack."""
+    """The layers that `module` holds; [] if it is not a stack."""
     if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
         return []
     layers = [child for child in module.children() if any(True for _ in child.parameters())]

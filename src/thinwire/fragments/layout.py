@@ -36,17 +36,17 @@ class Segment:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
-        """The place after its last element."""
+        """Where the segment ends: the place after its last element."""
         return self.start + self.numel
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows and columns: the first dimension against all others; one row if there is but one."""
+        """Rows (first dimension) and columns (all others); fewer than two dimensions are 1 row."""
         if len(self.shape) < 2:
             return 1, self.numel
         return self.shape[0], math.prod(self.shape[1:])
@@ -55,7 +55,7 @@ class Segment:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Segments of a vector of `numel` elements; a codec acts on these and on nothing else.
+    """Segments of a vector of `numel` elements; a codec encodes these and nothing else.
 
     >>> Layout.of({"w": (3, 2), "b": (3,)}).numel
     9
@@ -72,7 +72,7 @@ class Layout:
 
         Args:
             shapes: by name.
-            roles: by name; by default what has two dimensions is a matrix, all else a vector.
+            roles: by name; by default two dimensions or more are a matrix, fewer a vector.
         """
         segments: list[Segment] = []
         start = 0
@@ -92,7 +92,7 @@ class Layout:
         return Layout.of({"": (numel,)})
 
     def where(self, accept: Callable[[Segment], bool]) -> "Layout":
-        """The same vector with only those segments that are accepted."""
+        """The same vector with only the segments for which `accept` is true."""
         return Layout(segments=tuple(filter(accept, self.segments)), numel=self.numel)
 
     def cut(self, parts: int) -> "list[tuple[int, Layout]]":
@@ -138,7 +138,7 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
 
 
 def _clip(s: Segment, start: int, end: int) -> list[tuple[int, tuple[int, ...]]]:
-    """The part of `s` within [start, end): none or one, as (first element, shape)."""
+    """The part of `s` within [start, end), as [(first element, shape)]; [] if they do not meet."""
     first, last = max(s.start, start), min(s.stop, end)
     if first >= last:
         return []
@@ -149,7 +149,7 @@ def _clip(s: Segment, start: int, end: int) -> list[tuple[int, tuple[int, ...]]]
 
 
 def wire_order(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """Names in an order that lays whole chunks side by side: ragged and small tensors come last.
+    """Names in the order of the wire: tensors of whole chunks first, ragged and small ones last.
 
     >>> wire_order({"norm": (64,), "w": (64, 64)})
     ('w', 'norm')

@@ -56,7 +56,7 @@ class Spread(Offsets):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class At(Offsets):
-    """Offsets given one by one; a fragment's first exchange is already at its first offset.
+    """Offsets given one by one; a fragment's first exchange is after t_p steps, not H + t_p.
 
     An offset of 0 means step H: at step 0 nothing has been trained.
 
@@ -64,8 +64,8 @@ class At(Offsets):
         steps: t_p in [0, H) for each fragment; equal ones are exchanged after the same step.
 
     Raises:
-        ConfigurationError: an offset that is no whole number or negative; not one offset for each
-            fragment, or one that is not below H, when `of` is called.
+        ConfigurationError: an offset is negative or not an integer; when `of` is called, there is
+            not one offset for each fragment, or one is not below H.
 
     >>> At(steps=(4, 0)).of(2, sync_every=10)
     ((4, 4), (0, 10))
@@ -100,16 +100,16 @@ def _check_tuple(steps: object) -> None:
     if not isinstance(steps, tuple):
         raise ConfigurationError(
             f"use the offsets {steps!r}",
-            because="there is one for each fragment",
-            do="pass a tuple of them, such as (0, 3, 7)",
+            because="offsets must be a tuple, with one for each fragment",
+            do="pass integers, such as (0, 3, 7)",
         )
 
 
 def _check_whole(step: object) -> None:
-    # An offset of 1.5 would never be met, and its fragment never exchanged.
+    # No step would equal an offset of 1.5: its fragment would never be exchanged.
     if not isinstance(step, int) or step < 0:
         raise ConfigurationError(
             f"exchange a fragment at an offset of {step!r} inner steps",
-            because="inner steps are counted 0, 1, 2, ...",
+            because="inner steps are whole numbers and counted 0, 1, 2, ...",
             do="pass whole numbers from 0 to sync_every - 1",
         )

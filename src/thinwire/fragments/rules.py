@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.fragments.layers import WRAPPERS, Part
 from thinwire.fragments.offsets import At, Offsets, Spread
 
@@ -31,7 +30,7 @@ class Fragment:
     """Parameters that are exchanged together, every `sync_every` inner steps.
 
     Args:
-        index: its place in the plan, and in the state of the outer loop.
+        index: in the plan and in the state of the outer loop.
         names: parameter names, in the order in which they are laid out on the wire.
         offset_steps: t_p; the fragment is due when (t - t_p) mod H = 0.
         first_step: the first inner step, counted from 1, after which it may be due.
@@ -48,7 +47,7 @@ class Fragment:
 
     @property
     def name(self) -> str:
-        """What error messages call it."""
+        """Index, size and first parameter, for error messages."""
         return f"fragment {self.index} ({len(self.names)} parameters from {self.names[0]!r})"
 
     def is_due(self, *, step: int, sync_every: int) -> bool:
@@ -60,7 +59,7 @@ class Fragment:
 
 
 class Fragments(ABC):
-    """A rule that puts every parameter into exactly one fragment."""
+    """A rule that puts each parameter into exactly one fragment."""
 
     @abstractmethod
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
@@ -93,10 +92,10 @@ class Whole(Fragments):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strided(Fragments):
-    """Layer l of L goes to fragment l mod n, n = ceil(L / layers); all else is the last fragment.
+    """Layer l of L goes to fragment l mod n, n = ceil(L / layers); the rest is the last fragment.
 
-    What lies outside of the stack of layers is the embedding, the final norm and the head. Layers
-    in which nothing is trained are not counted.
+    The rest is what lies outside of the stack of layers: embedding, final norm and head. Layers
+    without trainable parameters are not counted.
 
     Args:
         layers: the most layers in a fragment.
@@ -121,7 +120,7 @@ class Strided(Fragments):
         _check_at_least_one("Strided", "layers", self.layers)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Every n-th layer together."""
+        """Fragments of every n-th layer, and one of the rest."""
         layers = _layers("Strided", parts)
         count = _fragments_for(layers, self.layers)
         home = {name: layer % count for name, layer in layers.items()}
@@ -131,12 +130,12 @@ class Strided(Fragments):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequential(Fragments):
-    """Layer l goes to fragment floor(l / layers); what is outside of the stack is the last one.
+    """Layer l goes to fragment floor(l / layers); parameters outside of the stack are the last one.
 
-    Layers in which nothing is trained are not counted.
+    Layers without trainable parameters are not counted.
 
     Args:
-        layers: layers in a fragment; its last may have fewer.
+        layers: layers in a fragment; the last fragment of layers may have fewer.
         offsets: when the fragments are due.
 
     Raises:
@@ -158,7 +157,7 @@ class Sequential(Fragments):
         _check_at_least_one("Sequential", "layers", self.layers)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Neighbouring layers together."""
+        """Fragments of neighbouring layers, and one of the rest."""
         layers = _layers("Sequential", parts)
         home = {name: layer // self.layers for name, layer in layers.items()}
         count = _fragments_for(layers, self.layers)
@@ -195,14 +194,14 @@ class Balanced(Fragments):
         _check_at_least_one("Balanced", "count", self.count)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Tensors in the order of their size, each where there is most room."""
+        """Tensors from the largest to the smallest, each into the lightest fragment."""
         if len(parts) < self.count:
             raise ConfigurationError(
                 f"cut a model into {self.count} fragments",
-                because=f"it has {len(parts)} trainable tensors, and a fragment needs one",
+                because=f"it has {len(parts)} trainable tensors, and every fragment needs one",
                 do=f"pass count <= {len(parts)}",
             )
-        # Sizes, then tensors: else several tensors without elements would leave a fragment empty.
+        # By size, then by count: otherwise tensors without elements could leave a fragment empty.
         load = [(0, 0)] * self.count
         home: dict[str, int] = {}
         for part in sorted(parts, key=lambda part: -part.numel):
@@ -227,7 +226,7 @@ class ByModule(Fragments):
 
     Raises:
         ConfigurationError: a fragment without names; when a model is planned, a name that matches
-            nothing trainable, a parameter in no fragment, or one in two, be it under two names.
+            nothing trainable, a parameter in no fragment or in two, also under two names.
 
     >>> parts = [Part(name=n, aliases=(n,), numel=1, layer=None) for n in ("a.w", "a.b", "c.w")]
     >>> [f.names for f in ByModule(modules=(("c", "a.b"), ("a.w",))).plan(parts, sync_every=30)]
@@ -240,16 +239,16 @@ class ByModule(Fragments):
     def __post_init__(self) -> None:
         for index, names in enumerate(self.modules):
             wrong: object = names
-            # A text is a sequence of letters, and each would be taken for a module.
+            # A str is a sequence of letters, each of which would be taken for a module.
             if isinstance(wrong, str) or not names:
                 raise ConfigurationError(
                     f"make fragment {index} of {wrong!r}",
-                    because="a fragment is a tuple of one name or more",
+                    because="a fragment is a tuple of at least one name",
                     do='write it like ("model.embed_tokens", "lm_head"), with a comma after one',
                 )
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
-        """Each parameter where its module is listed."""
+        """Each parameter in the fragment that lists its module."""
         spellings = _spellings(parts)
         found: dict[str, tuple[int, str]] = {}
         for index, names in enumerate(self.modules):
@@ -260,7 +259,7 @@ class ByModule(Fragments):
             more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
             raise ConfigurationError(
                 f"leave parameter {forgotten[0]!r}{more} out of every fragment",
-                because="workers would drift apart in what they never exchange",
+                because="parameters that are never exchanged drift apart between workers",
                 do="list its module in a fragment, or freeze it",
             )
         home = {name: index for name, (index, _) in found.items()}
@@ -287,7 +286,8 @@ def _claim(
         if other != index:
             raise ConfigurationError(
                 f"exchange {earlier!r} in fragment {other} and {spelling!r} in fragment {index}",
-                because="they are one parameter" + (", which is tied" * (earlier != spelling)),
+                because="they are one parameter"
+                + (", tied under two names" * (earlier != spelling)),
                 do="leave it out of one of the two fragments",
             )
 
@@ -298,17 +298,17 @@ def _unknown(index: int, wanted: str, spellings: Mapping[str, tuple[str, ...]]) 
         for path in (spelling.split(".") for known in spellings.values() for spelling in known)
         for depth in range(1, len(path) + 1)
     }
-    close = get_close_matches(wanted, sorted(known), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "take a name from model.named_modules()"
-    return ConfigurationError(
+    return unknown_name(
         f"put {wanted!r} into fragment {index}",
-        because="no trainable parameter is called so or lies in a module of that name",
-        do=hint,
+        wanted,
+        sorted(known),
+        because="no trainable parameter has that name or lies in a module that has it",
+        do="take a name from model.named_modules()",
     )
 
 
 def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
-    """For each part the names one may call it by: without those of wrappers, then as it is."""
+    """For each part its accepted names: all aliases, and these without the names of wrappers."""
     bare = {
         part.name: [
             ".".join(piece for piece in alias.split(".") if piece not in WRAPPERS)
@@ -316,7 +316,7 @@ def _spellings(parts: Iterable[Part]) -> dict[str, tuple[str, ...]]:
         ]
         for part in parts
     }
-    # Only a module that holds everything can be a wrapper.
+    # "module." is a wrapper's only if every parameter lies in it.
     while all(name.startswith("module.") for names in bare.values() for name in names) and bare:
         bare = {key: [n.removeprefix("module.") for n in names] for key, names in bare.items()}
     return {part.name: (*part.aliases, *bare[part.name]) for part in parts}
@@ -343,9 +343,9 @@ def _fragments_for(layers: Mapping[str, int], layers_per_fragment: int) -> int:
 def _fill_with_rest(
     parts: Sequence[Part], home: Mapping[str, int], count: int, offsets: Offsets, sync_every: int
 ) -> tuple[Fragment, ...]:
-    """`_fill`, with one more fragment for parts that have no place in `home`, if there are any."""
-    everyone = {part.name: home.get(part.name, count) for part in parts}
-    return _fill(parts, everyone, max(everyone.values()) + 1, offsets, sync_every)
+    """`_fill`, with one more fragment for parts that are not in `home`, if there are any."""
+    complete = {part.name: home.get(part.name, count) for part in parts}
+    return _fill(parts, complete, max(complete.values()) + 1, offsets, sync_every)
 
 
 def _fill(
@@ -365,6 +365,6 @@ def _check_at_least_one(rule: str, field_name: str, value: object) -> None:
     if not isinstance(value, int) or value < 1:
         raise ConfigurationError(
             f"build {rule}({field_name}={value!r})",
-            because="a fragment without parameters has nothing to exchange",
+            because="every fragment must hold something, so it is a whole number from 1",
             do=f"pass {field_name} >= 1",
         )

@@ -15,7 +15,7 @@ __all__ = ["by_holders", "check_placements", "sharded_like", "sharding_of"]
 
 
 def sharding_of(tensor: Tensor) -> str:
-    """How `tensor` is cut and which part this rank holds; "" if it is not cut.
+    """How `tensor` is sharded and which part this rank holds; "" if it is not sharded.
 
     >>> import torch
     >>> sharding_of(torch.ones(3))
@@ -34,8 +34,8 @@ def sharding_of(tensor: Tensor) -> str:
 def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """`names` in groups whose parameters are held by the same ranks of this worker.
 
-    A parameter that several ranks hold must be encoded on all of them alike, so it cannot share
-    chunks or levels with another of which each rank holds its own shard.
+    Ranks that hold the same parameter must encode it alike, so it cannot share chunks or levels
+    with a parameter of which each rank holds a shard of its own.
 
     >>> import torch
     >>> by_holders(["a", "b"], {"a": torch.ones(1), "b": torch.ones(2)})
@@ -48,12 +48,12 @@ def by_holders(names: Iterable[str], parameters: Mapping[str, Tensor]) -> list[l
 
 
 def check_placements(parameters: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigurationError` naming the first parameter that is a sum nobody has taken."""
+    """Raise `ConfigurationError` naming the first parameter that is an unreduced sum."""
     for name, tensor in parameters.items():
         if _mesh(tensor) is not None and any(p.is_partial() for p in _placements(tensor)):
             raise ConfigurationError(
                 f"exchange parameter {name!r}",
-                because="its placement is Partial: every rank holds a summand, not a value",
+                because="its placement is Partial: each rank holds a summand of its values",
                 do="redistribute it to Shard or Replicate before building the outer loop",
             )
 
@@ -88,7 +88,7 @@ def _placements(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _holders(tensor: Tensor) -> tuple[int, ...]:
-    """Ranks of the mesh that hold what this one holds; () for a plain tensor."""
+    """Ranks of the mesh that hold the same part as this one; () for a plain tensor."""
     mesh = _mesh(tensor)
     if mesh is None:
         return ()

@@ -60,8 +60,8 @@ def check_group(group: Mapping[str, Any], rules: Collection[str]) -> None:
     """Raise `ConfigurationError` unless `group` is a parameter group that `Muon` can step."""
     if "rule" not in group:
         raise ConfigurationError(
-            "tell matrices from the other parameters",
-            because='a parameter group has no "rule"',
+            "build Muon from these parameters",
+            because='a parameter group has no "rule", which says what is a matrix',
             do="pass muon_groups(model, lr=..., weight_decay=...) instead of bare parameters",
         )
     _check_known("rule", group["rule"], rules)
@@ -85,6 +85,6 @@ def _check_known(what: str, name: object, known: Collection[str]) -> None:
     if name not in known:
         raise ConfigurationError(
             f"set {what} to {name!r}",
-            because=f"the only ones are {', '.join(known)}",
+            because=f"it must be one of {', '.join(known)}",
             do="choose one of them",
         )

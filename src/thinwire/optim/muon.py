@@ -209,7 +209,7 @@ class _Piece:
     momentum: Tensor
     cuts: tuple[Cut, ...]
     shape: tuple[int, ...]
-    """Of the whole: that of `weight` unless there are cuts."""
+    """Shape of the whole matrices: that of `weight` unless there are cuts."""
 
 
 _Group = Mapping[str, Any]
@@ -256,8 +256,10 @@ def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
 
 def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
     """W -= lr scale NS(direction) for pieces of one shape."""
-    direction = _lookahead if group["nesterov"] else _plain
-    directions = [direction(piece, group["momentum"]) for piece in batch]
+    directions = [piece.momentum for piece in batch]
+    if group["nesterov"]:
+        momentum = group["momentum"]
+        directions = [torch.add(p.gradient, p.momentum, alpha=momentum) for p in batch]
     updates = deal(directions, batch[0].cuts, lambda wholes: _orthogonalised(wholes, layout))
     fans = layout.unfold(torch.empty(batch[0].shape, device="meta")).shape[-2:]
     size = float(group["lr"]) * SCALES[group["scale"]](*fans)
@@ -267,14 +269,6 @@ def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
 def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout) -> list[Tensor]:
     stack = torch.stack([layout.unfold(tensor) for tensor in tensors])
     return [layout.fold(matrix, tensors[0].shape) for matrix in orthogonalise(stack).unbind()]
-
-
-def _plain(piece: _Piece, momentum: float) -> Tensor:  # noqa: ARG001
-    return piece.momentum
-
-
-def _lookahead(piece: _Piece, momentum: float) -> Tensor:
-    return torch.add(piece.gradient, piece.momentum, alpha=momentum)
 
 
 def _pieces(

@@ -88,6 +88,6 @@ def _check(matrices: Tensor) -> None:
         return
     raise ConfigurationError(
         f"orthogonalise a {matrices.dtype} tensor of shape {tuple(matrices.shape)}",
-        because="only real floating-point matrices [..., m, n] have a Newton-Schulz iteration here",
+        because="the iteration takes real floating-point matrices [..., m, n]",
         do="pass at least two dimensions, or leave this parameter to AdamW",
     )

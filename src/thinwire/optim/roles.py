@@ -30,7 +30,7 @@ __all__ = [
 
 @final
 class Role(enum.Enum):
-    """What a parameter is to an optimizer.
+    """What kind of parameter it is, to an optimizer that treats each kind in its own way.
 
     >>> [role.name for role in Role]
     ['MATRIX', 'EMBEDDING', 'HEAD', 'VECTOR']
@@ -253,9 +253,10 @@ def _check_overrides(named: Mapping[str, nn.Parameter], overrides: Mapping[str, 
                 because="the model has no parameter of that name",
                 do="take a name from dict(model.named_parameters())",
             )
-        if role is Role.MATRIX and named[name].ndim < 2:
+        shape = tuple(named[name].shape)
+        if role is Role.MATRIX and len(shape) < 2:
             raise ConfigurationError(
                 f"make a matrix of {name!r}",
-                because=f"its shape is {tuple(named[name].shape)}",
+                because=f"a matrix has two dimensions or more, and its shape is {shape}",
                 do="give it Role.VECTOR, or leave it out of the overrides",
             )

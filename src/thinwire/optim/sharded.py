@@ -56,19 +56,19 @@ class Cut:
     mesh: Any
     mesh_dim: int
     dim: int
-    """Of the tensor, counted from the end: it stays what it is when a stack is taken apart."""
+    """Dimension of the tensor, from the end: that stays the same when a stack is taken apart."""
     size: int
-    """Of that dimension, before this cut."""
+    """Size of that dimension before this cut."""
     split_factor: int
 
     @property
     def ranks(self) -> int:
-        """How many ranks share the dimension."""
+        """Number of ranks that share the dimension."""
         return self.mesh.size(self.mesh_dim)
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """This rank's number among those that share the dimension."""
         return self.mesh.get_local_rank(self.mesh_dim)
 
     def held(self) -> list[tuple[range, ...]]:
@@ -81,7 +81,7 @@ class Cut:
         return sum(len(places) for places in self.held()[self.rank])
 
     def rows(self, device: torch.device) -> list[Tensor]:
-        """What `held` says, as indices."""
+        """The ranges of `held` as index tensors, one for each rank."""
         return [
             torch.cat([torch.arange(part.start, part.stop, device=device) for part in parts])
             for parts in self.held()
@@ -89,7 +89,7 @@ class Cut:
 
 
 def _chunks(places: range, count: int) -> list[range]:
-    """As torch.chunk, whose last chunks are missing where these are empty."""
+    """Cut `places` as torch.chunk does, but with empty ranges for the chunks that it leaves out."""
     size = -(-len(places) // count)
     return [places[start * size : (start + 1) * size] for start in range(count)]
 
@@ -98,7 +98,7 @@ def cuts_of(parameter: Tensor, matrix_dims: int) -> tuple[Cut, ...]:
     """The cuts through the last `matrix_dims` dimensions of a parameter, the last one made first.
 
     Cuts that leave matrices whole do not count: a stack of experts of which each rank holds some.
-    None at all for a parameter that is no DTensor.
+    Empty for a parameter that is not a DTensor.
     """
     last_first = reversed(tuple(_all_cuts(parameter)))
     return tuple(cut for cut in last_first if cut.dim >= -matrix_dims)
@@ -200,8 +200,9 @@ def local_gradient(parameter: Tensor) -> Tensor:
 def check_same_gradients(parameters: Iterable[Tensor]) -> None:
     """Raise on every rank unless all ranks of a mesh have gradients for the same parameters.
 
-    Otherwise ranks would put shards of different matrices together, or wait for ever. The ranks
-    tell each other one byte for each parameter, or rather two: that it has one, that it has none.
+    Otherwise ranks would put shards of different matrices together, or wait for each other without
+    end. The ranks tell each other two bytes for each parameter: that it has a gradient, that it
+    has none.
     """
     by_mesh: defaultdict[Any, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -231,7 +232,7 @@ def check_sharding(parameter: Tensor) -> None:
         if not (placement.is_replicate() or hasattr(placement, "dim")):
             raise ConfigurationError(
                 f"step a parameter of shape {tuple(parameter.shape)} placed as {placement}",
-                because="only shards and copies hold weights; a sum still to be taken has none",
+                because="every rank holds a summand of it, and no rank its weights",
                 do="redistribute it to Shard or Replicate first",
             )
     expected = list(parameter.shape)
@@ -241,6 +242,6 @@ def check_sharding(parameter: Tensor) -> None:
     if held != tuple(expected):
         raise ConfigurationError(
             f"put a parameter of shape {tuple(parameter.shape)} together",
-            because=f"this rank holds {held} of it, and its placements say {tuple(expected)}",
+            because=f"this rank holds {held} of it, and by its placements {tuple(expected)}",
             do="choose a size that the mesh divides evenly",
         )
