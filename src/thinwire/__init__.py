@@ -1,13 +1,14 @@
 """Pre-train language models over thin wires."""
 
 from thinwire import codecs, inner, optim, outer, presets, transport
-from thinwire.aggregate import MeanOverSenders, MeanOverWorkers, MedianNormClip
+from thinwire.aggregate import DropOutliers, MeanOverSenders, MeanOverWorkers, MedianNormClip
 from thinwire.errors import (
     CheckpointError,
     ConfigurationError,
     CorpusError,
     ExchangeError,
     ExchangeTimeout,
+    LossyReduceScatterWarning,
     MismatchError,
     NonFiniteError,
     ThinwireError,
@@ -40,12 +41,14 @@ __all__ = [
     "ConfigurationError",
     "CorpusError",
     "Delay",
+    "DropOutliers",
     "Eager",
     "ErrorFeedback",
     "ExchangeError",
     "ExchangeTimeout",
     "Fragment",
     "Gather",
+    "LossyReduceScatterWarning",
     "MeanOverSenders",
     "MeanOverWorkers",
     "MedianNormClip",

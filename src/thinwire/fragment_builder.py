@@ -1,4 +1,4 @@
-"""From a method and a worker to tracks: each fragment's states, made and connected."""
+"""From a method and a worker to its fragments: each one's states, made and connected."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
 from thinwire.optim import parameter_roles
 from thinwire.outer import FragmentContext, OuterState
-from thinwire.storage import Ledger, OnDevice, StatePlacement
+from thinwire.storage import OnDevice, StatePlacement
 from thinwire.transport import Transport
 
 __all__ = ["FragmentBuilder"]
@@ -23,71 +23,86 @@ __all__ = ["FragmentBuilder"]
 
 @final
 class FragmentBuilder:
-    """What the tracks of a worker are made of.
+    """Makes the fragments of one worker, for any number of workers.
 
     Args:
         method: fills the slots.
-        replica: the worker's live weights.
+        live: the worker's weights.
         transport: to the other workers.
         storage: where outer state rests.
+        is_fixed: whether the same workers take part to the end.
 
     Raises:
         ConfigurationError: a parameter is sharded in a way that cannot be exchanged.
     """
 
     def __init__(
-        self, method: Method, replica: LiveWeights, transport: Transport, storage: StatePlacement
+        self,
+        method: Method,
+        live: LiveWeights,
+        transport: Transport,
+        storage: StatePlacement,
+        *,
+        is_fixed: bool,
     ) -> None:
-        check_placements(replica.parameters)
-        self._method, self._replica = method, replica
-        self._transport, self._storage = transport, storage
-        self._shapes = replica.shapes()
-        self._roles = {n: role.value for n, role in parameter_roles(replica.model).items()}
+        check_placements(live.parameters)
+        self._method, self._live, self._is_fixed = method, live, is_fixed
+        self._transport, self.storage = transport, storage
+        self._shapes = live.shapes()
+        self._roles = {n: role.value for n, role in parameter_roles(live.model).items()}
 
-    def tracks(self) -> list[FragmentState]:
-        """One for each fragment of the method, in its order."""
-        return [self._track(fragment) for fragment in self._plan()]
+    def fragments(self) -> list[FragmentState]:
+        """One state for each fragment of the method, in its order."""
+        overlap = self._method.overlap
+        late = overlap.steps(sync_every=self._method.sync_every) > 0
+        workers, rank = self._transport.world_size, self._transport.rank
+        return [
+            FragmentState(
+                fragment,
+                self._layout(fragment),
+                self.outer_state(fragment, workers),
+                self.exchange_state(fragment, workers, rank),
+                self._transport,
+                saved_rounds=overlap.at_once if late else 0,
+            )
+            for fragment in self._plan()
+        ]
 
-    def states(self, fragment: Fragment) -> tuple[OuterState, ExchangeState]:
-        """Fresh states of `fragment` for the workers there are now."""
-        wiring = self.wiring(fragment, self._transport.world_size, self._transport.rank)
-        return self.outer_state(fragment), self._method.exchange.bind(wiring)
-
-    def outer_state(self, fragment: Fragment, workers: int | None = None) -> OuterState:
-        """A fresh outer state of `fragment`, by default for the workers there are now."""
-        workers = workers or self._transport.world_size
-        seat = FragmentContext(
-            replica=self._replica,
+    def outer_state(self, fragment: Fragment, workers: int) -> OuterState:
+        """A fresh outer state of `fragment` for any number of workers."""
+        context = FragmentContext(
+            live=self._live,
             names=fragment.names,
             workers=workers,
-            storage=self._storage,
-            alone=workers == 1 and not self._transport.forgiving,
+            storage=self.storage,
+            alone=workers == 1 and self._is_fixed,
         )
-        return self._method.outer.bind(seat, self._method.overlap)
+        return self._method.outer.bind(context, self._method.overlap)
 
     def exchange_state(self, fragment: Fragment, workers: int, rank: int) -> ExchangeState:
         """A fresh exchange of `fragment` for any number of workers."""
-        return self._method.exchange.bind(self.wiring(fragment, workers, rank))
+        return self._method.exchange.bind(self._context(fragment, workers, rank))
 
     def reader(self, fragment: Fragment, workers: int) -> ExchangeState:
         """An exchange of `fragment` that only reads what any number of workers wrote."""
         # It is gone in a moment: the ledger counts what stays.
-        uncounted = OnDevice(self._storage.device, Ledger())
-        wiring = replace(self.wiring(fragment, workers, 0), storage=uncounted)
-        return self._method.exchange.bind(wiring)
+        uncounted = OnDevice(self.storage.device)
+        context = replace(self._context(fragment, workers, 0), storage=uncounted)
+        return self._method.exchange.bind(context)
 
-    def describe(self, tracks: Sequence[FragmentState]) -> dict[str, str]:
+    def describe(self, fragments: Sequence[FragmentState]) -> dict[str, str]:
         """All that must be equal on all workers, and in a checkpoint, as one text per field."""
-        parameters, segments = self._replica.parameters, [t.layout.segments for t in tracks]
+        parameters = self._live.parameters
+        segments = [fragment.layout.segments for fragment in fragments]
         shardings = {name: sharding_of(p) for name, p in parameters.items()}
         return flatten_description(
             {
                 "method": self._method.describe(),
-                **({} if self._transport.forgiving else {"workers": self._transport.world_size}),
+                **({"workers": self._transport.world_size} if self._is_fixed else {}),
                 "parameters": {name: str(list(p.shape)) for name, p in parameters.items()},
                 # Equal shapes in another order would be averaged crosswise.
-                "wire order": [f"{s.name} ({s.role})" for track in segments for s in track],
-                "fragment sizes": [len(track) for track in segments],
+                "wire order": [f"{s.name} ({s.role})" for layout in segments for s in layout],
+                "fragment sizes": [len(layout) for layout in segments],
                 # Equal shapes may be other parts of the same parameter.
                 "sharding": {name: text for name, text in shardings.items() if text},
             }
@@ -96,35 +111,27 @@ class FragmentBuilder:
     def _plan(self) -> Iterator[Fragment]:
         """The method's fragments; one that ranks of this worker share in part is cut in two."""
         # All ranks of a worker must plan alike, so the plan sees nothing of this rank's shards.
-        parts = list(parts_of(self._replica.model).values())
+        parts = list(parts_of(self._live.model).values())
         planned = self._method.fragments.plan(parts, sync_every=self._method.sync_every)
         index = 0
         for fragment in planned:
-            for names in by_holders(fragment.names, self._replica.parameters):
+            for names in by_holders(fragment.names, self._live.parameters):
                 ordered = wire_order({name: self._shapes[name] for name in names})
                 yield replace(fragment, index=index, names=ordered)
                 index += 1
 
-    def _track(self, fragment: Fragment) -> FragmentState:
-        method = self._method
-        outer, exchange = self.states(fragment)
-        late = method.overlap.steps(sync_every=method.sync_every) > 0
-        slots = method.overlap.at_once if late else 0
-        return FragmentState(fragment, self._layout(fragment), outer, exchange, slots=slots)
-
     def _layout(self, fragment: Fragment) -> Layout:
         return Layout.of({name: self._shapes[name] for name in fragment.names}, self._roles)
 
-    def wiring(self, fragment: Fragment, workers: int, rank: int) -> ExchangeContext:
-        """What an exchange of `fragment` among `workers` is made of."""
+    def _context(self, fragment: Fragment, workers: int, rank: int) -> ExchangeContext:
         return ExchangeContext(
             codec=self._method.codec,
             feedback=self._method.feedback,
             aggregate=self._method.aggregate,
             layout=self._layout(fragment),
             fragment=fragment.index,
-            transport=self._transport,
             workers=workers,
             rank=rank,
-            storage=self._storage,
+            storage=self.storage,
+            drops_bad_messages=not self._is_fixed,
         )

@@ -1,4 +1,4 @@
-"""One fragment on one worker: its outer state, its exchange, and what is under way."""
+"""One fragment on one worker: its outer state, its exchange, and the rounds that are under way."""
 
 import hashlib
 from collections import deque
@@ -10,61 +10,71 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import MismatchError
-from thinwire.exchange import ExchangeState, InFlight, Place, RoundResult
+from thinwire.exchange import ExchangeState, RoundResult
 from thinwire.exchange.message import anchor_digest
 from thinwire.fragments import Fragment
 from thinwire.fragments.layout import Layout
 from thinwire.outer import OuterState
-from thinwire.rejection import RejectReason
-from thinwire.transport import Label
+from thinwire.rejection import Consequence
+from thinwire.transport import Round, RoundTag, Transport
 
 __all__ = ["FragmentState", "PendingRound"]
 
-_REMEMBERED_ROUNDS = 8
+# Rounds of which it is known who contributed. A worker that missed more of them drops its local
+# work rather than have it counted twice.
+_ROUNDS_REMEMBERED = 8
 
 
 @final
-@dataclass(kw_only=True, slots=True, eq=False)  # state: a flight may be called in before it is due
+@dataclass(
+    kw_only=True, slots=True, eq=False
+)  # state: the last rounds are due earlier than planned
 class PendingRound:
-    """An exchange under way.
+    """A round of a fragment that was sent and not applied yet.
 
     Args:
-        exchange: to be finished.
+        tag: fragment, number and anchor.
+        messages: that this worker sent, by name: enough to send them again.
+        exchange: under way.
         sent_at_step: inner step after which it was sent.
         due_step: inner step after which it is applied.
-        before: feedback before it was encoded; None where a round that was sent always counts.
+        feedback_before: feedback before the messages were encoded, where the round may yet be
+            discarded; else None.
     """
 
-    exchange: InFlight
+    tag: RoundTag
+    messages: Mapping[str, Tensor]
+    exchange: Round[RoundResult]
     sent_at_step: int
     due_step: int
-    before: Mapping[str, Tensor] | None = None
-
-    @property
-    def round(self) -> int:
-        """Its number among the fragment's."""
-        return self.exchange.place.label.round
+    feedback_before: Mapping[str, Tensor] | None = None
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AbandonedRound:
-    """A round that this worker gave up, and the feedback it would have had, had it counted."""
+    """A round that this worker gave up, and the feedback it would have had, had the round counted.
 
-    round: int
-    after: Mapping[str, Tensor]
+    Args:
+        number: of the round.
+        feedback_after: encoding its messages.
+    """
+
+    number: int
+    feedback_after: Mapping[str, Tensor]
 
 
 @final
 class FragmentState:
-    """A fragment and its states.
+    """A fragment's outer parameters, feedback and pending rounds.
 
     Args:
         fragment: which parameters.
         layout: of their vector.
         outer: moves them.
         exchange: averages what they moved by.
-        slots: flights for which a checkpoint has room.
+        transport: to the other workers.
+        saved_rounds: pending rounds that a checkpoint has room for.
     """
 
     def __init__(
@@ -73,20 +83,23 @@ class FragmentState:
         layout: Layout,
         outer: OuterState,
         exchange: ExchangeState,
+        transport: Transport,
         *,
-        slots: int,
+        saved_rounds: int,
     ) -> None:
         self.fragment, self.layout = fragment, layout
         self.outer, self.exchange = outer, exchange
-        # What was sent until counted_at_step is in outer steps: giving up flights goes back to it.
-        self.sent_at_step = self.counted_at_step = self.sends = 0
-        self.flights: deque[PendingRound] = deque()
-        self.counted: dict[int, Sequence[str]] = {}
+        self._transport = transport
+        self.pending: deque[PendingRound] = deque()
+        self.rounds_sent = 0
+        # What was sent up to `applied_at_step` is in outer steps: cancelling goes back there.
+        self.sent_at_step = self.applied_at_step = 0
+        self.contributors: dict[int, Sequence[str]] = {}
         self.watcher: Callable[[Tensor], None] | None = None
-        self._slots = slots
-        self._lost: _AbandonedRound | None = None
-        # Of another K's outer optimizer: it is gone only when one without it has taken a step.
-        self._dormant: dict[str, Tensor] = {}
+        self._saved_rounds = saved_rounds
+        self._abandoned: _AbandonedRound | None = None
+        # Of another K's outer optimizer: kept until one without it has taken a step.
+        self._unused_optimizer_state: dict[str, Tensor] = {}
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -97,171 +110,188 @@ class FragmentState:
         step: int,
         due_step: int,
         anchor: bytes = b"",
-        before: Mapping[str, Tensor] | None = None,
+        feedback_before: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
         if self.watcher is not None:
             self.watcher(delta)
-        place = self._next_place(anchor)
-        messages = self.exchange.encode(delta, place)
-        self._fly(messages, place, step=step, due_step=due_step, before=before)
+        tag = self._next_tag(anchor)
+        messages = self.exchange.encode(delta, tag)
+        self._start(messages, tag, step, due_step, feedback_before)
 
     def send_nothing(self, *, anchor: bytes, step: int, due_step: int) -> None:
-        """Take part in a round without a pseudo-gradient."""
-        place = self._next_place(anchor)
-        messages = self.exchange.empty_messages(place)
-        self._fly(messages, place, step=step, due_step=due_step, before=self.feedback())
+        """Take part in a round without a pseudo-gradient, as a worker that has just joined."""
+        tag = self._next_tag(anchor)
+        messages = self.exchange.empty_messages(tag)
+        self._start(messages, tag, step, due_step, self.exchange.feedback())
 
-    def _next_place(self, anchor: bytes) -> Place:
-        return Place(label=Label(what=self.fragment.name, round=self.sends + 1), anchor=anchor)
+    def _next_tag(self, anchor: bytes) -> RoundTag:
+        return RoundTag(what=self.fragment.name, round=self.rounds_sent + 1, anchor=anchor)
 
-    def _fly(
+    def _start(
         self,
         messages: Mapping[str, Tensor],
-        place: Place,
-        *,
+        tag: RoundTag,
         step: int,
         due_step: int,
-        before: Mapping[str, Tensor] | None,
+        feedback_before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.sends += 1
-        flight = self.exchange.send(messages, place)
-        self.flights.append(
-            PendingRound(exchange=flight, sent_at_step=step, due_step=due_step, before=before)
+        self.pending.append(
+            PendingRound(
+                tag=tag,
+                messages=messages,
+                exchange=self._transport.run(self.exchange.run(messages, tag), tag),
+                sent_at_step=step,
+                due_step=due_step,
+                feedback_before=feedback_before,
+            )
         )
-        self.sent_at_step = step
+        self.rounds_sent, self.sent_at_step = tag.round, step
 
-    def prefetch_send(self) -> None:
-        """Begin to bring to the device what sending needs."""
-        self.outer.prefetch_collect()
-        self.exchange.prefetch()
-
-    def apply(self, flight: PendingRound, outcome: RoundResult, *, rank: int) -> None:
-        """Take the outer step of `flight`, in which this worker has `rank`.
-
-        Work that was damaged on the way is done again: it was left out, and nothing is wrong with
-        it.
-        """
-        self.flights.remove(flight)
-        self.counted_at_step = flight.sent_at_step
-        self._lost = None  # what was lost has been sent again since
-        mine = outcome.left_out.get(rank)
-        again = mine is not None and mine.keeps_work and not self.flights
-        unsent = self.outer.unsent() if again else None
-        self.outer.apply(outcome.mean)
-        self._dormant = {}
-        if unsent is not None:
-            self.outer.place(unsent)
-        spoilt = mine is not None and mine.fault is not RejectReason.NOTHING
-        if spoilt and flight.before is not None and not self.flights:
-            self.exchange.load_state_dict(flight.before)
+    def apply(self, pending: PendingRound, result: RoundResult, *, rank: int) -> None:
+        """Take the outer step of `pending`, in which this worker has `rank`."""
+        self.pending.remove(pending)
+        self.applied_at_step = pending.sent_at_step
+        self._abandoned = None  # what was abandoned has been sent again since
+        mine = result.left_out.get(rank)
+        consequence = None if mine is None else mine.consequence()
+        # With a later round on its way the work is in the next pseudo-gradient or already sent.
+        again = consequence is Consequence.SENT_AGAIN and not self.pending
+        local_delta = self.outer.pseudo_gradient() if again else None
+        self.outer.apply(result.mean)
+        self._unused_optimizer_state = {}
+        if local_delta is not None:
+            self.outer.reset_live(local_delta)
+        not_averaged = consequence in (Consequence.SENT_AGAIN, Consequence.LOST)
+        # Encoding took the message out of feedback. It is in no mean, so it goes back in.
+        if not_averaged and pending.feedback_before is not None and not self.pending:
+            self.exchange.load_state_dict(pending.feedback_before)
 
     # -- rounds that do not count, or counted without this worker ----------------------------------
 
-    def feedback(self) -> dict[str, Tensor]:
-        """A copy of what is left to be sent."""
-        return self.exchange.feedback()
-
-    def abandon(self) -> None:
+    def cancel_rounds(self) -> None:
         """Give up what is in flight: the next round sends it with what was done since."""
-        if not self.flights:
+        if not self.pending:
             return
-        first, *later = self.flights
-        after = later[0].before if later else self.feedback()
-        self._lost = _AbandonedRound(round=first.round, after=after or {})
-        if first.before is not None:
-            self.exchange.load_state_dict(first.before)
-        self.sends -= len(self.flights)
-        self.sent_at_step = self.counted_at_step
-        self.flights.clear()
-        self.outer.abandon()
+        first, *later = self.pending
+        # Feedback after the first round was encoded is what it was before the second.
+        after = later[0].feedback_before if later else self.exchange.feedback()
+        self._abandoned = _AbandonedRound(number=first.tag.round, feedback_after=after or {})
+        if first.feedback_before is not None:
+            self.exchange.load_state_dict(first.feedback_before)
+        self.rounds_sent -= len(self.pending)
+        self.sent_at_step = self.applied_at_step
+        self.pending.clear()
 
-    def remember_counted(self, round: int, names: Sequence[str]) -> None:
-        """Whose pseudo-gradients are in the mean of `round`."""
-        self.counted[round] = names
-        for old in sorted(self.counted)[:-_REMEMBERED_ROUNDS]:
-            del self.counted[old]
+    def note_contributors(self, round: int, names: Sequence[str]) -> None:
+        """Keep the names of the workers whose pseudo-gradients are in the mean of `round`."""
+        self.contributors[round] = names
+        for old in sorted(self.contributors)[:-_ROUNDS_REMEMBERED]:
+            del self.contributors[old]
 
-    def settle(self, name: str, unsent: Tensor | None) -> None:
-        """Go on from outer parameters that others moved.
+    def rebase(self, name: str, local_delta: Tensor | None) -> None:
+        """Put the live weights on outer parameters that others moved.
 
         Args:
             name: this worker's.
-            unsent: what it did that is in no outer step it knew of.
+            local_delta: what it trained that is in no outer step it knows of.
         """
-        lost, self._lost = self._lost, None
-        if lost is not None and self._may_have_counted(lost.round, name):
-            # It counted after all. What was done after it was sent cannot be told apart any more.
-            self.exchange.load_state_dict(lost.after)
-            unsent = None
-        finite = unsent is not None and bool(torch.isfinite(unsent).all())
-        self.outer.place(unsent if finite else None)
+        abandoned, self._abandoned = self._abandoned, None
+        if abandoned is not None and self._may_have_counted(abandoned.number, name):
+            # The others did apply the round. Local steps taken since it was sent cannot be
+            # separated from it, so they are dropped.
+            self.exchange.load_state_dict(abandoned.feedback_after)
+            local_delta = None
+        finite = local_delta is not None and bool(torch.isfinite(local_delta).all())
+        self.outer.reset_live(local_delta if finite else None)
 
     def _may_have_counted(self, round: int, name: str) -> bool:
-        # Of a round that nobody remembers any more it is better to lose work than to send it twice.
-        return round <= self.sends and name in self.counted.get(round, (name,))
-
-    def shared(self) -> dict[str, Tensor]:
-        """What is equal on all workers; it shares memory with this track."""
-        return self._dormant | self.outer.shared()
-
-    def check_shared(self, shared: Mapping[str, Tensor], outer: OuterState) -> None:
-        """Raise `MismatchError` unless `shared` has what `outer` needs, and in that shape."""
-        mine, theirs = _forms(outer.shared()), _forms(shared)
-        if mine != {key: theirs.get(key) for key in mine}:
-            raise MismatchError(
-                f"take over the outer parameters of {self.fragment.name}",
-                because=f"they have {theirs} and here are {mine}",
-                do="give all workers the same model and method",
-            )
-
-    def adopt(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over what was checked, and what is known of rounds; `settle` must follow."""
-        mine = self.outer.shared().keys()
-        self.outer.adopt({key: value for key, value in shared.items() if key in mine})
-        self._dormant = {k: v.clone() for k, v in shared.items() if k not in mine}
-        self.sends = int(facts["sends"])
-        self.sent_at_step = self.counted_at_step = int(facts["sent_at_step"])
-        self.counted = {int(round): names for round, names in facts["counted"]}
-
-    def advance(self, mean: Tensor, facts: Mapping[str, Any]) -> None:
-        """Take the outer step of a round that this worker missed; `settle` must follow."""
-        self.outer.advance(mean)
-        self._dormant = {}
-        self.sends = int(facts["round"])
-        self.sent_at_step = self.counted_at_step = int(facts["sent_at_step"])
-        self.remember_counted(self.sends, facts["counted"])
-
-    def reseat_outer(self, outer: OuterState) -> None:
-        """Go on with `outer`, made for another number of workers."""
-        if outer is self.outer:
-            return
-        old, new, unsent = self.shared(), outer.shared(), self.outer.unsent()
-        # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
-        outer.adopt({key: old.get(key, value) for key, value in new.items()})
-        self._dormant = {key: value.clone() for key, value in old.items() if key not in new}
-        self.outer.close()
-        self.outer = outer
-        self.outer.place(unsent)
-
-    def reseat_exchange(self, exchange: ExchangeState) -> None:
-        """Go on with `exchange`, made for other workers, and with what is left to be sent."""
-        residual = self.exchange.residual()
-        if residual is not None:
-            exchange.take_residual(residual)
-        self.exchange = exchange
-
-    def digest(self) -> bytes:
-        """Eight bytes that tell outer parameters apart."""
-        return anchor_digest(self.outer.flat_anchor())
+        # Of a round that is no longer known it is better to lose work than to send it twice.
+        return round <= self.rounds_sent and name in self.contributors.get(round, (name,))
 
     def unsent_feedback(self) -> Mapping[str, Tensor]:
         """Feedback as it is if nothing that is in flight counts."""
-        before = self.flights[0].before if self.flights else None
-        return self.feedback() if before is None else before
+        before = self.pending[0].feedback_before if self.pending else None
+        return self.exchange.feedback() if before is None else before
+
+    def load_feedback(self, feedback: Mapping[str, Tensor]) -> bool:
+        """Go on with `feedback`, perhaps of another K, and return whether it fits.
+
+        Shards of a reduction are cut by K, so their feedback does not.
+        """
+        shapes = {key: value.shape for key, value in self.exchange.state_dict().items()}
+        fits = shapes == {key: value.shape for key, value in feedback.items()}
+        if fits:
+            self.exchange.load_state_dict(feedback)
+        return fits
+
+    # -- what all workers share --------------------------------------------------------------------
+
+    def shared(self) -> dict[str, Tensor]:
+        """What is equal on all workers; it shares memory with this state."""
+        return self._unused_optimizer_state | self.outer.state_dict()
+
+    def check_shared(self, shared: Mapping[str, Tensor], outer: OuterState) -> None:
+        """Raise `MismatchError` unless `shared` has what `outer` needs, and in that shape."""
+        mine, theirs = _forms(outer.state_dict()), _forms(shared)
+        if mine != {key: theirs.get(key) for key in mine}:
+            raise MismatchError(
+                f"take over the outer parameters of {self.fragment.name}",
+                because=f"they have {theirs} and this worker needs {mine}",
+                do="give all workers the same model and method",
+            )
+
+    def load_shared(self, shared: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take over what was checked, and what is known of rounds; `rebase` must follow."""
+        mine = self.outer.state_dict().keys()
+        self.outer.load_state_dict({key: value for key, value in shared.items() if key in mine})
+        self._unused_optimizer_state = {k: v.clone() for k, v in shared.items() if k not in mine}
+        self.rounds_sent = int(facts["sends"])
+        self.sent_at_step = self.applied_at_step = int(facts["sent_at_step"])
+        self.contributors = {int(round): names for round, names in facts["counted"]}
+
+    def shared_facts(self) -> dict[str, Any]:
+        """What is known of the rounds that counted, for `load_shared`."""
+        return {
+            "sends": self.rounds_sent - len(self.pending),
+            "sent_at_step": self.applied_at_step,
+            "counted": list(self.contributors.items()),
+        }
+
+    def step_missed(self, mean: Tensor, facts: Mapping[str, Any]) -> None:
+        """Take the outer step of a round that this worker missed; `rebase` must follow."""
+        self.outer.apply(mean)
+        self._unused_optimizer_state = {}
+        self.rounds_sent = int(facts["round"])
+        self.sent_at_step = self.applied_at_step = int(facts["sent_at_step"])
+        self.note_contributors(self.rounds_sent, facts["counted"])
+
+    def replace_outer(self, outer: OuterState) -> None:
+        """Go on with `outer`, made for another number of workers."""
+        if outer is self.outer:
+            return
+        old, new = self.shared(), outer.state_dict()
+        local_delta = self.outer.pseudo_gradient()
+        # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
+        outer.load_state_dict({key: old.get(key, value) for key, value in new.items()})
+        self._unused_optimizer_state = {k: v.clone() for k, v in old.items() if k not in new}
+        self.outer.close()
+        self.outer = outer
+        self.outer.reset_live(local_delta)
+
+    def replace_exchange(self, exchange: ExchangeState) -> None:
+        """Go on with `exchange`, made for other workers, and with what is left to be sent."""
+        residual = self.exchange.feedback_vector()
+        if residual is not None:
+            exchange.load_feedback_vector(residual)
+        self.exchange = exchange
+
+    def digest(self) -> bytes:
+        """Eight bytes that tell the outer parameters of two workers apart."""
+        return anchor_digest(self.outer.flat_anchor())
 
     def shared_digest(self) -> bytes:
-        """The same of all that workers share.
+        """Eight bytes that tell the shared states of workers apart.
 
         A buffer of zeros may be there for one number of workers and not for another.
         """
@@ -273,41 +303,52 @@ class FragmentState:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that is kept between rounds, and what is in flight."""
-        blanks = (self._blank() for _ in range(self._slots))
-        flights = [_saved(flight) for flight in self.flights]
+        blanks = (self._blank() for _ in range(self._saved_rounds))
+        saved = [_saved(pending) for pending in self.pending]
         return {
             "outer": self.outer.state_dict(),
             "exchange": self.exchange.state_dict(),
             "sent_at_step": self.sent_at_step,
-            "sends": self.sends,
+            "sends": self.rounds_sent,
             # Always as many: torch.distributed.checkpoint fills what is there, and nothing else.
-            "in_flight": [*flights, *blanks][: self._slots],
+            "in_flight": [*saved, *blanks][: self._saved_rounds],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-        """Continue from `state`; returns (step, saved flight) of all that is to be sent again."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Continue from `state`; returns the saved rounds that are to be sent again."""
         self.outer.load_state_dict(state["outer"])
         self.exchange.load_state_dict(state["exchange"])
-        self.sent_at_step = self.counted_at_step = int(state["sent_at_step"])
-        self.sends = int(state["sends"])
-        self.flights.clear()
-        saved = [flight for flight in state["in_flight"] if int(flight["round"]) > 0]
-        return [(int(flight["sent_at_step"]), flight) for flight in saved]
+        self.sent_at_step = self.applied_at_step = int(state["sent_at_step"])
+        self.rounds_sent = int(state["sends"])
+        self.pending.clear()
+        return [saved for saved in state["in_flight"] if int(saved["round"]) > 0]
+
+    def load_from_other_worker_count(
+        self, state: Mapping[str, Any], *, with_feedback: bool
+    ) -> None:
+        """Continue from a state of a run with another K; what was in flight there is dropped."""
+        # Outer settings by number of workers may have momentum for one and none for another.
+        fresh = self.outer.state_dict()
+        self.outer.load_state_dict({k: state["outer"].get(k, value) for k, value in fresh.items()})
+        dropped = [s for s in state["in_flight"] if int(s["round"]) > 0]
+        # What a dropped message lacked is in its feedback and in the live weights: once is enough.
+        if with_feedback and not dropped:
+            self.load_feedback(state["exchange"])
+        # A run that ends here sends what was dropped, even if nothing was trained after it.
+        unsent = (int(saved["sent_at_step"]) - 1 for saved in dropped)
+        self.sent_at_step = self.applied_at_step = min([int(state["sent_at_step"]), *unsent])
+        self.rounds_sent = int(state["sends"])
+        self.pending.clear()
 
     def send_again(self, saved: Mapping[str, Any]) -> None:
         """Send what was in flight when the state was saved."""
-        label = Label(what=self.fragment.name, round=int(saved["round"]))
-        place = Place(label=label, anchor=bytes(saved["anchor"].tolist()))
-        # Who loaded the state may reuse its memory before the messages have left.
+        anchor = bytes(saved["anchor"].tolist())
+        tag = RoundTag(what=self.fragment.name, round=int(saved["round"]), anchor=anchor)
+        # The caller may reuse the memory of what was loaded before the messages have left.
         messages = {name: message.clone() for name, message in saved["messages"].items()}
-        flight = self.exchange.send(messages, place)
-        self.flights.append(
-            PendingRound(
-                exchange=flight,
-                sent_at_step=int(saved["sent_at_step"]),
-                due_step=int(saved["due_step"]),
-            )
-        )
+        sent, step = self.rounds_sent, self.sent_at_step
+        self._start(messages, tag, int(saved["sent_at_step"]), int(saved["due_step"]))
+        self.rounds_sent, self.sent_at_step = sent, step  # both count it already
 
     def _blank(self) -> dict[str, Any]:
         anchor = torch.zeros(8, dtype=torch.uint8)
@@ -324,12 +365,12 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {key: f"{value.dtype} {list(value.shape)}" for key, value in tensors.items()}
 
 
-def _saved(flight: PendingRound) -> dict[str, Any]:
-    place = flight.exchange.place
+def _saved(pending: PendingRound) -> dict[str, Any]:
+    anchor = list(pending.tag.anchor.ljust(8, b"\0"))
     return {
-        "messages": dict(flight.exchange.messages),
-        "anchor": torch.tensor(list(place.anchor.ljust(8, b"\0")), dtype=torch.uint8),
-        "round": place.label.round,
-        "sent_at_step": flight.sent_at_step,
-        "due_step": flight.due_step,
+        "messages": dict(pending.messages),
+        "anchor": torch.tensor(anchor, dtype=torch.uint8),
+        "round": pending.tag.round,
+        "sent_at_step": pending.sent_at_step,
+        "due_step": pending.due_step,
     }

@@ -8,15 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.errors import MismatchError
+from thinwire.transport import Announce, Requests
 
 __all__ = [
-    "check_cards",
+    "announce",
+    "check_descriptions",
     "check_same",
     "check_same_run",
     "digest",
+    "encode_description",
     "first_difference",
     "flatten_description",
-    "make_card",
 ]
 
 _WEIGHTS = "initial weights"
@@ -56,25 +58,33 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
     return leaves
 
 
-def make_card(description: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bytes:
-    """What a worker says of itself, as bytes that are equal for equal workers.
+def encode_description(
+    description: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None
+) -> bytes:
+    """The description of a worker's run as bytes, which are equal for equal workers.
 
     Args:
         description: of the run, nested.
         weights: what the worker starts from; only their digest travels.
     """
-    card = flatten_description(description)
+    flat = flatten_description(description)
     if weights is not None:
-        card[_WEIGHTS] = digest(weights)
-    return json.dumps(card, sort_keys=True).encode()
+        flat[_WEIGHTS] = digest(weights)
+    return json.dumps(flat, sort_keys=True).encode()
 
 
-def check_cards(cards: Mapping[int, bytes]) -> None:
+def announce(encoded: bytes) -> Requests[dict[int, bytes]]:
+    """Make an encoded description known to the others; returns those known so far, by rank."""
+    known = yield Announce(encoded)
+    return known
+
+
+def check_descriptions(by_rank: Mapping[int, bytes]) -> None:
     """Raise `MismatchError` naming the first field in which two workers differ, and both values."""
-    first_rank, first = min(cards.items())
-    for rank, card in sorted(cards.items()):
-        if card != first:
-            _raise_difference(first_rank, json.loads(first), rank, json.loads(card))
+    first_rank, first = min(by_rank.items())
+    for rank, encoded in sorted(by_rank.items()):
+        if encoded != first:
+            _raise_difference(first_rank, json.loads(first), rank, json.loads(encoded))
 
 
 def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
@@ -84,8 +94,8 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
     'kind'
     """
     differing = [field for field in a.keys() | b.keys() if a.get(field) != b.get(field)]
-    # Other shapes are other weights in another order, and another kind has other fields: name
-    # the cause.
+    # Other shapes make other weights in another order, and another class has other fields: these
+    # come last, so that the cause is named and not what follows from it.
     return min(
         differing,
         key=lambda f: (f.startswith(_CONSEQUENCES), f not in a or f not in b, f),

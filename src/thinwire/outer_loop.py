@@ -1,8 +1,10 @@
 """The one loop: what is due is sent, what has arrived is applied. It never asks for the method."""
 
+import logging
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, final
@@ -10,19 +12,36 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.course import Course
-from thinwire.elastic.shared_state import Snapshot
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
+from thinwire.exchange import RoundResult
+from thinwire.fragment_builder import FragmentBuilder
+from thinwire.fragment_state import FragmentState, PendingRound
 from thinwire.fragments.sharding import sharded_like
-from thinwire.handshake import check_cards, check_same, digest, make_card
+from thinwire.handshake import announce, check_descriptions, check_same, digest, encode_description
 from thinwire.live_weights import LiveWeights, local_shard
-from thinwire.method import Method
+from thinwire.loop_state import MALFORMED, LoopState, record_of
+from thinwire.membership import (
+    Answer,
+    FixedMembership,
+    Go,
+    Load,
+    Membership,
+    Over,
+    Phase,
+    Replay,
+    RoundPlan,
+    Snapshot,
+)
+from thinwire.method import Method, with_present_names
+from thinwire.rejection import Consequence, Rejection
 from thinwire.stats import Stats
-from thinwire.storage import Ledger, choose_storage
-from thinwire.transport import Distributed, Metered, Transport
+from thinwire.storage import choose_storage
+from thinwire.transport import Distributed, Metered, RoundTag, Transport
 from thinwire.version import __version__
 
 __all__ = ["OuterLoop"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -37,6 +56,8 @@ class OuterLoop:
         optimizer: what steps it, or a list of optimizers, stepped in that order.
         method: the description of what happens.
         transport: the connection; default `Distributed()`, which is a world of one in plain python.
+        membership: who takes part in which round; default the transport if it decides that, too
+            (`Elastic` does), else the same workers to the end.
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
             model's device, "cpu" the host's memory, from which a fragment is fetched at a time. It
             does not change the mathematics, so workers may differ in it.
@@ -61,27 +82,50 @@ class OuterLoop:
         method: Method,
         *,
         transport: Transport | None = None,
+        membership: Membership | None = None,
         outer_device: torch.device | str | None = None,
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self.method = method
-        self._replica = LiveWeights(model, optimizers)
-        self._transport = Metered(Distributed() if transport is None else transport)
-        storage = choose_storage(outer_device, self._replica.device, Ledger())
-        self._storage = storage
-        self._course = Course(method, self._replica, self._transport, storage)
+        self._live = LiveWeights(model, optimizers)
+        transport = Distributed() if transport is None else transport
+        if membership is None:
+            # An elastic transport decides by itself who takes part.
+            membership = transport if isinstance(transport, Membership) else FixedMembership()
+        self._membership = membership
+        self._transport = Metered(transport)
+        if not self._membership.is_fixed:
+            method.outer.check_elastic()
+            method.overlap.check_cancellable()
+        self._storage = choose_storage(outer_device, self._live.device)
+        builder = FragmentBuilder(
+            method,
+            self._live,
+            self._transport,
+            self._storage,
+            is_fixed=self._membership.is_fixed,
+        )
+        self._state = LoopState(builder, workers=transport.world_size, rank=transport.rank)
+        self._plan: RoundPlan | None = None
+        self._rounds_at_once = method.overlap.at_once
+        self._delay_steps = method.overlap.steps(sync_every=method.sync_every)
+        self._peak_sent_bytes = 0
+        self._left_out: dict[int, int] = {}
         self._hook: torch.utils.hooks.RemovableHandle | None = None
-        self._busy = self._closed = False
+        self._has_joined = self._is_following = self._is_closed = False
         try:
-            card = self._course.description | {"thinwire version": __version__}
-            check_cards(self._transport.introduce(make_card(card, self._starting_weights())))
+            self._check_all_run_the_same()
         except BaseException:
             self.close()
             raise
 
-    def _starting_weights(self) -> Mapping[str, Tensor] | None:
-        # Where workers come and go, others have long moved on, and a newcomer takes theirs.
-        return None if self._transport.forgiving else self._anchors()
+    def _check_all_run_the_same(self) -> None:
+        description = self._state.description | {"thinwire version": __version__}
+        # Where workers come and go, the others may have moved on: a newcomer takes their weights.
+        weights = self._anchors() if self._membership.is_fixed else None
+        tag = RoundTag(what="the workers' descriptions", round=0)
+        mine = encode_description(description, weights)
+        check_descriptions(self._transport.run(announce(mine), tag).wait())
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -91,10 +135,10 @@ class OuterLoop:
         Raises:
             ConfigurationError: the loop follows an optimizer and does this by itself.
         """
-        if self._hook is not None and not self._busy:
+        if self._hook is not None and not self._is_following:
             raise ConfigurationError(
                 "step an outer loop that follows its optimizer",
-                because="the inner step would count twice",
+                because="it counts the optimizer's steps by itself, and this one would count twice",
                 do="leave out either outer.step() or the with block",
             )
         self.begin()
@@ -106,11 +150,23 @@ class OuterLoop:
         Raises:
             NonFiniteError: something to be sent is not finite; names parameter and step.
         """
-        self._course.begin()
+        self.join()
+        state = self._state
+        state.step += 1
+        plan = None
+        if state.step % self.method.sync_every == 0:
+            plan = self._begin_round(Phase.ROUND)
+        self._send_for(Phase.ROUND if plan is None else plan.phase)
 
     def begin_last(self) -> None:
-        """Send every fragment that was trained since it was last sent, and call everything in."""
-        self._course.begin_last()
+        """Send every fragment that was trained since it was sent; all pending rounds are due."""
+        # Another fragment than the one that the next step would have needed may come first.
+        self._storage.put_away()
+        self.join()
+        if self._state.ended_at_step != self._state.step:
+            self._begin_round(Phase.LAST)
+        is_over = self._plan is not None and self._plan.phase is Phase.DONE
+        self._send_for(Phase.DONE if is_over else Phase.LAST)
 
     def finish(self) -> None:
         """Apply what is due: wait for all workers' payloads and take the outer step.
@@ -119,51 +175,203 @@ class OuterLoop:
             ExchangeError: a peer died or stayed silent, or sent what cannot be used.
             MismatchError: a peer's outer parameters are not this worker's.
         """
-        self._course.finish()
+        step = self._state.step
+        self._apply_all(
+            [(f, p) for f in self._state.fragments for p in f.pending if p.due_step <= step]
+        )
+        self._prefetch()
 
     def flush(self) -> None:
         """`begin_last()` and `finish()`: call it after the last inner step.
 
-        Where a round may count on nobody, it is repeated until it counts.
+        A round that is discarded is repeated until it counts.
         """
         self.begin_last()
         self.finish()
-        while not self._course.is_settled():
+        while not self._state.is_settled():
             self.begin_last()
             self.finish()
 
-    def watch(self, watcher: Callable[[int, Tensor], None]) -> None:
-        """Show `watcher` every pseudo-gradient before it is encoded.
+    def _send_for(self, phase: Phase) -> None:
+        if phase is Phase.DONE:
+            return
+        if phase is Phase.LAST:
+            self._send_left_over()
+            return
+        due = [f for f in self._state.fragments if self._is_due(f, self._state.step)]
+        self._send_all(due)
+        self._note_peak(sum(fragment.exchange.sizes.sent_nbytes for fragment in due))
 
-        Args:
-            watcher: called with the fragment's index and fp32 [numel], which it must not change,
-                and which is another's as soon as it returns.
+    def _send_left_over(self) -> None:
+        fragments = [f for f in self._state.fragments if f.sent_at_step < self._state.step]
+        # A pseudo-gradient is measured from the anchor after its last update, so what would be one
+        # round too many is applied first.
+        full = [f for f in fragments if len(f.pending) >= self._rounds_at_once]
+        self._apply_all([(fragment, pending) for fragment in full for pending in fragment.pending])
+        self._send_all(fragments)
+        # No training goes on beside the last exchanges: they need not be carried at once.
+        self._note_peak(max((f.exchange.sizes.sent_nbytes for f in fragments), default=0))
+        for fragment in self._state.fragments:
+            for pending in fragment.pending:
+                pending.due_step = self._state.step
+
+    @torch.no_grad()
+    def _send_all(self, fragments: Sequence[FragmentState]) -> None:
+        if fragments:
+            self._live.check_unchanged()
+        for fragment in fragments:
+            self._send(fragment)
+
+    def _send(self, fragment: FragmentState) -> None:
+        step = self._state.step
+        if len(fragment.pending) >= self._rounds_at_once:
+            raise ConfigurationError(
+                f"send {fragment.fragment.name} again at inner step {step}",
+                because="its last exchange was begun and not finished",
+                do="call finish() after every begin()",
+            )
+        delta = fragment.outer.pseudo_gradient()
+        names = fragment.fragment.names
+        self._live.check_finite(names, delta, what="pseudo-gradient", when=f"inner step {step}")
+        fragment.outer.on_sent(delta)
+        # A lone worker cannot drift from others.
+        anchor = b"" if self._transport.world_size == 1 else fragment.digest()
+        due_step = step + self._delay_steps
+        # A healing server must not take what is sent for what has come back.
+        with self._state.lock:
+            if self._plan is not None and self._plan.joins:
+                fragment.send_nothing(anchor=anchor, step=step, due_step=due_step)
+                return
+            # What a round took out of feedback is put back if the round is discarded.
+            before = None if self._membership.is_fixed else fragment.exchange.feedback()
+            fragment.send(
+                delta, step=step, due_step=due_step, anchor=anchor, feedback_before=before
+            )
+
+    def _apply_all(self, due: list[tuple[FragmentState, PendingRound]]) -> None:
+        # All workers must wait in one order: a sort is stable, and fragments have the plan's order.
+        for fragment, pending in sorted(due, key=lambda fp: (fp[1].due_step, fp[1].sent_at_step)):
+            # A round that is discarded takes those with it that are under way beside it.
+            if any(other is pending for other in fragment.pending):
+                self._apply(fragment, pending)
+
+    def _apply(self, fragment: FragmentState, pending: PendingRound) -> None:
+        try:
+            with torch.no_grad():
+                result = pending.exchange.wait()
+        except RoundDiscarded as discarded:
+            _LOG.info("%s", discarded)
+            with self._state.lock:
+                self._state.cancel_rounds()
+            return
+        # Not before: a round that failed must neither be passed over nor left out of a checkpoint.
+        with self._state.lock:
+            before = b"" if self._plan is None else fragment.digest()
+            fragment.apply(pending, result, rank=self._transport.rank)
+            self._state.version += 1
+            self._note(fragment, pending, result, before)
+
+    def _note(
+        self,
+        fragment: FragmentState,
+        pending: PendingRound,
+        result: RoundResult,
+        before: bytes,
+    ) -> None:
+        self._count_left_out(result.left_out, pending.tag)
+        if self._plan is None:
+            return
+        record = record_of(self._state, fragment, pending, result, self._plan.names, before=before)
+        fragment.note_contributors(pending.tag.round, record.facts["counted"])
+        self._membership.log_round(record)
+
+    def _count_left_out(self, left_out: Mapping[int, Rejection], tag: RoundTag) -> None:
+        for worker, why in left_out.items():
+            if why.consequence() is not Consequence.SKIPPED:
+                self._left_out[worker] = self._left_out.get(worker, 0) + 1
+                _LOG.warning("worker %d was left out of %s: %s", worker, tag, why)
+
+    def _is_due(self, fragment: FragmentState, step: int) -> bool:
+        return fragment.fragment.is_due(step=step, sync_every=self.method.sync_every)
+
+    def _note_peak(self, sent_bytes: int) -> None:
+        self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
+
+    def _prefetch(self) -> None:
+        """Begin to bring what the next step needs first: one fragment's, for room is scarce."""
+        step = self._state.step + 1
+        for fragment in self._state.fragments:
+            if self._is_due(fragment, step):
+                fragment.outer.prefetch(for_step=False)
+                fragment.exchange.prefetch()
+                return
+        for fragment in self._state.fragments:
+            if any(pending.due_step <= step for pending in fragment.pending):
+                fragment.outer.prefetch(for_step=True)
+                return
+
+    # -- who takes part ----------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Take a place among the workers, which may be under way already; once.
+
+        Where workers come and go, a newcomer then has the others' outer parameters. `begin()` does
+        it by itself; call it earlier to know `share` before the first inner step.
+
+        Raises:
+            ExchangeError: the run cannot be reached. MismatchError: it is another run.
         """
-        for index, track in enumerate(self._course.tracks):
-            track.watcher = partial(watcher, index)
+        if self._has_joined:
+            return
+        self._membership.join(self._state)
+        plan = self._begin_round(Phase.JOIN)
+        self._has_joined = True
+        if plan is not None and plan.joins:
+            self._send_for(plan.phase)
+            self._plan = replace(plan, joins=False)
+            self.finish()
 
-    # -- results -----------------------------------------------------------------------------------
+    def _begin_round(self, phase: Phase) -> RoundPlan | None:
+        started_s = time.perf_counter()
+        try:
+            answers = self._membership.begin_round(phase)
+            answer = next(answers)
+            while True:
+                match answer:
+                    case Load(snapshot):
+                        answer = _next_after(answers, partial(self._state.load, snapshot))
+                    case Replay():
+                        answer = _next_after(answers, partial(self._state.replay, answer))
+                    case Go(plan):
+                        return None if plan is None else self._follow_plan(plan)
+                    case Over(plan):
+                        # What this worker trained is in no round, and there will be none any more.
+                        self._state.drop_local_work()
+                        return self._follow_plan(plan)
+        finally:
+            self._transport.counters.wait_s += time.perf_counter() - started_s
 
-    @property
-    def stats(self) -> Stats:
-        """Rounds, bytes and seconds so far."""
-        traffic, course = self._transport.traffic, self._course
-        return Stats(
-            rounds=course.version,
-            sent_bytes=traffic.sent_bytes,
-            received_bytes=traffic.received_bytes,
-            peak_sent_bytes_per_step=course.peak_sent_bytes,
-            wait_s=traffic.wait_s,
-            overlapped_s=traffic.overlapped_s,
-            left_out=dict(course.left_out),
-            peak_outer_device_bytes=course.ledger.peak_device_bytes,
-            peak_outer_host_bytes=course.ledger.peak_host_bytes,
-        )
+    def _follow_plan(self, plan: RoundPlan) -> RoundPlan:
+        state, workers = self._state, self._transport.world_size
+        with state.lock:
+            if plan.changed:
+                state.cancel_rounds()
+                state.set_exchange_workers(workers, self._transport.rank)
+            state.set_outer_workers(workers)
+            self._plan, state.step = plan, plan.step
+            state.name = plan.names[self._transport.rank]
+            state.dealt = plan.dealt + len(plan.names)
+        if plan.phase in (Phase.LAST, Phase.DONE):
+            state.ended_at_step = state.step
+        if plan.phase is Phase.DONE:
+            for fragment in state.fragments:
+                fragment.sent_at_step = state.step
+        return plan
 
     @property
     def inner_step(self) -> int:
         """Inner steps by the schedule: of a worker that was healed, those of the others."""
-        return self._course.step
+        return self._state.step
 
     @property
     def workers(self) -> int:
@@ -175,11 +383,38 @@ class OuterLoop:
         """Number of the data share of this round, which no other worker has or had.
 
         With K fixed it is round K + rank. It changes when a round begins, every H inner steps.
-        Where workers come and go, the first question makes this one take its place among them:
-        ask before the first inner step, which then starts from what the others have.
+
+        Raises:
+            ConfigurationError: workers come and go, and this one has not joined them.
         """
-        self._course.enter()
-        return self._course.share
+        if self._plan is not None:
+            return self._plan.dealt + self._transport.rank
+        if not self._membership.is_fixed:
+            raise ConfigurationError(
+                "say which data share is this worker's",
+                because="it has not joined the others, who hand out the shares",
+                do="call outer.join() before the first inner step",
+            )
+        rounds = self._state.step // self.method.sync_every
+        return rounds * self._transport.world_size + self._transport.rank
+
+    # -- results -----------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """Rounds, bytes and seconds so far."""
+        counters, ledger = self._transport.counters, self._storage.ledger
+        return Stats(
+            rounds=self._state.version,
+            sent_bytes=counters.sent_bytes,
+            received_bytes=counters.received_bytes,
+            peak_sent_bytes_per_step=self._peak_sent_bytes,
+            wait_s=counters.wait_s,
+            overlapped_s=counters.overlapped_s,
+            left_out=dict(self._left_out),
+            peak_outer_device_bytes=ledger.peak_device_bytes,
+            peak_outer_host_bytes=ledger.peak_host_bytes,
+        )
 
     def memory(self) -> dict[str, int]:
         """Bytes of every state this worker holds between rounds.
@@ -188,27 +423,34 @@ class OuterLoop:
             `live weights`, `inner state` (the optimizers'), `anchor`, `outer state` (momentum) and
             `feedback`.
         """
-        tracks = [track.memory() for track in self._course.tracks]
+        fragments = [fragment.memory() for fragment in self._state.fragments]
         return {
-            "live weights": sum(local_shard(p).nbytes for p in self._replica.parameters.values()),
-            "inner state": sum(tensor.nbytes for tensor in self._replica.inner_state()),
-            **{state: sum(held[state] for held in tracks) for state in tracks[0]},
+            "live weights": sum(local_shard(p).nbytes for p in self._live.parameters.values()),
+            "inner state": sum(tensor.nbytes for tensor in self._live.inner_state()),
+            **{state: sum(held[state] for held in fragments) for state in fragments[0]},
         }
 
-    def exchange_nbytes(self) -> int:
-        """Bytes this worker hands to the transport for one exchange of every fragment."""
-        return sum(track.exchange.nbytes for track in self._course.tracks)
+    def watch(self, watcher: Callable[[int, Tensor], None]) -> None:
+        """Show `watcher` every pseudo-gradient before it is encoded.
+
+        Args:
+            watcher: called with the fragment's index and fp32 [numel], which it must not change or
+                keep.
+        """
+        for index, fragment in enumerate(self._state.fragments):
+            fragment.watcher = partial(watcher, index)
 
     def anchor(self) -> dict[str, Tensor]:
         """The outer parameters as a state dict of the model (fp32; buffers are this worker's).
 
         Where a parameter is a DTensor, so is its value.
 
-        The tensors share memory with the loop's state until the next round: copy them to keep them.
+        The tensors may share memory with the loop's state until the next round: copy them to keep
+        them.
         """
-        live: dict[str, Tensor] = self._replica.model.state_dict(keep_vars=True)
+        live: dict[str, Tensor] = self._live.model.state_dict(keep_vars=True)
         by_identity = {
-            id(p := self._replica.parameters[name]): sharded_like(p, value)
+            id(p := self._live.parameters[name]): sharded_like(p, value)
             for name, value in self._anchors().items()
         }
         return {name: by_identity.get(id(value), value.detach()) for name, value in live.items()}
@@ -220,12 +462,15 @@ class OuterLoop:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Hold the outer parameters in the model for an evaluation, then the live weights again."""
-        with self._replica.holding(self._anchors()):
+        with self._live.holding(self._anchors()):
             yield
 
     def _anchors(self) -> dict[str, Tensor]:
-        tracks = self._course.tracks
-        return {name: value for t in tracks for name, value in t.outer.anchor().items()}
+        return {
+            name: value
+            for f in self._state.fragments
+            for name, value in self._live.unflatten(f.fragment.names, f.outer.flat_anchor()).items()
+        }
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -238,61 +483,117 @@ class OuterLoop:
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
-        course = self._course
-        if any(flight.due_step <= course.step for t in course.tracks for flight in t.flights):
+        state = self._state
+        if any(p.due_step <= state.step for f in state.fragments for p in f.pending):
             raise CheckpointError(
                 "save the outer loop between begin() and finish()",
-                because="an exchange is due that was not applied",
+                because="a round is due that was not applied yet",
                 do="save after finish()",
             )
         return {
-            "run": course.description,
-            "step": course.step,
-            "rounds": course.version,
-            "dealt": course.dealt,
-            "peak_sent_bytes": course.peak_sent_bytes,
-            "traffic": asdict(self._transport.traffic),
+            "run": state.description,
+            "step": state.step,
+            "rounds": state.version,
+            "dealt": state.dealt,
+            "peak_sent_bytes": self._peak_sent_bytes,
+            "traffic": asdict(self._transport.counters),
             # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
-            "left_out": {w: course.left_out.get(w, 0) for w in range(self._transport.world_size)},
-            "fragments": [track.state_dict() for track in course.tracks],
+            "left_out": {w: self._left_out.get(w, 0) for w in range(self._transport.world_size)},
+            "fragments": [fragment.state_dict() for fragment in state.fragments],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of a loop over the same model, method and world.
+    def load_state_dict(self, state: Mapping[str, Any], *, with_feedback: bool = True) -> None:
+        """Continue from `state_dict()` of a loop over the same model and method.
+
+        With as many workers as then, bit for bit. With another number of them, outer parameters and
+        outer optimizers go on as they were; what was in flight is dropped, and the next round sends
+        it, for the live weights still hold it: load those, too.
+
+        Args:
+            state: to continue from.
+            with_feedback: with another number of workers, whether this one goes on with the error
+                feedback in `state`; false where it shares `state` with a worker that does.
 
         Raises:
             MismatchError: it is from another one; names the field and both values.
+            ConfigurationError: the method's overlap does not let rounds in flight be dropped.
         """
         _check_keys(state)
+        saved, present = with_present_names(state["run"]), self._state.description
+        other_count = saved.get("workers") != present.get("workers") and "workers" in saved
+        if other_count and self._membership.is_fixed:
+            self.method.overlap.check_cancellable()
+            saved = {**saved, "workers": present["workers"]}
         check_same(
-            state["run"],
-            self._course.description,
+            saved,
+            present,
             cannot="load this checkpoint",
             whose="the checkpoint",
-            do="resume with the model, method and workers that wrote it",
+            do="resume with the model and method that wrote it",
         )
-        flying = (f for saved in state["fragments"] for f in saved["in_flight"])
-        if self._transport.forgiving and any(int(flight["round"]) > 0 for flight in flying):
+        self._check_nothing_is_lost(state)
+        self._peak_sent_bytes = int(state["peak_sent_bytes"])
+        self._left_out = {
+            int(worker): int(count)
+            for worker, count in state["left_out"].items()
+            if count and int(worker) < self._transport.world_size
+        }
+        self._state.step, self._state.version = int(state["step"]), int(state["rounds"])
+        self._state.dealt = int(state["dealt"])
+        self._state.reset_digest()
+        fragments = list(zip(self._state.fragments, state["fragments"], strict=True))
+        if other_count:
+            for fragment, each in fragments:
+                fragment.load_from_other_worker_count(each, with_feedback=with_feedback)
+        else:
+            again = [(f, saved) for f, each in fragments for saved in f.load_state_dict(each)]
+            for fragment, round in sorted(again, key=lambda found: int(found[1]["sent_at_step"])):
+                fragment.send_again(round)
+        # Afterwards: what is sent again was counted when it was sent first.
+        self._transport.counters.restore(state["traffic"])
+
+    def _check_nothing_is_lost(self, state: Mapping[str, Any]) -> None:
+        in_flight = any(
+            int(saved["round"]) > 0 for f in state["fragments"] for saved in f["in_flight"]
+        )
+        if in_flight and not self._membership.is_fixed:
             raise CheckpointError(
-                "send again what was in flight",
-                because="where workers come and go, the others have gone on without it",
+                "load a state with rounds in flight",
+                because="where workers come and go, the others have gone on without these rounds",
                 do="pass load_shared_state() what shared_state() returned",
             )
-        self._course.load_state_dict(state)
-        # Afterwards: what is sent again was counted when it was sent first.
-        self._transport.traffic.restore(state["traffic"])
 
     def shared_state(self) -> dict[str, Any]:
         """What all workers share, whatever their number: plain tensors and numbers.
 
         Outer parameters, outer optimizers and where the schedule is, after the last round.
         """
-        snapshot = self._course.capture()
+        snapshot = self._state.capture()
         return {"facts": dict(snapshot.facts), "tensors": dict(snapshot.tensors)}
 
     def unsent_feedback(self) -> list[Mapping[str, Tensor]]:
-        """Every fragment's error feedback, as it is if what is in flight counts on nobody."""
-        return [track.unsent_feedback() for track in self._course.tracks]
+        """Every fragment's error feedback, as it is if nothing that is in flight counts."""
+        return [fragment.unsent_feedback() for fragment in self._state.fragments]
+
+    def load_feedback(self, feedback: Sequence[Mapping[str, Tensor]]) -> bool:
+        """Go on with what `unsent_feedback()` returned, on a worker of any world.
+
+        Returns:
+            whether all of it fits: a fragment keeps its own where the feedback is of shards, which
+            are cut by the number of workers.
+
+        Raises:
+            CheckpointError: it is of another number of fragments.
+        """
+        fragments = self._state.fragments
+        if len(feedback) != len(fragments):
+            raise CheckpointError(
+                "go on with this error feedback",
+                because=f"it is of {len(feedback)} fragments, and here are {len(fragments)}",
+                do="pass what unsent_feedback() of a loop over the same method returned",
+            )
+        fits = [f.load_feedback(held) for f, held in zip(fragments, feedback, strict=True)]
+        return all(fits)
 
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
         """Start from `shared_state()` of a worker of any world; the live weights become the anchor.
@@ -306,33 +607,33 @@ class OuterLoop:
                 because=f"it has {sorted(state)}, not facts and tensors",
                 do="pass what shared_state() of an OuterLoop returned",
             )
-        self._course.adopt(Snapshot(facts=state["facts"], tensors=state["tensors"]))
-        self._course.drop_work()
+        self._state.load(Snapshot(facts=state["facts"], tensors=state["tensors"]))
+        self._state.drop_local_work()
 
     # -- following an optimizer --------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        if not self._replica.optimizers:
+        if not self._live.optimizers:
             raise ConfigurationError(
-                "follow an optimizer",
-                because="this loop was given none",
+                "use this outer loop in a with block",
+                because="it would follow an optimizer, and was built without one",
                 do="pass the optimizer to OuterLoop, or call outer.step() yourself",
             )
         if self._hook is not None:
             raise ConfigurationError(
-                "enter an outer loop that was entered",
-                because="every inner step would count twice",
+                "enter this outer loop a second time",
+                because="it is in a with block already, and every inner step would count twice",
                 do="leave out one of the two with blocks",
             )
-        if self._closed:
+        if self._is_closed:
             raise ConfigurationError(
-                "enter an outer loop again",
-                because="leaving it gave the optimizers back",
+                "enter a closed outer loop",
+                because="closing it gave the optimizers back",
                 do="build a new OuterLoop; load_state_dict() carries its state over",
             )
         # Before the first inner step, which then starts from what the others have.
-        self._course.enter()
-        last = self._replica.optimizers[-1]
+        self.join()
+        last = self._live.optimizers[-1]
         self._hook = last.register_step_post_hook(lambda *_: self._follow())
         return self
 
@@ -353,21 +654,30 @@ class OuterLoop:
 
     def close(self) -> None:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
-        self._closed = True
+        self._is_closed = True
         self._storage.put_away()
-        for track in self._course.tracks:
-            track.outer.close()
-        self._transport.leave()
+        for fragment in self._state.fragments:
+            fragment.outer.close()
+        self._membership.leave()
 
     def _follow(self) -> None:
         # The outer step may itself step the optimizer, which must not start another round.
-        if self._busy:
+        if self._is_following:
             return
-        self._busy = True
+        self._is_following = True
         try:
             self.step()
         finally:
-            self._busy = False
+            self._is_following = False
+
+
+def _next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) -> Answer:
+    """Do what the last answer said; the next one knows whether that worked."""
+    try:
+        act()
+    except MALFORMED as error:
+        return answers.throw(error)
+    return next(answers)
 
 
 def _check_keys(state: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Exchanges: how the workers' pseudo-gradients become one mean that all of them hold.
+"""Exchanges: how the workers' pseudo-gradients become the mean that moves an anchor.
 
-gather          everyone sends its payload to everyone: K - 1 payloads received, encoded once
-reduce-scatter  everyone sends each shard to its owner, who combines, encodes again and sends the
-                result to everyone: two payloads' worth received, encoded twice
+gather          every worker sends its payload to all others: K - 1 payloads received, encoded once
+reduce-scatter  every worker sends each shard to its owner, who combines, encodes again and sends
+                the result to all: two payloads' worth received, encoded twice
+pairs           every worker swaps with one other, drawn anew each round: one payload received
 """
 
 from thinwire.exchange.automatic import Automatic
@@ -10,12 +11,12 @@ from thinwire.exchange.base import (
     Exchange,
     ExchangeContext,
     ExchangeState,
-    InFlight,
     Pattern,
-    Place,
     RoundResult,
+    Sizes,
 )
 from thinwire.exchange.gather import Gather
+from thinwire.exchange.pairs import Pairs
 from thinwire.exchange.reduce_scatter import ReduceScatter
 
 __all__ = [
@@ -24,9 +25,9 @@ __all__ = [
     "ExchangeContext",
     "ExchangeState",
     "Gather",
-    "InFlight",
+    "Pairs",
     "Pattern",
-    "Place",
     "ReduceScatter",
     "RoundResult",
+    "Sizes",
 ]

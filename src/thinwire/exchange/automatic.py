@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from typing import final
 
+from thinwire.aggregate import Aggregate
+from thinwire.codecs import Codec
 from thinwire.errors import ConfigurationError
-from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState
+from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, Sizes
 from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
+from thinwire.fragments.layout import Layout
 
 __all__ = ["Automatic"]
 
@@ -14,9 +17,10 @@ __all__ = ["Automatic"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Automatic(Exchange):
-    """Gather up to a few workers, or while what arrives is no more than the vector in fp32.
+    """Gathers up to a few workers, or while what arrives is no more than the vector in fp32.
 
-    gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 B, but encodes twice.
+    gather receives (K - 1) B bytes for payloads of B; reduce-scatter 2 B, but encodes twice. An
+    aggregate that is not elementwise is always gathered: it needs whole tensors.
 
     Args:
         few: K up to which the answer is always gather.
@@ -36,18 +40,24 @@ class Automatic(Exchange):
         if self.few < 1:
             raise ConfigurationError(
                 f"choose an exchange with few={self.few}",
-                because="there is at least one worker",
+                because="few counts workers and must be 1 or more",
                 do="pass few >= 1, or ReduceScatter() to fix the choice",
             )
 
-    def bind(self, wiring: ExchangeContext) -> ExchangeState:
-        """Whatever the sizes say."""
-        return self.choose(wiring).bind(wiring)
+    def bind(self, context: ExchangeContext) -> ExchangeState:
+        """A state of the exchange that `choose` returns."""
+        chosen = self.choose(context.codec, context.layout, context.aggregate, context.workers)
+        return chosen.bind(context)
 
-    def choose(self, wiring: ExchangeContext) -> Exchange:
-        """`Gather` or the reduce-scatter."""
-        workers = wiring.workers
-        received_bytes = (workers - 1) * wiring.codec.bind(wiring.layout).nbytes
-        if workers <= self.few or received_bytes <= 4 * wiring.layout.numel:
-            return Gather()
-        return self.otherwise
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """The sizes of the exchange that `choose` returns."""
+        chosen = self.choose(codec, layout, aggregate, workers)
+        return chosen.sizes(codec, layout, aggregate, workers=workers, rank=rank)
+
+    def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
+        """The exchange for so many workers: `Gather` or `otherwise`."""
+        received_bytes = (workers - 1) * codec.bind(layout).nbytes
+        few = workers <= self.few or received_bytes <= 4 * layout.numel
+        return Gather() if few or not aggregate.elementwise else self.otherwise

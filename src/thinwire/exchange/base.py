@@ -1,40 +1,38 @@
-"""What an exchange is: how the workers' pseudo-gradients become one mean that all of them hold."""
+"""What an exchange is: how the workers' pseudo-gradients become the mean that moves an anchor."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate
-from thinwire.codecs import BoundCodec, Codec
-from thinwire.exchange.message import Header
+from thinwire.codecs import Codec
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
-from thinwire.transport import Label, Transport
+from thinwire.transport import Requests, RoundTag
 
 __all__ = [
     "Exchange",
     "ExchangeContext",
     "ExchangeState",
-    "InFlight",
     "Pattern",
-    "Place",
     "RoundResult",
-    "header_of",
+    "Sizes",
 ]
 
 Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
-"""Who sends what to whom: all that a link must know of an exchange."""
+"""Which workers send what to which: all that a link must know of an exchange."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeContext:
-    """What an exchange of one fragment is made of.
+    """All that an exchange needs to know of a fragment, its method and its workers.
 
     Args:
         codec: what travels.
@@ -42,10 +40,11 @@ class ExchangeContext:
         aggregate: one pseudo-gradient from all workers'.
         layout: of the fragment's vector.
         fragment: its index.
-        transport: to the other workers.
         workers: K, for as long as the exchange is bound.
         rank: this worker's.
         storage: where feedback rests.
+        drops_bad_messages: the workers agree on which messages are bad and go on without them;
+            otherwise a bad message is an error.
     """
 
     codec: Codec
@@ -53,30 +52,36 @@ class ExchangeContext:
     aggregate: Aggregate
     layout: Layout
     fragment: int
-    transport: Transport
     workers: int
     rank: int
     storage: StatePlacement
+    drops_bad_messages: bool = False
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where in a run an exchange takes place.
+class Sizes:
+    """What one worker sends and receives in one exchange, in bytes, headers included.
 
     Args:
-        label: for error messages; it has the round's number.
-        anchor: digest of this worker's outer parameters.
+        messages: of this worker's pseudo-gradient, by name.
+        result_nbytes: of the message made of others' messages; 0 without one.
+        sent_nbytes: that go to other workers, each message counted once.
+        received_nbytes: that come from other workers.
+        pattern: which workers send what to which.
     """
 
-    label: Label
-    anchor: bytes
+    messages: Mapping[str, int]
+    sent_nbytes: int
+    received_nbytes: int
+    pattern: Pattern
+    result_nbytes: int = 0
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundResult:
-    """What came of an exchange.
+    """What an exchange returns: the mean, and which workers are not in it.
 
     Args:
         mean: a new fp32 [numel].
@@ -89,142 +94,93 @@ class RoundResult:
     messages: Sequence[Tensor]
 
 
-class InFlight(ABC):
-    """A pseudo-gradient under way.
+class ExchangeState(ABC):
+    """The exchange of one fragment on one worker: it keeps the error feedback between rounds.
 
     Args:
-        place: where in a run it was sent.
-        messages: what this worker sent, by name: enough to send it again.
+        sizes: of its messages.
     """
 
-    def __init__(self, place: Place, messages: Mapping[str, Tensor]) -> None:
-        self.place, self.messages = place, messages
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
 
     @abstractmethod
-    def finish(self) -> RoundResult:
-        """The mean, and whom it lacks; waits for all workers.
+    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
+        """The messages for `delta` (fp32 [numel], finite; it may be overwritten), by name.
 
-        Raises:
-            RoundDiscarded: it counts on nobody; by a transport whose workers come and go.
+        Feedback keeps what they lack.
         """
 
-
-class ExchangeState(ABC):
-    """The exchange of one fragment on one worker."""
-
-    def start(self, delta: Tensor, place: Place) -> InFlight:
-        """Encode and send `delta` (fp32 [numel], finite; it may be overwritten)."""
-        return self.send(self.encode(delta, place), place)
+    @abstractmethod
+    def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
+        """Messages of a worker that has nothing to contribute; they are never averaged."""
 
     @abstractmethod
-    def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
-        """The messages for `delta`, by name; feedback keeps what they lack."""
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+        """The exchange itself, from the messages of this worker to the mean.
+
+        A worker that resumes passes the messages that it had sent before.
+        """
 
     @abstractmethod
-    def empty_messages(self, place: Place) -> dict[str, Tensor]:
-        """Messages of a worker that has nothing to contribute, which are never used."""
-
-    @abstractmethod
-    def remake(
-        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
+    def replay_mean(
+        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
     ) -> Tensor:
         """The mean that others made of `messages` in a round that this worker missed.
 
         Args:
-            messages: an `RoundResult` has.
-            place: of that round; `anchor` is that of this worker, which had got as far.
+            messages: of that round's `RoundResult`.
+            tag: of that round; `anchor` is that of this worker, which had got as far.
             left_out: ranks that are not in it.
         """
 
     @abstractmethod
-    def residual(self) -> Tensor | None:
-        """What earlier rounds left to be sent (fp32 [numel], a copy), whatever K; None if nothing.
-
-        A shard's owner also keeps what the mean lacks, of which its own pseudo-gradient is 1/K.
-        """
-
-    @abstractmethod
-    def take_residual(self, residual: Tensor) -> None:
-        """Continue from what `residual` returned, perhaps for another K."""
-
-    @abstractmethod
-    def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:
-        """Send what `encode` made, perhaps again by a worker that resumes."""
-
-    @abstractmethod
-    def blank(self) -> dict[str, Tensor]:
-        """Messages of the names and sizes that `encode` makes, all zeros."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the messages that this worker makes for one exchange, headers included."""
-
-    @property
-    @abstractmethod
-    def sent_nbytes(self) -> int:
-        """Bytes of them that go to other workers, each message counted once."""
-
-    @property
-    @abstractmethod
-    def received_nbytes(self) -> int:
-        """Bytes of the messages that come from other workers in one exchange."""
-
-    @property
-    def result_nbytes(self) -> int:
-        """Bytes of `nbytes` that are made of others' messages: by default none."""
-        return 0
-
-    @property
-    @abstractmethod
-    def pattern(self) -> Pattern:
-        """Who sends what to whom."""
-
-    @abstractmethod
     def prefetch(self) -> None:
-        """Begin to bring what `encode` needs to the device."""
+        """Begin to bring to the device what `encode` needs."""
 
-    def feedback(self) -> dict[str, Tensor]:
-        """A copy of feedback as it is now; `state_dict` has it as it was before what is in flight.
-
-        Where the two are one, this need not be changed.
-        """
-        return {key: value.clone() for key, value in self.state_dict().items()}
+    # -- feedback ----------------------------------------------------------------------------------
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """What is kept between rounds: feedback."""
+        """Feedback as it was before what is in flight: a worker that resumes sends that again."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`."""
 
-
-class Exchange(ABC):
-    """Description of an exchange."""
+    def feedback(self) -> dict[str, Tensor]:
+        """A copy of feedback as it is now."""
+        return {key: value.clone() for key, value in self.state_dict().items()}
 
     @abstractmethod
-    def bind(self, wiring: ExchangeContext) -> ExchangeState:
-        """A fresh state for one fragment."""
+    def feedback_vector(self) -> Tensor | None:
+        """What earlier rounds left to be sent (fp32 [numel], a copy), whatever K; None if nothing.
+
+        A shard's owner also keeps what the mean lacks. It counts K times here, because a worker's
+        pseudo-gradient has a weight of 1/K in the mean.
+        """
+
+    @abstractmethod
+    def load_feedback_vector(self, vector: Tensor) -> None:
+        """Continue from what `feedback_vector` returned, perhaps for another K."""
+
+    def blank(self) -> dict[str, Tensor]:
+        """Messages of the names and sizes that `encode` makes, all zeros."""
+        return {
+            name: torch.zeros(nbytes, dtype=torch.uint8)
+            for name, nbytes in self.sizes.messages.items()
+        }
 
 
-def header_of(
-    wiring: ExchangeContext,
-    coder: BoundCodec,
-    place: Place,
-    *,
-    sender: int,
-    kind: int,
-    shard: int = 0,
-) -> Header:
-    """What the message of `sender` must say."""
-    return Header(
-        codec=coder.id,
-        fragment=wiring.fragment,
-        kind=kind,
-        shard=shard,
-        round=place.label.round,
-        sender=sender,
-        elements=coder.layout.numel,
-        anchor=place.anchor,
-    )
+class Exchange(ABC):
+    """Describes how the workers of a method exchange; `bind` makes its state."""
+
+    @abstractmethod
+    def bind(self, context: ExchangeContext) -> ExchangeState:
+        """A fresh exchange state for one fragment."""
+
+    @abstractmethod
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """What worker `rank` of `workers` sends and receives; nothing is made or sent."""

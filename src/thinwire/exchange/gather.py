@@ -1,5 +1,6 @@
-"""Gather: everyone's payload goes to everyone."""
+"""Gather: every worker's payload goes to every worker."""
 
+from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -7,165 +8,206 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Payloads, aggregate_valid
-from thinwire.codecs import BoundCodec
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from thinwire.codecs import Codec
 from thinwire.exchange.base import (
     Exchange,
     ExchangeContext,
     ExchangeState,
-    InFlight,
-    Pattern,
-    Place,
     RoundResult,
-    header_of,
+    Sizes,
 )
-from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
-from thinwire.rejection import Rejection
-from thinwire.transport import Pending
+from thinwire.exchange.message import (
+    HEADER_NBYTES,
+    Header,
+    Kind,
+    body_of,
+    examine,
+    header_of,
+    open_message,
+    seal,
+)
+from thinwire.exchange.votes import agree
+from thinwire.fragments.layout import Layout
+from thinwire.rejection import MessageKind, Rejection, check_round_counts
+from thinwire.transport import AllGather, Requests, RoundTag, ToCaller
 
-__all__ = ["Gather"]
+__all__ = ["Gather", "WholeMessages"]
 
 _WHOLE = "whole"
 
 
-@final
-class _Gathering(ExchangeState):
-    def __init__(self, wiring: ExchangeContext) -> None:
-        self._wiring = wiring
-        self._coder = wiring.codec.bind(wiring.layout)
-        self._feedback = wiring.feedback.bind(wiring.layout.numel, wiring.storage)
-        # A lone worker talks to nobody, who need not be told what it says.
-        self._alone = wiring.workers == 1
+class WholeMessages(ExchangeState, ABC):
+    """One codec and one feedback for the whole fragment, and one message with all of it."""
 
-    @property
-    def nbytes(self) -> int:
-        return HEADER_NBYTES + self._coder.nbytes
+    def __init__(self, context: ExchangeContext, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self._context = context
+        self._codec = context.codec.bind(context.layout)
+        self._feedback = context.feedback.bind(context.layout.numel, context.storage)
+        # A lone worker sends its message to no other, so the message needs no header.
+        self._alone = context.workers == 1
 
-    @property
-    def sent_nbytes(self) -> int:
-        return 0 if self._alone else self.nbytes
+    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
+        """Encode `delta` as one message, named `whole`."""
+        body = self._feedback.encode(delta, self._codec, round=tag.round)
+        return {_WHOLE: body if self._alone else self._sealed(body, tag, Kind.WHOLE)}
 
-    @property
-    def received_nbytes(self) -> int:
-        return (self._wiring.workers - 1) * self.nbytes
+    @final
+    def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
+        """Make one message of zeros."""
+        body = torch.zeros(self._codec.nbytes, dtype=torch.uint8)
+        return {_WHOLE: self._sealed(body, tag, Kind.NOTHING)}
 
-    @property
-    def pattern(self) -> Pattern:
-        return "gather"
+    def _sealed(self, body: Tensor, tag: RoundTag, kind: int) -> Tensor:
+        return seal(body, self._header(tag, sender=self._context.rank, kind=kind))
 
-    def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
-        coder = self._coder.at(place.label.round)
-        body = self._feedback.encode(delta, coder)
-        if self._alone:
-            return {_WHOLE: body}
-        return {_WHOLE: self._sealed(body, coder, place, Kind.WHOLE)}
+    def _header(self, tag: RoundTag, *, sender: int, kind: int = Kind.WHOLE) -> Header:
+        fragment = self._context.fragment
+        return header_of(self._codec, tag, fragment=fragment, sender=sender, kind=kind)
 
-    def empty_messages(self, place: Place) -> dict[str, Tensor]:
-        body = torch.zeros(self._coder.nbytes, dtype=torch.uint8)
-        return {_WHOLE: self._sealed(body, self._coder, place, Kind.NOTHING)}
+    def _examine(self, messages: Sequence[Tensor], tag: RoundTag) -> dict[int, Rejection]:
+        """What is wrong with each worker's message, by rank."""
+        found: dict[int, Rejection] = {}
+        for sender, message in enumerate(messages):
+            expected = self._header(tag, sender=sender)
+            rejection = examine(message, expected, body_nbytes=self._codec.nbytes)
+            if rejection is not None:
+                found[sender] = rejection
+        return found
 
-    def _sealed(self, body: Tensor, coder: BoundCodec, place: Place, kind: int) -> Tensor:
-        sender = self._wiring.rank
-        return seal(body, header_of(self._wiring, coder, place, sender=sender, kind=kind))
+    def _opened(self, message: Tensor, sender: int, tag: RoundTag) -> Tensor:
+        """The checked body of `message`; the error of a bad one is raised."""
+        expected = self._header(tag, sender=sender)
+        return open_message(message, expected, body_nbytes=self._codec.nbytes)
 
-    def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:
-        reading = _Reading(self._wiring, self._coder.at(place.label.round), place)
-        pending = self._wiring.transport.start(messages[_WHOLE], place.label, reading.inspect)
-        return _Gathered(reading, messages, pending)
+    def _payloads(self, bodies: Sequence[Tensor], tag: RoundTag) -> Payloads:
+        device = self._context.storage.device
+        on_device = [body.to(device) for body in bodies]
+        return Payloads(coder=self._codec, payloads=on_device, round=tag.round)
 
-    def remake(
-        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
-    ) -> Tensor:
-        reading = _Reading(self._wiring, self._coder.at(place.label.round), place)
-        return reading.combine_again(messages, left_out)
+    def _aggregate_valid(
+        self, bodies: Sequence[Tensor], tag: RoundTag
+    ) -> tuple[Tensor, dict[int, Rejection]]:
+        return aggregate_valid(self._context.aggregate, self._payloads(bodies, tag))
 
-    def residual(self) -> Tensor | None:
+    @final
+    def prefetch(self) -> None:
+        """Begin to bring the residual to the device."""
+        self._feedback.prefetch()
+
+    @final
+    def state_dict(self) -> dict[str, Tensor]:
+        """The residual; what is in flight has been taken out of it."""
+        return self._feedback.state_dict()
+
+    @final
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`."""
+        self._feedback.load_state_dict(state)
+
+    @final
+    def feedback_vector(self) -> Tensor | None:
+        """Return a copy of the residual, None without error feedback."""
         held = self._feedback.state_dict()
         return held["residual"].clone() if held else None
 
-    def take_residual(self, residual: Tensor) -> None:
-        self._feedback.load_state_dict({"residual": residual})
-
-    def blank(self) -> dict[str, Tensor]:
-        nbytes = self._coder.nbytes if self._alone else self.nbytes
-        return {_WHOLE: torch.zeros(nbytes, dtype=torch.uint8)}
-
-    def prefetch(self) -> None:
-        self._feedback.prefetch()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._feedback.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._feedback.load_state_dict(state)
+    @final
+    def load_feedback_vector(self, vector: Tensor) -> None:
+        """Continue with `vector` as the residual."""
+        self._feedback.load_state_dict({"residual": vector})
 
 
 @final
-class _Reading:
-    """How the messages of one round are read: what they must say, and what is made of them."""
+class _GatherState(WholeMessages):
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+        received = yield AllGather(messages[_WHOLE])
+        drops = self._context.drops_bad_messages and not self._alone
+        # A message may be damaged on its way to some workers only. They vote, so that all of them
+        # leave out the same ones and get equal means.
+        rejected: dict[int, Rejection] = {}
+        if drops:
+            workers = len(received)
+            rejected = yield from agree(self._examine(received, tag), workers)
+            check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
+        yield ToCaller()
+        return self._combine(received, tag, rejected, is_checked=drops)
 
-    def __init__(self, wiring: ExchangeContext, coder: BoundCodec, place: Place) -> None:
-        self._wiring, self._coder, self.place = wiring, coder, place
+    @torch.no_grad()
+    def _combine(
+        self,
+        received: Sequence[Tensor],
+        tag: RoundTag,
+        rejected: Mapping[int, Rejection],
+        *,
+        is_checked: bool,
+    ) -> RoundResult:
+        """The mean of all messages but the rejected, less what turns out not to be usable."""
+        senders = [rank for rank in range(len(received)) if rank not in rejected]
+        bodies = self._bodies(received, senders, tag, is_checked=is_checked)
+        mean, unusable = self._aggregate_valid(bodies, tag)
+        left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
+        return RoundResult(mean=mean, left_out=left_out, messages=received)
 
-    def inspect(self, messages: Sequence[Tensor]) -> dict[int, Rejection]:
-        """What is wrong with a message, by sender."""
-        if len(messages) == 1:
-            return {}  # a lone worker's own has no header
-        nbytes = self._coder.nbytes
-        found = (
-            (r, examine(m, self._expected(r), body_nbytes=nbytes)) for r, m in enumerate(messages)
-        )
-        return {rank: flaw for rank, flaw in found if flaw is not None}
+    def _bodies(
+        self, received: Sequence[Tensor], senders: Sequence[int], tag: RoundTag, *, is_checked: bool
+    ) -> list[Tensor]:
+        if self._alone:
+            return list(received)
+        if is_checked:
+            return [body_of(received[rank], self._codec.nbytes) for rank in senders]
+        return [self._opened(received[rank], rank, tag) for rank in senders]
 
-    def combine(self, messages: Sequence[Tensor], left_out: Mapping[int, Rejection]) -> RoundResult:
-        """The mean of all messages but those of `left_out`, and of what else turns out unusable."""
-        senders, received = self._received(messages, left_out)
-        limit = self._wiring.transport.norm_limit
-        mean, flaws = aggregate_valid(self._wiring.aggregate, received, norm_limit=limit)
-        worse = {senders[place]: flaw for place, flaw in flaws.items()}
-        return RoundResult(mean=mean, left_out={**left_out, **worse}, messages=messages)
-
-    def combine_again(self, messages: Sequence[Tensor], left_out: Collection[int]) -> Tensor:
-        """The same mean, when it is known who is not in it: nobody else turns out unusable."""
-        return self._wiring.aggregate.combine(self._received(messages, left_out)[1])
-
-    def _received(
-        self, messages: Sequence[Tensor], left_out: Collection[int]
-    ) -> tuple[list[int], Payloads]:
+    def replay_mean(
+        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
+    ) -> Tensor:
         senders = [rank for rank in range(len(messages)) if rank not in left_out]
-        device = self._wiring.storage.device
-        payloads = [self._body(messages, rank).to(device) for rank in senders]
-        return senders, Payloads(coder=self._coder, payloads=payloads)
-
-    def _body(self, messages: Sequence[Tensor], rank: int) -> Tensor:
-        if len(messages) == 1:
-            return messages[0]
-        return open_message(messages[rank], self._expected(rank), body_nbytes=self._coder.nbytes)
-
-    def _expected(self, rank: int) -> Header:
-        return header_of(self._wiring, self._coder, self.place, sender=rank, kind=Kind.WHOLE)
-
-
-@final
-class _Gathered(InFlight):
-    def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], pending: Pending) -> None:
-        super().__init__(reading.place, messages)
-        self._reading, self._pending = reading, pending
-
-    def finish(self) -> RoundResult:
-        messages = self._pending.wait()
-        return self._reading.combine(messages, self._pending.left_out())
+        bodies = self._bodies(messages, senders, tag, is_checked=False)
+        # Which messages were left out is known: no other turns out to be unusable.
+        return self._context.aggregate.combine(self._payloads(bodies, tag))
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gather(Exchange):
-    """Everyone's payload goes to everyone, and all workers combine all of them.
+    """Every worker's payload goes to every worker, and all of them combine all payloads.
 
     >>> Gather()
     Gather()
     """
 
-    def bind(self, wiring: ExchangeContext) -> ExchangeState:
-        """One coder and one feedback for the whole fragment."""
-        return _Gathering(wiring)
+    def bind(self, context: ExchangeContext) -> ExchangeState:
+        """A state with one codec and one feedback for the whole fragment."""
+        sizes = self.sizes(
+            context.codec,
+            context.layout,
+            context.aggregate,
+            workers=context.workers,
+            rank=context.rank,
+        )
+        return _GatherState(context, sizes)
+
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """One message to each of the others, and one from each.
+
+        >>> from thinwire.aggregate import MeanOverWorkers
+        >>> from thinwire.codecs import Identity
+        >>> layout = Layout.vector(10)
+        >>> Gather().sizes(Identity(), layout, MeanOverWorkers(), workers=3, rank=0).received_nbytes
+        208
+        """
+        del aggregate, rank
+        body_nbytes = codec.bind(layout).nbytes
+        if workers == 1:
+            return Sizes(
+                messages={_WHOLE: body_nbytes}, sent_nbytes=0, received_nbytes=0, pattern="gather"
+            )
+        nbytes = HEADER_NBYTES + body_nbytes
+        return Sizes(
+            messages={_WHOLE: nbytes},
+            sent_nbytes=nbytes,
+            received_nbytes=(workers - 1) * nbytes,
+            pattern="gather",
+        )

@@ -7,30 +7,59 @@ docs/wire-format.md is the specification.
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass, fields, replace
-from typing import final
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.rejection import Rejection, RejectReason
+from thinwire.transport import RoundTag
 
-__all__ = ["HEADER_NBYTES", "Header", "Kind", "anchor_digest", "examine", "open_message", "seal"]
+__all__ = [
+    "HEADER_NBYTES",
+    "Header",
+    "Kind",
+    "anchor_digest",
+    "body_of",
+    "examine",
+    "header_of",
+    "open_message",
+    "seal",
+]
 
 HEADER_NBYTES = 64
 _MAGIC, _VERSION = b"TWIR", 1
-# magic, version, header bytes, codec, fragment, kind, shard, round, sender, body checksum,
-# elements, anchor; the header's own checksum follows.
+# `_Fields` in order; the header's own checksum follows.
 _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
-_SUMS = 1024
+_SUMS = 1024  # columns of a digest, see `anchor_digest`
+
+
+@final
+class _Fields(NamedTuple):
+    """The fields of a header, in the order in which they lie in a message."""
+
+    magic: bytes
+    version: int
+    header_nbytes: int
+    codec: bytes
+    fragment: int
+    kind: int
+    shard: int
+    round: int
+    sender: int
+    body_checksum: int
+    elements: int
+    anchor: bytes
 
 
 @final
 class Kind:
-    """What a body holds."""
+    """Codes for what the body of a message holds."""
 
     WHOLE = 0
     """A worker's pseudo-gradient."""
@@ -39,7 +68,7 @@ class Kind:
     MEAN = 2
     """What a shard's owner made of all workers' shards."""
     NOTHING = 3
-    """No pseudo-gradient: the sender has just come and did not take part; the body is zeros."""
+    """No pseudo-gradient: the sender has just joined the run; the body is zeros."""
 
 
 @final
@@ -66,6 +95,22 @@ class Header:
     sender: int
     elements: int
     anchor: bytes
+
+
+def header_of(
+    codec: BoundCodec, tag: RoundTag, *, fragment: int, sender: int, kind: int, shard: int = 0
+) -> Header:
+    """What the message of `sender` must say in the round of `tag`."""
+    return Header(
+        codec=codec.id,
+        fragment=fragment,
+        kind=kind,
+        shard=shard,
+        round=tag.round,
+        sender=sender,
+        elements=codec.layout.numel,
+        anchor=tag.anchor,
+    )
 
 
 def anchor_digest(flat: Tensor) -> bytes:
@@ -99,18 +144,20 @@ def seal(body: Tensor, header: Header) -> Tensor:
     68
     """
     start = _FIELDS.pack(
-        _MAGIC,
-        _VERSION,
-        HEADER_NBYTES,
-        _codec_digest(header.codec),
-        header.fragment,
-        header.kind,
-        header.shard,
-        header.round,
-        header.sender,
-        _checksum(body),
-        header.elements,
-        header.anchor,
+        *_Fields(
+            magic=_MAGIC,
+            version=_VERSION,
+            header_nbytes=HEADER_NBYTES,
+            codec=_codec_digest(header.codec),
+            fragment=header.fragment,
+            kind=header.kind,
+            shard=header.shard,
+            round=header.round,
+            sender=header.sender,
+            body_checksum=_checksum(body),
+            elements=header.elements,
+            anchor=header.anchor,
+        )
     )
     start = start.ljust(HEADER_NBYTES - _CHECKSUM.size, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
@@ -138,23 +185,29 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     if len(message) < HEADER_NBYTES:
         raise _refused(whose, truncated)
     head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
-    body = message[HEADER_NBYTES : HEADER_NBYTES + body_nbytes]
-    _check_form(whose, head)
-    found = _FIELDS.unpack_from(head)
-    # First the place: who lags by a fragment sends another one's size, and should hear why.
+    body = body_of(message, body_nbytes)
+    found = _read_form(whose, head)
+    # Before the length: a worker that lags by a fragment sends a message of another length, and the
+    # error should say which fragment it is of.
     _check_place(whose, found, expected)
     if len(message) < HEADER_NBYTES + body_nbytes:
         raise _refused(whose, truncated)
-    if found[9] != _checksum(body):
+    if found.body_checksum != _checksum(body):
         raise _refused(whose, "its body does not match its checksum")
-    if found[11] != expected.anchor:
+    if found.anchor != expected.anchor:
         raise MismatchError(
             f"{whose}: replicas have drifted",
-            because=f"its outer parameters have digest {found[11].hex()}, not "
+            because=f"its outer parameters have digest {found.anchor.hex()}, not "
             f"{expected.anchor.hex()}",
-            do="resume all workers from one checkpoint; report it if nobody touched the weights",
+            do="resume all workers from one checkpoint; report it if the weights were not changed "
+            "from outside",
         )
     return body
+
+
+def body_of(message: Tensor, body_nbytes: int) -> Tensor:
+    """The body of a message that was examined before; it shares the message's memory."""
+    return message[HEADER_NBYTES : HEADER_NBYTES + body_nbytes]
 
 
 def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection | None:
@@ -165,12 +218,12 @@ def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection
     try:
         open_message(message, expected, body_nbytes=body_nbytes)
     except MismatchError as error:
-        return Rejection(fault=RejectReason.DRIFTED, detail=error.because)
+        return Rejection(reason=RejectReason.DRIFTED, detail=error.because)
     except ExchangeError as error:
-        nothing = replace(expected, kind=Kind.NOTHING)
-        if expected.kind != Kind.MEAN and _opens(message, nothing, body_nbytes):
-            return Rejection(fault=RejectReason.NOTHING)
-        return Rejection(fault=RejectReason.DAMAGED, detail=error.because)
+        empty = replace(expected, kind=Kind.NOTHING)
+        if expected.kind != Kind.MEAN and _opens(message, empty, body_nbytes):
+            return Rejection(reason=RejectReason.EMPTY)
+        return Rejection(reason=RejectReason.DAMAGED, detail=error.because)
     return None
 
 
@@ -182,28 +235,27 @@ def _opens(message: Tensor, expected: Header, body_nbytes: int) -> bool:
     return True
 
 
-def _check_form(whose: str, head: bytes) -> None:
-    magic, version, length = _FIELDS.unpack_from(head)[:3]
-    if magic != _MAGIC:
-        raise _refused(whose, f"it is no thinwire message: it starts with {magic!r}")
-    if version != _VERSION:
-        raise _refused(whose, f"its format is version {version}, not {_VERSION}")
-    if length != HEADER_NBYTES:
-        raise _refused(whose, f"its header has {length} bytes, not {HEADER_NBYTES}")
+def _read_form(whose: str, head: bytes) -> _Fields:
+    found = _Fields(*_FIELDS.unpack_from(head))
+    if found.magic != _MAGIC:
+        raise _refused(whose, f"it is not a thinwire message: it starts with {found.magic!r}")
+    if found.version != _VERSION:
+        raise _refused(whose, f"its format is version {found.version}, not {_VERSION}")
+    if found.header_nbytes != HEADER_NBYTES:
+        raise _refused(whose, f"its header has {found.header_nbytes} bytes, not {HEADER_NBYTES}")
     checked = HEADER_NBYTES - _CHECKSUM.size
     if zlib.crc32(head[:checked]) != _CHECKSUM.unpack_from(head, checked)[0]:
         raise _refused(whose, "its header does not match its checksum")
+    return found
 
 
-def _check_place(whose: str, found: tuple[object, ...], expected: Header) -> None:
-    if found[3] != _codec_digest(expected.codec):
+def _check_place(whose: str, found: _Fields, expected: Header) -> None:
+    if found.codec != _codec_digest(expected.codec):
         raise _refused(whose, f"it was written by another codec than {expected.codec!r}")
-    places = {"fragment": 4, "kind": 5, "shard": 6, "round": 7, "sender": 8, "elements": 10}
-    for field in fields(Header):
-        if field.name in places:
-            mine, theirs = getattr(expected, field.name), found[places[field.name]]
-            if mine != theirs:
-                raise _refused(whose, f"its {field.name} is {theirs}, not {mine}")
+    for name in ("fragment", "kind", "shard", "round", "sender", "elements"):
+        mine, theirs = getattr(expected, name), getattr(found, name)
+        if mine != theirs:
+            raise _refused(whose, f"its {name} is {theirs}, not {mine}")
 
 
 def _codec_digest(id: str) -> bytes:
@@ -218,6 +270,6 @@ def _refused(whose: str, because: str) -> ExchangeError:
     return ExchangeError(
         whose,
         because=because,
-        do="check the link and that all workers run the same method and thinwire version; nothing "
-        "of it was used",
+        do="check the link, and that all workers run the same method and thinwire version; the "
+        "message was not used",
     )

@@ -9,56 +9,69 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Payloads, aggregate_valid
-from thinwire.codecs import BoundCodec
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import NonFiniteError, RoundDiscarded
 from thinwire.exchange.base import (
     Exchange,
     ExchangeContext,
     ExchangeState,
-    InFlight,
-    Pattern,
-    Place,
     RoundResult,
-    header_of,
+    Sizes,
 )
 from thinwire.exchange.gather import Gather
-from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, examine, open_message, seal
+from thinwire.exchange.message import (
+    HEADER_NBYTES,
+    Header,
+    Kind,
+    body_of,
+    examine,
+    header_of,
+    open_message,
+    seal,
+)
+from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
-from thinwire.rejection import Rejection
-from thinwire.transport import Pending
+from thinwire.fragments.layout import Layout
+from thinwire.rejection import MessageKind, Rejection, check_round_counts
+from thinwire.transport import AllGather, AllToAll, Requests, RoundTag, ToCaller
 
 __all__ = ["ReduceScatter"]
 
 
 @final
-class _Owner:
-    """The feedback of this worker's shard, which a transport may use on a thread of its own.
+class _OwnerFeedback:
+    """The error feedback of the shard that this worker owns, safe from any thread.
 
-    A checkpoint has the feedback as it was before the oldest exchange in flight: whoever resumes
-    sends that one again.
+    A transport may combine the shard in a thread of its own while the loop saves a checkpoint, or
+    cancels the round. A checkpoint has the feedback as it was before the oldest exchange in flight:
+    a worker that resumes sends that one again.
     """
 
     def __init__(self, feedback: FeedbackState) -> None:
         self._feedback, self._lock = feedback, threading.Lock()
+        # A copy for each exchange in flight that has encoded, the oldest first.
         self._before: deque[dict[str, Tensor]] = deque()
-        self._life = 0
+        # An exchange of a cancelled round may still be running when the feedback that it began with
+        # has been put back. It must not encode into that, so it remembers which load it belongs to.
+        self._loads = 0
 
-    def life(self) -> int:
-        """Number of the life in which an exchange begins; `load_state_dict` begins another."""
+    def loads(self) -> int:
+        """How often the feedback was loaded; an exchange asks when it begins."""
         with self._lock:
-            return self._life
+            return self._loads
 
-    def encode(self, mean: Tensor, coder: BoundCodec, life: int) -> Tensor:
-        """As `FeedbackState.encode`, for an exchange that was begun in `life`."""
+    def encode(self, mean: Tensor, codec: BoundCodec, *, round: int, loads: int) -> Tensor:
+        """Encode `mean` and keep what is lost, for an exchange that began after `loads` loads."""
         with self._lock:
-            if life != self._life:
-                # It was given up while a thread was at it: feedback is no longer its own.
+            if loads != self._loads:
                 raise RoundDiscarded(
-                    "combine a shard", because="its round was given up", do="nothing"
+                    "combine a shard",
+                    because="its round was cancelled meanwhile",
+                    do="nothing: the next round sends it again",
                 )
             self._before.append(self._copy())
-            return self._feedback.encode(mean, coder)
+            return self._feedback.encode(mean, codec, round=round)
 
     def finished(self) -> None:
         """The oldest exchange was applied and need not be sent again."""
@@ -78,7 +91,7 @@ class _Owner:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         with self._lock:
             self._before.clear()
-            self._life += 1
+            self._loads += 1
             self._feedback.load_state_dict(state)
 
     def _copy(self) -> dict[str, Tensor]:
@@ -86,112 +99,134 @@ class _Owner:
 
 
 @final
-class _ReduceScattering(ExchangeState):
-    """Shard s of the vector belongs to worker s."""
+class _ReduceScatterState(ExchangeState):
+    """The exchange of one fragment: shard s of its vector is combined by worker s."""
 
-    def __init__(self, wiring: ExchangeContext, owner_feedback: Feedback) -> None:
-        workers, rank = wiring.workers, wiring.rank
-        self._wiring, self._rank = wiring, rank
-        pieces = wiring.layout.cut(workers)
+    def __init__(self, context: ExchangeContext, sizes: Sizes, owner_feedback: Feedback) -> None:
+        super().__init__(sizes)
+        self._context, self._rank = context, context.rank
+        pieces = context.layout.cut(context.workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
-        self._coders = [wiring.codec.bind(piece) for _, piece in pieces]
-        self._feedback = [wiring.feedback.bind(p.numel, wiring.storage) for _, p in pieces]
-        self._owner = _Owner(owner_feedback.bind(pieces[rank][1].numel, wiring.storage))
-        self._message_nbytes = [HEADER_NBYTES + coder.nbytes for coder in self._coders]
-        # Results travel in an all-gather, which takes equal sizes.
-        self._result_nbytes = max(self._message_nbytes)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self._message_nbytes) + self._result_nbytes
-
-    @property
-    def sent_nbytes(self) -> int:
-        return self.nbytes - self._message_nbytes[self._rank]
-
-    @property
-    def received_nbytes(self) -> int:
-        others = self._wiring.workers - 1
-        return others * (self._message_nbytes[self._rank] + self._result_nbytes)
-
-    @property
-    def result_nbytes(self) -> int:
-        return self._result_nbytes
-
-    @property
-    def pattern(self) -> Pattern:
-        return "reduce_scatter"
-
-    def encode(self, delta: Tensor, place: Place) -> dict[str, Tensor]:
-        coders = self._at(place)
-        parts = zip(self._shards, coders, self._feedback, strict=True)
-        bodies = [feedback.encode(delta[where], coder) for where, coder, feedback in parts]
-        return self._sealed(bodies, place, Kind.SHARD)
-
-    def empty_messages(self, place: Place) -> dict[str, Tensor]:
-        bodies = [torch.zeros(coder.nbytes, dtype=torch.uint8) for coder in self._coders]
-        return self._sealed(bodies, place, Kind.NOTHING)
-
-    def _sealed(self, bodies: Sequence[Tensor], place: Place, kind: int) -> dict[str, Tensor]:
-        headers = (
-            header_of(self._wiring, coder, place, sender=self._rank, kind=kind, shard=shard)
-            for shard, coder in enumerate(self._at(place))
+        self._codecs = [context.codec.bind(piece) for _, piece in pieces]
+        self._feedback = [context.feedback.bind(p.numel, context.storage) for _, p in pieces]
+        self._owner = _OwnerFeedback(
+            owner_feedback.bind(pieces[self._rank][1].numel, context.storage)
         )
+
+    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
+        parts = zip(self._shards, self._codecs, self._feedback, strict=True)
+        bodies = [
+            feedback.encode(delta[where], codec, round=tag.round)
+            for where, codec, feedback in parts
+        ]
+        return self._sealed(bodies, tag, Kind.SHARD)
+
+    def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
+        bodies = [torch.zeros(codec.nbytes, dtype=torch.uint8) for codec in self._codecs]
+        return self._sealed(bodies, tag, Kind.NOTHING)
+
+    def _sealed(self, bodies: Sequence[Tensor], tag: RoundTag, kind: int) -> dict[str, Tensor]:
         return {
-            f"shard{shard}": seal(body, header)
-            for shard, (body, header) in enumerate(zip(bodies, headers, strict=True))
+            f"shard{shard}": seal(body, self._header(shard, tag, sender=self._rank, kind=kind))
+            for shard, body in enumerate(bodies)
         }
 
-    def send(self, messages: Mapping[str, Tensor], place: Place) -> InFlight:
-        reading = self._reading(place)
-        flight = _Scattered(reading, messages, self._owner)
-        flight.pending = self._wiring.transport.start_reduce(
-            [messages[f"shard{shard}"] for shard in range(len(self._coders))],
-            lambda received: flight.reduce(received, self._result_nbytes),
-            place.label,
-            reading.inspect,
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+        loads, workers = self._owner.loads(), self._context.workers
+        shards = yield AllToAll([messages[f"shard{shard}"] for shard in range(workers)])
+        # From here to ToCaller this may run in a thread of the transport.
+        mine, left_out = self._combine_shard(shards, tag, loads)
+        results = yield AllGather(mine)
+        if self._context.drops_bad_messages:
+            rejected = yield from agree(self._examine_results(results, tag), workers)
+            check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
+        yield ToCaller()
+        self._owner.finished()
+        return RoundResult(mean=self._join(results, tag), left_out=left_out, messages=results)
+
+    @torch.no_grad()
+    def _combine_shard(
+        self, messages: Sequence[Tensor], tag: RoundTag, loads: int
+    ) -> tuple[Tensor, dict[int, Rejection]]:
+        """This worker's shard of the mean, as a message, and the workers that are not in it."""
+        mine, codec = self._rank, self._codecs[self._rank]
+        headers = [
+            self._header(mine, tag, sender=sender, kind=Kind.SHARD)
+            for sender in range(len(messages))
+        ]
+        rejected = self._rejected(messages, headers) if self._context.drops_bad_messages else {}
+        check_round_counts(rejected, MessageKind.SHARD, what=tag, workers=len(messages))
+        senders = [sender for sender in range(len(messages)) if sender not in rejected]
+        bodies = [self._body(messages[sender], headers[sender]) for sender in senders]
+        payloads = Payloads(coder=codec, payloads=bodies, round=tag.round)
+        mean, unusable = aggregate_valid(self._context.aggregate, payloads)
+        body = self._owner.encode(mean, codec, round=tag.round, loads=loads)
+        message = seal(body, self._header(mine, tag, sender=mine, kind=Kind.MEAN))
+        # Results travel in an all-gather, which takes equal sizes.
+        padding = message.new_zeros(self.sizes.result_nbytes - len(message))
+        left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
+        return torch.cat([message, padding]), left_out
+
+    def _body(self, message: Tensor, header: Header) -> Tensor:
+        """The body of a shard's message: examined already where bad messages are dropped."""
+        nbytes = self._codecs[header.shard].nbytes
+        if self._context.drops_bad_messages:
+            return body_of(message, nbytes).to(self._context.storage.device)
+        return open_message(message, header, body_nbytes=nbytes).to(self._context.storage.device)
+
+    def _examine_results(self, results: Sequence[Tensor], tag: RoundTag) -> dict[int, Rejection]:
+        headers = [
+            self._header(owner, tag, sender=owner, kind=Kind.MEAN) for owner in range(len(results))
+        ]
+        return self._rejected(results, headers)
+
+    def _rejected(
+        self, messages: Sequence[Tensor], headers: Sequence[Header]
+    ) -> dict[int, Rejection]:
+        found = (
+            (header.sender, examine(message, header, body_nbytes=self._codecs[header.shard].nbytes))
+            for message, header in zip(messages, headers, strict=True)
         )
-        return flight
+        return {sender: rejection for sender, rejection in found if rejection is not None}
 
-    def _reading(self, place: Place) -> "_Reading":
-        return _Reading(self._wiring, self._at(place), self._shards, place)
+    @torch.no_grad()
+    def _join(self, results: Sequence[Tensor], tag: RoundTag) -> Tensor:
+        """The mean that the owners made, shard by shard."""
+        device = self._context.storage.device
+        mean = torch.empty(self._context.layout.numel, device=device)
+        for owner, (message, codec) in enumerate(zip(results, self._codecs, strict=True)):
+            header = self._header(owner, tag, sender=owner, kind=Kind.MEAN)
+            payload = open_message(message, header, body_nbytes=codec.nbytes).to(device)
+            mean[self._shards[owner]] = codec.decode(payload, round=tag.round)
+        self._check_finite(mean, tag)
+        return mean
 
-    def remake(
-        self, messages: Sequence[Tensor], place: Place, *, left_out: Collection[int]
+    def _check_finite(self, mean: Tensor, tag: RoundTag) -> None:
+        """Raise `NonFiniteError`: only the owner has made its shard, so it cannot be left out."""
+        if bool(torch.isfinite(mean.sum())) or bool(torch.isfinite(mean).all()):
+            return
+        bad = [o for o, s in enumerate(self._shards) if not bool(torch.isfinite(mean[s]).all())]
+        raise NonFiniteError(
+            f"use the combined shards of worker {', '.join(map(str, bad))} for round {tag.round}",
+            because="they hold NaN or an infinity",
+            do="resume from the last checkpoint with a lower inner learning rate",
+        )
+
+    def _header(self, shard: int, tag: RoundTag, *, sender: int, kind: int) -> Header:
+        codec, fragment = self._codecs[shard], self._context.fragment
+        return header_of(codec, tag, fragment=fragment, sender=sender, kind=kind, shard=shard)
+
+    def replay_mean(
+        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
     ) -> Tensor:
         del left_out  # owners left them out of what they sent
-        return self._reading(place).join(messages)
-
-    def residual(self) -> Tensor | None:
-        states = [feedback.state_dict() for feedback in self._feedback]
-        owners = self._owner.state_dict()
-        if not owners and not all(states):
-            return None
-        whole = torch.zeros(self._wiring.layout.numel)
-        for where, state in zip(self._shards, states, strict=True):
-            if state:
-                whole[where] += state["residual"].cpu()
-        if owners:
-            whole[self._shards[self._rank]] += len(self._shards) * owners["residual"].cpu()
-        return whole
-
-    def take_residual(self, residual: Tensor) -> None:
-        for where, feedback in zip(self._shards, self._feedback, strict=True):
-            if feedback.state_dict():
-                feedback.load_state_dict({"residual": residual[where]})
-
-    def blank(self) -> dict[str, Tensor]:
-        return {
-            f"shard{shard}": torch.zeros(nbytes, dtype=torch.uint8)
-            for shard, nbytes in enumerate(self._message_nbytes)
-        }
+        return self._join(messages, tag)
 
     def prefetch(self) -> None:
         for feedback in self._feedback:
             feedback.prefetch()
 
-    def _at(self, place: Place) -> list[BoundCodec]:
-        return [coder.at(place.label.round) for coder in self._coders]
+    # -- feedback: one part for each shard, and the owner's ----------------------------------------
 
     def feedback(self) -> dict[str, Tensor]:
         return {key: value.clone() for key, value in self._named(self._owner.now()).items()}
@@ -216,124 +251,24 @@ class _ReduceScattering(ExchangeState):
                 {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             )
 
+    def feedback_vector(self) -> Tensor | None:
+        states = [feedback.state_dict() for feedback in self._feedback]
+        owners = self._owner.state_dict()
+        if not owners and not all(states):
+            return None
+        whole = torch.zeros(self._context.layout.numel)
+        for where, state in zip(self._shards, states, strict=True):
+            if state:
+                whole[where] += state["residual"].cpu()
+        # The mean lacks it, and what one worker sends has a weight of 1/K in the mean.
+        if owners:
+            whole[self._shards[self._rank]] += len(self._shards) * owners["residual"].cpu()
+        return whole
 
-@final
-class _Reading:
-    """How the messages of one round are read."""
-
-    def __init__(
-        self,
-        wiring: ExchangeContext,
-        coders: Sequence[BoundCodec],
-        shards: Sequence[slice],
-        place: Place,
-    ) -> None:
-        self.wiring, self.coders, self.place = wiring, coders, place
-        self._shards = shards
-
-    def inspect(self, results: Sequence[Tensor]) -> dict[int, Rejection]:
-        """What is wrong with an owner's result."""
-        return self._flaws(
-            results, [self.header(o, sender=o, kind=Kind.MEAN) for o in range(len(results))]
-        )
-
-    def sound_shards(self, messages: Sequence[Tensor]) -> tuple[Payloads, dict[int, Rejection]]:
-        """What the workers sent to this owner; a bad message is left out if the transport forgives.
-
-        Raises:
-            ExchangeError, MismatchError: a message is bad, and the transport does not forgive.
-        """
-        mine = self.wiring.rank
-        headers = [self.header(mine, sender=s, kind=Kind.SHARD) for s in range(len(messages))]
-        flaws = self._flaws(messages, headers) if self.wiring.transport.forgiving else {}
-        payloads = [
-            self.open(message, header)
-            for sender, (message, header) in enumerate(zip(messages, headers, strict=True))
-            if sender not in flaws
-        ]
-        return Payloads(coder=self.coders[mine], payloads=payloads), flaws
-
-    def join(self, results: Sequence[Tensor]) -> Tensor:
-        """The mean that the owners made, shard by shard."""
-        mean = torch.empty(self.wiring.layout.numel, device=self.wiring.storage.device)
-        for owner, message in enumerate(results):
-            payload = self.open(message, self.header(owner, sender=owner, kind=Kind.MEAN))
-            mean[self._shards[owner]] = self.coders[owner].decode(payload)
-        self._check_finite(mean)
-        return mean
-
-    def header(self, shard: int, *, sender: int, kind: int) -> Header:
-        """What a message of `sender` must say."""
-        return header_of(
-            self.wiring, self.coders[shard], self.place, sender=sender, kind=kind, shard=shard
-        )
-
-    def open(self, message: Tensor, header: Header) -> Tensor:
-        """The body of `message`, on the device."""
-        nbytes = self.coders[header.shard].nbytes
-        return open_message(message, header, body_nbytes=nbytes).to(self.wiring.storage.device)
-
-    def _flaws(self, messages: Sequence[Tensor], headers: Sequence[Header]) -> dict[int, Rejection]:
-        found = (
-            (h.sender, examine(m, h, body_nbytes=self.coders[h.shard].nbytes))
-            for m, h in zip(messages, headers, strict=True)
-        )
-        return {sender: flaw for sender, flaw in found if flaw is not None}
-
-    def _check_finite(self, mean: Tensor) -> None:
-        """Nobody else made an owner's shard, so here nothing can be left out."""
-        if bool(torch.isfinite(mean.sum())) or bool(torch.isfinite(mean).all()):
-            return
-        bad = [o for o, s in enumerate(self._shards) if not bool(torch.isfinite(mean[s]).all())]
-        raise NonFiniteError(
-            f"use the combined shards of worker {', '.join(map(str, bad))} for round "
-            f"{self.place.label.round}",
-            because="they hold NaN or an infinity",
-            do="resume from the last checkpoint with a lower inner learning rate",
-        )
-
-
-@final
-class _Scattered(InFlight):
-    def __init__(self, reading: _Reading, messages: Mapping[str, Tensor], owner: _Owner) -> None:
-        super().__init__(reading.place, messages)
-        self._reading, self._owner, self._life = reading, owner, owner.life()
-        self._left_out: dict[int, Rejection] = {}
-        self.pending: Pending | None = None
-
-    @torch.no_grad()
-    def reduce(self, messages: Sequence[Tensor], nbytes: int) -> Tensor:
-        """My shard of all workers in, my shard of the result out, filled up to `nbytes`."""
-        reading = self._reading
-        received, flaws = reading.sound_shards(messages)
-        self._check_whole(flaws)
-        senders = [sender for sender in range(len(messages)) if sender not in flaws]
-        wiring = reading.wiring
-        limit = wiring.transport.norm_limit
-        mean, worse = aggregate_valid(wiring.aggregate, received, norm_limit=limit)
-        self._left_out = {**flaws, **{senders[place]: flaw for place, flaw in worse.items()}}
-        mine = wiring.rank
-        body = self._owner.encode(mean, reading.coders[mine], self._life)
-        message = seal(body, reading.header(mine, sender=mine, kind=Kind.MEAN))
-        return torch.cat([message, message.new_zeros(nbytes - len(message))])
-
-    def _check_whole(self, flaws: Mapping[int, Rejection]) -> None:
-        # Its sender hears nothing of it, and would not know what to send again.
-        damaged = {sender: flaw for sender, flaw in flaws.items() if flaw.keeps_work}
-        workers = self._reading.wiring.workers
-        if damaged or len(flaws) == workers:
-            raise RoundDiscarded(
-                f"use {self.place.label}",
-                because="; ".join(f"worker {sender}: {flaw}" for sender, flaw in flaws.items()),
-                do="nothing: the next round sends it again",
-            )
-
-    def finish(self) -> RoundResult:
-        assert self.pending is not None
-        messages = self.pending.wait()
-        self._owner.finished()
-        mean = self._reading.join(messages)
-        return RoundResult(mean=mean, left_out=self._left_out, messages=messages)
+    def load_feedback_vector(self, vector: Tensor) -> None:
+        for where, feedback in zip(self._shards, self._feedback, strict=True):
+            if feedback.state_dict():
+                feedback.load_state_dict({"residual": vector[where]})
 
 
 @final
@@ -355,8 +290,32 @@ class ReduceScatter(Exchange):
 
     owner_feedback: Feedback = field(default_factory=NoFeedback)
 
-    def bind(self, wiring: ExchangeContext) -> ExchangeState:
-        """Coders and feedback for every shard."""
-        if wiring.workers == 1:
-            return Gather().bind(wiring)
-        return _ReduceScattering(wiring, self.owner_feedback)
+    def bind(self, context: ExchangeContext) -> ExchangeState:
+        """A state with a codec and a feedback for every shard."""
+        if context.workers == 1:
+            return Gather().bind(context)
+        sizes = self.sizes(
+            context.codec,
+            context.layout,
+            context.aggregate,
+            workers=context.workers,
+            rank=context.rank,
+        )
+        return _ReduceScatterState(context, sizes, self.owner_feedback)
+
+    def sizes(
+        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
+    ) -> Sizes:
+        """A shard to each of the others, and the combined shard of this worker to all of them."""
+        if workers == 1:
+            return Gather().sizes(codec, layout, aggregate, workers=1, rank=rank)
+        nbytes = [HEADER_NBYTES + codec.bind(piece).nbytes for _, piece in layout.cut(workers)]
+        # Results travel in an all-gather, which takes equal sizes.
+        result_nbytes = max(nbytes)
+        return Sizes(
+            messages={f"shard{shard}": size for shard, size in enumerate(nbytes)},
+            sent_nbytes=sum(nbytes) - nbytes[rank] + result_nbytes,
+            received_nbytes=(workers - 1) * (nbytes[rank] + result_nbytes),
+            pattern="reduce_scatter",
+            result_nbytes=result_nbytes,
+        )

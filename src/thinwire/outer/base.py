@@ -1,4 +1,4 @@
-"""What an outer optimizer is: what it wants averaged, and what it does with the mean."""
+"""The outer optimizer interface: what is averaged over workers, and what the mean moves."""
 
 from abc import ABC, abstractmethod
 
@@ -9,12 +9,19 @@ __all__ = ["OuterOptimizer"]
 
 
 class OuterOptimizer(ABC):
-    """Description of an outer optimizer."""
+    """Description of an outer optimizer: chooses what is averaged, and applies the mean."""
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
-        """Raise `ConfigurationError` if this optimizer cannot serve such rounds."""
+        """Raise `ConfigurationError` if this optimizer does not work with such rounds."""
         del sync_every, overlap
 
+    def check_elastic(self) -> None:
+        """Raise `ConfigurationError` if a newcomer cannot take over this optimizer's state.
+
+        By default it can.
+        """
+        return
+
     @abstractmethod
-    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
-        """A fresh state for the fragment of `seat`, whose answers are merged as `overlap` says."""
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """A fresh state for one fragment, whose means are merged as `overlap` says."""

@@ -14,7 +14,7 @@ __all__ = ["ByWorkerCount"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByWorkerCount(OuterOptimizer):
-    """The row for the largest K that is not above the number of workers.
+    """Chooses the row with the largest K that is not above the number of workers.
 
     Args:
         table: (K, optimizer) rows with K ascending from 1.
@@ -35,7 +35,7 @@ class ByWorkerCount(OuterOptimizer):
         if not counts or counts[0] != 1 or counts != sorted(set(counts)):
             raise ConfigurationError(
                 f"use outer settings for {counts} workers",
-                because="some number of workers would have no row, or two",
+                because="each number of workers must have exactly one row",
                 do="start the table at 1 worker and list the numbers in ascending order",
             )
 
@@ -44,10 +44,15 @@ class ByWorkerCount(OuterOptimizer):
         return [optimizer for least, optimizer in self.table if least <= workers][-1]
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
-        """Every row must fit."""
+        """Check every row of the table."""
         for _, optimizer in self.table:
             optimizer.check(sync_every=sync_every, overlap=overlap)
 
-    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
-        """Bind the row for the workers of `seat`."""
-        return self.at(seat.workers).bind(seat, overlap)
+    def check_elastic(self) -> None:
+        """Every row must be one that a newcomer can take over."""
+        for _, optimizer in self.table:
+            optimizer.check_elastic()
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """An outer state of the row for the workers of `context`."""
+        return self.at(context.workers).bind(context, overlap)

@@ -14,7 +14,7 @@ __all__ = ["FlatAnchor", "TorchOuter"]
 
 
 class TorchOuter(Protocol):
-    """A description of one of torch's optimizers."""
+    """Builds one of torch's optimizers and its state before the first step."""
 
     def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
         """torch's optimizer for `position`."""
@@ -29,32 +29,34 @@ class TorchOuter(Protocol):
 class FlatAnchor:
     """theta = OuterOpt(theta, mean), at rest between rounds.
 
-    torch's optimizer steps a *position*: the vector as seen from an origin that all workers share.
-    That origin is the vector itself, so the position starts at zero and becomes the update.
+    torch's optimizer steps a *position*: the vector minus an origin. By default the origin is the
+    vector itself, so the position starts at zero and becomes the update. A lone worker passes its
+    own weights: (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the
+    rounded difference would be its weights with a rounding error.
 
     Args:
         stepper: makes the optimizer.
-        start: fp32 [numel], which this object takes over.
+        start: fp32 [numel]; the caller must not use it afterwards.
         storage: where vector and buffers rest.
     """
 
     def __init__(self, stepper: TorchOuter, start: Tensor, storage: StatePlacement) -> None:
         self._position = nn.Parameter(start.new_empty(0))
         self._optimizer = stepper.build(self._position)
-        # What torch would make at the first step: there from the start, so that a checkpoint of a
-        # fresh loop has every key and torch.distributed.checkpoint fills them all.
+        # torch makes these at the first step. Here they exist from the start: then the
+        # checkpoint of a fresh loop has every key for torch.distributed.checkpoint to fill.
         buffers = stepper.buffers(start)
-        # AdamW counts its steps in a scalar on the host, which stays there.
+        # AdamW counts its steps in a scalar tensor on the host, which stays there.
         self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
         self._vector = storage.keep(start)
 
     def prefetch_reading(self) -> None:
-        """Begin to bring the vector to the device."""
+        """Begin to copy the vector to the device."""
         self._vector.prefetch()
 
     def prefetch_stepping(self) -> None:
-        """Begin to bring vector and buffers to the device."""
+        """Begin to copy vector and buffers to the device."""
         for kept in (self._vector, *self._buffers.values()):
             kept.prefetch()
 
@@ -76,16 +78,17 @@ class FlatAnchor:
 
         Args:
             mean: fp32 [numel].
-            origin: where the position is seen from; the vector itself by default.
+            origin: subtracted from the vector for the step; the vector itself by default.
         """
         vector = self._vector.fetch()
         self._position.data = torch.zeros_like(vector) if origin is None else vector - origin
         self._step_position(mean)
         moved = self._position.data
+        # In place: a third vector of the fragment's size would count towards the peak memory.
         vector = vector.add_(moved) if origin is None else moved.add_(origin)
         # Only the vector and the optimizer's own buffers are kept between rounds.
         self._position.data = mean.new_empty(0)
-        # Whatever happens to the live weights: the step was taken, and the buffers say so, too.
+        # Stored even if writing the live weights fails: the buffers have taken this step already.
         try:
             yield vector
         finally:
@@ -97,6 +100,7 @@ class FlatAnchor:
         self._position.grad = mean
         self._optimizer.step()
         self._position.grad = None
+        # Taken out of the optimizer, so that the buffers can rest on the host until the next step.
         state = self._optimizer.state.pop(self._position)
         for key, kept in self._buffers.items():
             kept.store(state[key])

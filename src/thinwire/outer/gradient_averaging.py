@@ -18,7 +18,7 @@ __all__ = ["GradientAveraging"]
 
 _Settings = list[dict[str, Any]]
 
-# Whose gradients a state takes: two states on one optimizer would each find half of them.
+# The state that takes an optimizer's gradients: two would each find half of them.
 _OWNERS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientState]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -33,16 +33,16 @@ class _GradientState(OuterState):
     have moved the learning rate on before the mean arrives.
     """
 
-    def __init__(self, replica: LiveWeights, names: Sequence[str]) -> None:
-        self.replica, self._names = replica, tuple(names)
+    def __init__(self, live: LiveWeights, names: Sequence[str]) -> None:
+        self.live, self._names = live, tuple(names)
         self._captured: dict[torch.optim.Optimizer, _Settings] = {}
         self._gradients: dict[Tensor, Tensor] = {}
         self._stepping = False
-        for optimizer in replica.optimizers:
+        for optimizer in live.optimizers:
             _claim(optimizer, self)
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
-        self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in replica.optimizers]
+        self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in live.optimizers]
 
     def _capture(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -81,23 +81,26 @@ class _GradientState(OuterState):
                 do="build the embedding with sparse=False",
             )
 
-    def collect(self) -> Tensor:
-        if len(self._captured) < len(self.replica.optimizers):
+    def pseudo_gradient(self) -> Tensor:
+        if len(self._captured) < len(self.live.optimizers):
             raise ConfigurationError(
                 "exchange gradients",
                 because="not every optimizer was stepped since the last exchange "
                 "(a GradScaler skips the step when a gradient overflows)",
                 do="call optimizer.step() before outer.step(); prefer bf16 to fp16 with ddp",
             )
-        tensors = [self.replica.parameters[name] for name in self._names]
+        tensors = [self.live.parameters[name] for name in self._names]
         gradients, self._gradients = self._gradients, {}
-        return self.replica.flatten(
+        return self.live.flatten(
             local_shard(gradients[p] if p in gradients else torch.zeros_like(p)) for p in tensors
         )
 
+    def on_sent(self, delta: Tensor) -> None:
+        del delta
+
     def apply(self, mean: Tensor) -> None:
-        for name, gradient in self.replica.unflatten(self._names, mean).items():
-            parameter = self.replica.parameters[name]
+        for name, gradient in self.live.unflatten(self._names, mean).items():
+            parameter = self.live.parameters[name]
             parameter.grad = torch.empty_like(parameter)
             local_shard(parameter.grad).copy_(gradient)
         self._stepping = True
@@ -108,13 +111,10 @@ class _GradientState(OuterState):
             self._stepping = False
             self._captured = {}
         for name in self._names:
-            self.replica.parameters[name].grad = None
-
-    def anchor(self) -> Mapping[str, Tensor]:
-        return {name: local_shard(self.replica.parameters[name]) for name in self._names}
+            self.live.parameters[name].grad = None
 
     def flat_anchor(self) -> Tensor:
-        return self.replica.read(self._names)
+        return self.live.read(self._names)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -122,17 +122,14 @@ class _GradientState(OuterState):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         pass
 
-    def shared(self) -> dict[str, Tensor]:
-        raise _not_shared()
-
-    def place(self, unsent: Tensor | None) -> None:
-        del unsent
-        raise _not_shared()
+    def reset_live(self, local_delta: Tensor | None) -> None:
+        del local_delta
+        raise AssertionError("gradient averaging is refused where rounds may be cancelled")
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        for optimizer in self.replica.optimizers:
+        for optimizer in self.live.optimizers:
             _OWNERS.pop(optimizer, None)
 
 
@@ -155,7 +152,7 @@ class GradientAveraging(OuterOptimizer):
         if overlap != Delay():
             raise ConfigurationError(
                 f"average gradients with {overlap}",
-                because="the worker's step waits for the mean, and there is nothing to mix",
+                because="every step waits for the mean gradient, so nothing overlaps or is mixed",
                 do="leave overlap out, or take an outer optimizer such as tw.outer.SGD",
             )
         if sync_every != 1:
@@ -165,35 +162,40 @@ class GradientAveraging(OuterOptimizer):
                 do="pass sync_every=1, or an outer optimizer such as tw.outer.SGD for local steps",
             )
 
-    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
-        """Hook the worker's optimizers."""
+    def check_elastic(self) -> None:
+        """A newcomer would need the other workers' optimizer states.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "average gradients among workers that come and go",
+            because="a newcomer would need the state of the others' optimizers, which no round "
+            "carries",
+            do="take a method with an outer optimizer, such as diloco",
+        )
+
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
+        """An outer state that hooks the worker's optimizers."""
         del overlap
-        if not seat.replica.optimizers:
+        if not context.live.optimizers:
             raise ConfigurationError(
                 "average gradients without an optimizer",
                 because="the worker's own optimizer takes the step",
                 do="pass the optimizer to OuterLoop",
             )
-        return _GradientState(seat.replica, seat.names)
-
-
-def _not_shared() -> ConfigurationError:
-    return ConfigurationError(
-        "average gradients among workers that come and go",
-        because="what all workers share under ddp is their own optimizers' state, which no round "
-        "carries to a newcomer",
-        do="take a method with an outer optimizer, such as diloco",
-    )
+        return _GradientState(context.live, context.names)
 
 
 def _claim(optimizer: torch.optim.Optimizer, state: _GradientState) -> None:
     reference = _OWNERS.get(optimizer)
     owner = None if reference is None else reference()
-    if owner is not None and owner.replica is state.replica:
+    if owner is not None and owner.live is state.live:
         raise ConfigurationError(
             "average gradients fragment by fragment",
-            because="the optimizer's step takes those of all parameters at once, and fragments are "
-            "asked for, or the ranks of a worker share only some of its parameters",
+            because="the optimizer steps all parameters at once, and there are several fragments: "
+            "the method asks for them, or some parameters are sharded over the ranks of a worker "
+            "and others are not",
             do="leave fragments out, or take an outer optimizer such as tw.outer.SGD",
         )
     if owner is not None:

@@ -38,9 +38,17 @@ class Overlap(ABC):
     def at_once(self) -> int:
         """Exchanges of one fragment that may be in flight together."""
 
+    def check_cancellable(self) -> None:
+        """Raise `ConfigurationError` if a round in flight cannot be cancelled.
+
+        Rounds are cancelled where workers come and go, or resume with another number of them. By
+        default they can be.
+        """
+        return
+
     @abstractmethod
-    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
-        """Join the live weights of `seat` with outer parameters that `make` makes of them."""
+    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
+        """Join the live weights of `context` with outer parameters that `make` makes of them."""
 
 
 @final
@@ -50,46 +58,51 @@ class _DelayState(OuterState):
     Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
     there: rounding is not movement. Weights of 64 bits are rounded to fp32 once a round.
 
-    A lone worker that need not wait shares its origin with nobody and takes its own weights: with
-    outer learning rate 1 the position then returns to exactly zero, and nothing of the weights is
-    rounded away.
+    A lone worker without a delay shares its origin with no other and takes its own weights for it:
+    with outer learning rate 1 the position then returns to exactly zero, and nothing of the weights
+    is rounded away.
     """
 
-    def __init__(self, overlap: "Delay", make: MakeVector, seat: FragmentContext) -> None:
-        self._seat, self._mixing = seat, overlap.mixing
-        self._alone = seat.alone and overlap.tau == 0
+    def __init__(self, overlap: "Delay", make: MakeVector, context: FragmentContext) -> None:
+        self._context, self._mixing = context, overlap.mixing
+        self._alone = context.alone and overlap.tau == 0
         self._origin: Tensor | None = None
         self._vector = make()
 
-    def prefetch_collect(self) -> None:
-        self._vector.prefetch_reading()
+    def prefetch(self, *, for_step: bool) -> None:
+        if for_step:
+            self._vector.prefetch_stepping()
+        else:
+            self._vector.prefetch_reading()
 
-    def prefetch_apply(self) -> None:
-        self._vector.prefetch_stepping()
-
-    def collect(self) -> Tensor:
-        replica, names = self._seat.replica, self._seat.names
-        local = replica.read(names)
+    def pseudo_gradient(self) -> Tensor:
+        live, names = self._context.live, self._context.names
+        local = live.read(names)
         with self._vector.reading() as anchor:
             if self._alone:
                 self._origin = local
                 return anchor - local
-            return torch.sub(replica.as_written(names, anchor), local, out=local)
+            return torch.sub(live.as_written(names, anchor), local, out=local)
+
+    def on_sent(self, delta: Tensor) -> None:
+        del delta
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         origin, self._origin = self._origin, None
         with self._vector.stepping(mean, origin) as anchor:
-            self._seat.replica.mix(self._seat.names, anchor, self._mixing)
+            self._context.live.mix(self._context.names, anchor, self._mixing)
 
     @torch.no_grad()
-    def place(self, unsent: Tensor | None) -> None:
+    def reset_live(self, local_delta: Tensor | None) -> None:
         self._origin = None
+        live, names = self._context.live, self._context.names
         with self._vector.reading() as anchor:
-            _place(self._seat, anchor, unsent)
-
-    def anchor(self) -> Mapping[str, Tensor]:
-        return self._seat.replica.unflatten(self._seat.names, self._vector.resting())
+            # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
+            at = anchor
+            if local_delta is not None:
+                at = live.as_written(names, anchor) - local_delta.to(anchor.device)
+            live.write(names, at)
 
     def flat_anchor(self) -> Tensor:
         return self._vector.resting()
@@ -100,14 +113,6 @@ class _DelayState(OuterState):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._origin = None
         self._vector.load_state_dict(state)
-
-
-def _place(seat: FragmentContext, anchor: Tensor, unsent: Tensor | None) -> None:
-    """Live weights at `anchor` minus `unsent`, of which the next collection then is the same."""
-    at = anchor
-    if unsent is not None:
-        at = seat.replica.as_written(seat.names, anchor) - unsent.to(anchor.device)
-    seat.replica.write(seat.names, at)
 
 
 @final
@@ -126,7 +131,7 @@ class Delay(Overlap):
         mixing: alpha in [0, 1], the share of a worker's own weights that it keeps.
 
     Raises:
-        ConfigurationError: a tau that is no whole number or below 0, an alpha outside [0, 1].
+        ConfigurationError: a tau that is not a whole number or is below 0, an alpha outside [0, 1].
 
     Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
 
@@ -142,7 +147,8 @@ class Delay(Overlap):
         if self.tau < 0 or not 0.0 <= self.mixing <= 1.0:
             raise ConfigurationError(
                 f"overlap with tau={self.tau} and mixing={self.mixing}",
-                because="an answer does not come before the question, and mixing is a share",
+                because="tau counts inner steps and cannot be negative; mixing is a weight from "
+                "0 to 1",
                 do="pass tau >= 0 and a mixing from 0 to 1, such as 0.5",
             )
 
@@ -150,13 +156,14 @@ class Delay(Overlap):
         """An answer must be there before its fragment is sent again."""
         if self.tau and self.tau >= sync_every:
             raise ConfigurationError(
-                f"apply an answer tau={self.tau} steps late with sync_every={sync_every}",
-                because="the fragment would be sent again before, and the same steps twice",
+                f"apply a mean tau={self.tau} steps late with sync_every={sync_every}",
+                because="the fragment would be sent again before that, and with it the same inner "
+                "steps a second time",
                 do=f"pass a tau below {sync_every}, a longer H, or tw.Eager() for a whole round",
             )
 
     def steps(self, *, sync_every: int) -> int:
-        """tau."""
+        """tau, whatever the interval."""
         del sync_every
         return self.tau
 
@@ -165,18 +172,18 @@ class Delay(Overlap):
         """One: the anchor must have moved before the next Delta is taken from it."""
         return 1
 
-    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
-        """One vector, the anchor."""
-        return _DelayState(self, make, seat)
+    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
+        """An outer state with one vector, the anchor."""
+        return _DelayState(self, make, context)
 
 
 def _check_whole(tau: object) -> None:
     # A checkpoint holds whole steps: half a step would be another one after resuming.
     if not isinstance(tau, int) or isinstance(tau, bool):
         raise ConfigurationError(
-            f"apply an answer tau={tau!r} steps late",
-            because="inner steps are counted 0, 1, 2, ...",
-            do="pass a whole number of inner steps",
+            f"apply a mean tau={tau!r} steps late",
+            because="tau counts inner steps",
+            do="pass a whole number, such as 1",
         )
 
 
@@ -184,83 +191,52 @@ def _check_whole(tau: object) -> None:
 class _EagerState(OuterState):
     """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
 
-    def __init__(self, make: MakeVector, seat: FragmentContext) -> None:
-        self._seat = seat
+    def __init__(self, make: MakeVector, context: FragmentContext) -> None:
+        self._context = context
         self._shared, self._own = make(), make()
-        # What this worker sent and has not had back, the oldest first.
+        # Pseudo-gradients of rounds under way, the oldest first.
         self._sent: deque[StoredTensor] = deque()
 
-    def prefetch_collect(self) -> None:
-        self._own.prefetch_reading()
-
-    def prefetch_apply(self) -> None:
-        self._shared.prefetch_stepping()
+    def prefetch(self, *, for_step: bool) -> None:
+        if for_step:
+            self._shared.prefetch_stepping()
+        else:
+            self._own.prefetch_reading()
 
     @torch.no_grad()
-    def collect(self) -> Tensor:
-        replica, names = self._seat.replica, self._seat.names
-        local = replica.read(names)
+    def pseudo_gradient(self) -> Tensor:
+        live, names = self._context.live, self._context.names
+        local = live.read(names)
         with self._own.reading() as own:
-            return torch.sub(replica.as_written(names, own), local, out=local)
+            return torch.sub(live.as_written(names, own), local, out=local)
 
     @torch.no_grad()
-    def sending(self, delta: Tensor) -> None:
-        self._sent.append(self._seat.storage.keep(delta.clone()))
+    def on_sent(self, delta: Tensor) -> None:
+        self._sent.append(self._context.storage.keep(delta.clone()))
         if len(self._sent) == 1:
-            # Nobody's earlier round is on its way: take the own part of the step at once.
-            self._move_own(delta / self._seat.workers)
+            # No earlier round is on its way: take the own part of the step at once.
+            self._move_own(delta / self._context.workers)
 
     @torch.no_grad()
     def apply(self, mean: Tensor) -> None:
         with self._shared.stepping(mean.clone()):
             pass
         answered = self._sent.popleft()
-        own = mean.sub_(answered.fetch(), alpha=1 / self._seat.workers)
+        own = mean.sub_(answered.fetch(), alpha=1 / self._context.workers)
         answered.discard()
         if self._sent:
             latest = self._sent[-1]
-            own.add_(latest.fetch(), alpha=1 / self._seat.workers)
+            own.add_(latest.fetch(), alpha=1 / self._context.workers)
             latest.release()
         self._move_own(own)
 
     def _move_own(self, delta: Tensor) -> None:
         with self._own.stepping(delta) as own:
-            self._seat.replica.mix(self._seat.names, own, 0.0)
+            self._context.live.mix(self._context.names, own, 0.0)
 
-    def shared(self) -> dict[str, Tensor]:
-        return self._shared.state_dict()
-
-    def adopt(self, shared: Mapping[str, Tensor]) -> None:
-        self._shared.load_state_dict(shared)
-
-    @torch.no_grad()
-    def advance(self, mean: Tensor) -> None:
-        with self._shared.stepping(mean):
-            pass
-
-    @torch.no_grad()
-    def unsent(self) -> Tensor:
-        done = self.collect()
-        for kept in self._sent:
-            done.add_(kept.fetch())
-            kept.release()
-        return done
-
-    @torch.no_grad()
-    def place(self, unsent: Tensor | None) -> None:
-        for kept in self._sent:
-            kept.discard()
-        self._sent.clear()
-        self._own.load_state_dict(self._shared.state_dict())
-        with self._own.reading() as own:
-            _place(self._seat, own, unsent)
-
-    def abandon(self) -> None:
-        if self._sent:
-            self.place(self.unsent())
-
-    def anchor(self) -> Mapping[str, Tensor]:
-        return self._seat.replica.unflatten(self._seat.names, self._shared.resting())
+    def reset_live(self, local_delta: Tensor | None) -> None:
+        del local_delta
+        raise AssertionError("eager updates are refused where rounds may be cancelled")
 
     def flat_anchor(self) -> Tensor:
         return self._shared.resting()
@@ -281,7 +257,7 @@ class _EagerState(OuterState):
         if "sent.count" not in state:
             raise CheckpointError(
                 "load the state of eager updates",
-                because=f"it has {sorted(state)}",
+                because=f"it has {sorted(state)} and no sent.count",
                 do="pass what state_dict() of a loop with the same method returned",
             )
         parts = {key: value for key, value in state.items() if not key.startswith("sent.")}
@@ -291,7 +267,7 @@ class _EagerState(OuterState):
         for kept in self._sent:
             kept.discard()
         sent = [state[f"sent.{place}"] for place in range(int(state["sent.count"]))]
-        self._sent = deque(self._seat.storage.keep(delta.clone()) for delta in sent)
+        self._sent = deque(self._context.storage.keep(delta.clone()) for delta in sent)
 
     def memory(self) -> dict[str, int]:
         held = super().memory()
@@ -319,11 +295,24 @@ class Eager(Overlap):
     """
 
     def check(self, *, sync_every: int) -> None:
-        """Any round is as long as itself."""
+        """A round of any length holds it: the mean is applied one round later."""
         del sync_every
 
+    def check_cancellable(self) -> None:
+        """Refuse: each worker has moved on by its own part of the rounds in flight.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "use Eager() where workers come and go, or resume it with another number of workers",
+            because="every worker runs a round ahead on parameters of its own, and a round that is "
+            "cancelled cannot be taken out of them",
+            do="use tw.Delay(tau=...) with tau below sync_every, or the same workers to the end",
+        )
+
     def steps(self, *, sync_every: int) -> int:
-        """H."""
+        """H: one whole round."""
         return sync_every
 
     @property
@@ -331,6 +320,6 @@ class Eager(Overlap):
         """Two: a round is sent just before the mean of the last one is applied."""
         return 2
 
-    def join(self, make: MakeVector, seat: FragmentContext) -> OuterState:
-        """Two vectors, the shared one and the worker's own."""
-        return _EagerState(make, seat)
+    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
+        """An outer state with two vectors, the shared one and the worker's own."""
+        return _EagerState(make, context)

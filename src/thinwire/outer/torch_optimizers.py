@@ -1,4 +1,4 @@
-"""Outer optimizers that step on a displacement: how far the workers moved in a round."""
+"""Outer SGD and AdamW: torch optimizers whose gradient is the mean pseudo-gradient."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["SGD", "AdamW"]
 
 
 class _TorchOptimizer(OuterOptimizer):
-    """An optimizer of torch.optim that steps the flat anchor of a fragment."""
+    """An optimizer of torch.optim that steps a fragment's flat anchor."""
 
     @abstractmethod
     def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
@@ -27,10 +27,10 @@ class _TorchOptimizer(OuterOptimizer):
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """The optimizer's state before its first step, for a position like `like`."""
 
-    def bind(self, seat: FragmentContext, overlap: Overlap) -> OuterState:
+    def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""
         return overlap.join(
-            lambda: FlatAnchor(self, seat.replica.read(seat.names), seat.storage), seat
+            lambda: FlatAnchor(self, context.live.read(context.names), context.storage), context
         )
 
 
@@ -79,7 +79,7 @@ class SGD(_TorchOptimizer):
         )
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
-        """A momentum of zeros, if there is momentum."""
+        """A momentum buffer of zeros; no buffer without momentum."""
         return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
 
 
@@ -111,7 +111,7 @@ class AdamW(_TorchOptimizer):
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigurationError(
                 f"use outer AdamW with betas={self.betas}",
-                because="a moment would never forget",
+                because="a moment with beta >= 1 would never decay",
                 do="pass two numbers in [0, 1)",
             )
 
@@ -122,7 +122,7 @@ class AdamW(_TorchOptimizer):
         )
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
-        """Step 0 and two moments of zeros."""
+        """A step count of 0 and two moments of zeros."""
         moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.tensor(0.0), **moments}
 
@@ -131,6 +131,7 @@ def _check_rate(lr: float) -> None:
     if not 0.0 <= lr < float("inf"):
         raise ConfigurationError(
             f"use an outer optimizer with lr={lr}",
-            because="pseudo-gradients already point downhill (delta = anchor - local)",
+            because="it must be finite and not negative: a pseudo-gradient (anchor - local) has "
+            "the sign of a gradient",
             do="pass a finite lr >= 0",
         )

@@ -1,6 +1,10 @@
-"""For tests, yours and ours: contract suites (with pytest and hypothesis) and reference loops."""
+"""For tests, yours and ours: contract suites (with pytest and hypothesis), reference loops, and
+elastic workers without a network."""
+
+from typing import TYPE_CHECKING, Any
 
 from thinwire.testing.codecs import ODD_SIZES, CodecContract, vector
+from thinwire.testing.faults import Change, Changing, tampered
 from thinwire.testing.outer_optimizers import OuterContract
 from thinwire.testing.reference import (
     reference_ddp,
@@ -15,9 +19,16 @@ from thinwire.testing.transports import (
     payload_of,
 )
 
+if TYPE_CHECKING:
+    from thinwire.testing.elastic import ElasticHub, HubTransport
+
 __all__ = [
     "ODD_SIZES",
+    "Change",
+    "Changing",
     "CodecContract",
+    "ElasticHub",
+    "HubTransport",
     "OuterContract",
     "TransportContract",
     "check_background",
@@ -27,5 +38,15 @@ __all__ = [
     "reference_diloco",
     "reference_sparseloco",
     "reference_streaming",
+    "tampered",
     "vector",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Contract suites for codecs or transports do not need elastic runs.
+    if name in ("ElasticHub", "HubTransport"):
+        from thinwire.testing import elastic
+
+        return getattr(elastic, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

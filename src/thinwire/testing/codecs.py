@@ -1,4 +1,4 @@
-"""The contract every codec keeps; subclass it and say how to make yours."""
+"""Tests that every codec must pass: subclass `CodecContract` and return yours from `make`."""
 
 import re
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ _FEW = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    # Every subclass runs the same inherited test: that is what a contract is for.
+    # Every subclass runs the same inherited tests, on purpose.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 
@@ -108,7 +108,7 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("numel", ODD_SIZES)
     def test_round_trip_loses_no_more_than_it_may(self, numel: int) -> None:
-        """Decoding gives fp32 [numel] near what went in."""
+        """Decoding gives fp32 [numel] near the input."""
         codec, x = self.make(), vector(numel)
         decoded = codec.decode(codec.encode(x), numel)
         assert decoded.dtype == torch.float32
@@ -148,7 +148,7 @@ class CodecContract(ABC):
         assert torch.equal(out, expected)
 
     def test_no_payloads_add_nothing(self) -> None:
-        """A round in which nobody was heard."""
+        """As in a round without contributions."""
         out = vector(4097)
         self.bind(4097).add_to(out, [], weight=1.0)
         assert torch.equal(out, vector(4097))
@@ -163,7 +163,7 @@ class CodecContract(ABC):
         assert torch.equal(first, codec.encode(strided))
 
     def test_payload_owns_its_memory(self) -> None:
-        """What was sent does not change with what it was made from."""
+        """Changing the input afterwards does not change the payload."""
         for encode in (self.bind(1009).encode, self.bind(1009).encode_residual):
             x = vector(1009)
             payload = encode(x)
@@ -172,7 +172,7 @@ class CodecContract(ABC):
             assert torch.equal(payload, kept)
 
     def test_payload_may_begin_at_any_byte(self) -> None:
-        """As the body of a message does."""
+        """The body of a message is not aligned."""
         codec, x = self.make(), vector(4500)
         payload = codec.encode(x)
         shifted = torch.cat([payload[:1], payload])[1:]
@@ -191,7 +191,7 @@ class CodecContract(ABC):
         assert torch.isfinite(codec.decode(codec.encode(x), numel)).all()
 
     def test_ragged_parameters_lose_no_more_than_one_long_vector(self) -> None:
-        """Whatever their shapes, in one payload of the promised size."""
+        """Scalars, short, prime and 3-D ones, in one payload of the promised size."""
         layout = ragged_layout()
         coder, x = self.make().bind(layout), vector(layout.numel)
         payload = coder.encode(x)
@@ -220,7 +220,7 @@ class CodecContract(ABC):
 
     @pytest.mark.parametrize("parts", [1, 3, 8])
     def test_shards_cover_the_vector(self, parts: int) -> None:
-        """Pieces of a layout, each encoded by itself, make up the whole."""
+        """Pieces of a layout, encoded one by one, make up the whole vector."""
         layout = ragged_layout()
         x, decoded = vector(layout.numel), torch.full((layout.numel,), torch.nan)
         for start, piece in layout.cut(parts):
@@ -233,7 +233,7 @@ class CodecContract(ABC):
     @_FEW
     @given(seed=st.integers(0, 2**32), numel=st.sampled_from((1, 7, 1009, CHUNK, 8209)))
     def test_random_bytes_are_decoded_or_refused(self, seed: int, numel: int) -> None:
-        """Never another exception, nor a vector of another kind."""
+        """ExchangeError or an fp32 vector [numel], nothing else."""
         coder = self.bind(numel)
         draws = torch.Generator().manual_seed(seed)
         payload = torch.randint(0, 256, (coder.nbytes,), dtype=torch.uint8, generator=draws)
@@ -242,7 +242,7 @@ class CodecContract(ABC):
     @_FEW
     @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
     def test_a_changed_byte_is_decoded_or_refused(self, place: float, flip: int) -> None:
-        """Wherever it is."""
+        """At any place in the payload."""
         coder = self.make().bind(ragged_layout())
         payload = coder.encode(vector(coder.layout.numel))
         payload[int(place * len(payload))] ^= flip

@@ -1,4 +1,4 @@
-"""Each preset as the loop one would write on a whiteboard: slow, obvious, and nobody's product.
+"""Each preset as the loop one would write on a whiteboard: slow and obvious, for tests.
 
 Workers are a list, tensors are handled one by one, nothing is encoded. Tests compare the outer loop
 with these.

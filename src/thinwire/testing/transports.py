@@ -1,19 +1,43 @@
 """The contract every transport keeps; subclass it and say how to connect yours."""
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, final
 
 import pytest
 import torch
 from torch import Tensor
 
-from thinwire.transport import Label, Metered, Transport
+from thinwire.transport import (
+    AllGather,
+    AllToAll,
+    Announce,
+    Metered,
+    Requests,
+    Round,
+    RoundTag,
+    Swap,
+    ToCaller,
+    Transport,
+)
 
-__all__ = ["TransportContract", "check_background", "check_worker", "payload_of"]
+__all__ = [
+    "TransportContract",
+    "announced",
+    "check_background",
+    "check_worker",
+    "gathered",
+    "neighbours",
+    "payload_of",
+    "reduced",
+    "swapped",
+]
 
-_LABEL = Label(what="a test payload", round=1)
+_TAG = RoundTag(what="a test payload", round=1)
+
+T = TypeVar("T")
 
 
 def payload_of(rank: int, numel: int) -> Tensor:
@@ -25,91 +49,54 @@ def payload_of(rank: int, numel: int) -> Tensor:
     return ((torch.arange(numel) * 7 + rank) % 251).to(torch.uint8)
 
 
-def check_worker(transport: Transport) -> None:
-    """What one worker can see of the contract: run it on all workers, each in its own thread.
+# -- exchanges that tests run ----------------------------------------------------------------------
 
-    Raises:
-        AssertionError: the transport does not keep the contract.
+
+def gathered(payload: Tensor) -> Requests[Sequence[Tensor]]:
+    """Every worker's payload, in rank order."""
+    payloads = yield AllGather(payload)
+    yield ToCaller()
+    return payloads
+
+
+def reduced(
+    payloads: Sequence[Tensor], reduce: Callable[[Sequence[Tensor]], Tensor]
+) -> Requests[Sequence[Tensor]]:
+    """What every worker made of the payloads that were sent to it, in rank order."""
+    received = yield AllToAll(payloads)
+    results = yield AllGather(reduce(received))
+    yield ToCaller()
+    return results
+
+
+def swapped(payload: Tensor, peer: int) -> Requests[Tensor]:
+    """What `peer` sent."""
+    theirs = yield Swap(payload, peer)
+    yield ToCaller()
+    return theirs
+
+
+def announced(payload: bytes) -> Requests[dict[int, bytes]]:
+    """Make `payload` known; returns the payloads known so far, by rank."""
+    known = yield Announce(payload)
+    return known
+
+
+def neighbours(workers: int, *, first: int) -> list[int]:
+    """The peer of each worker: neighbours from worker `first` on swap, and the last may be left.
+
+    >>> neighbours(3, first=1)
+    [0, 2, 1]
     """
-    gathers = [transport.start(payload_of(transport.rank, n), _LABEL) for n in (1, 7, 100_003)]
-    reduces = [_Reduction(transport, seed) for seed in (1, 2)]
-    reduces[1].check()
-    for n, pending in zip((1, 7, 100_003), gathers, strict=True):
-        for rank, payload in enumerate(pending.wait()):
-            assert torch.equal(payload.cpu(), payload_of(rank, n))
-    reduces[0].check()
-    card = b"x" * transport.rank
-    known = transport.introduce(card)
-    assert known[transport.rank] == card
-    assert all(known[rank] == b"x" * rank for rank in known)
-    _check_any_order(transport)
+    order = [(first + place) % workers for place in range(workers)]
+    peers = list(range(workers))
+    for left, right in zip(order[::2], order[1::2], strict=False):
+        peers[left], peers[right] = right, left
+    return peers
 
 
-def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
-    """What one worker sees of a transport that carries on while training does.
-
-    Exchanges must arrive, second halves of reductions included, before anybody waits for them, and
-    what they take until then must count as overlapped.
-
-    Args:
-        transport: the worker's.
-        within_s: how long a few bytes may take.
-
-    Raises:
-        AssertionError: something arrives only when it is waited for.
-    """
-    meter = Metered(transport)
-    reduction, later = _Reduction(meter, 1), _Reduction(meter, 2)
-    gathered = meter.start(payload_of(meter.rank, 7), _LABEL)
-    until_s = time.perf_counter() + within_s
-    pendings = [gathered, later.pending, reduction.pending]
-    while any(pending.arrived_s() is None for pending in pendings):
-        assert time.perf_counter() < until_s, "exchanges do not arrive unless somebody waits"
-        time.sleep(0.001)
-    trained_s = 0.2
-    time.sleep(trained_s)
-    arrived_s = [pending.arrived_s() for pending in pendings]
-    for check in (gathered.wait, later.check, reduction.check):
-        check()
-    assert arrived_s == [pending.arrived_s() for pending in pendings]
-    assert meter.traffic.wait_s < trained_s
-    assert 0 < meter.traffic.overlapped_s < 3 * within_s
-
-
-def _check_any_order(transport: Transport) -> None:
-    """Exchanges of both kinds, in turns, waited for in orders in which they were not started."""
-    for order in ((5, 2, 0, 4, 1, 3), (3, 4, 5, 0, 1, 2)):
-        begun_s = time.perf_counter()
-        exchanges = [
-            kind(transport, seed) for seed in range(3) for kind in (_Gathering, _Reduction)
-        ]
-        for i in order:
-            exchanges[i].check()
-            arrived_s = exchanges[i].pending.arrived_s()
-            assert arrived_s is not None
-            assert begun_s <= arrived_s <= time.perf_counter()
-
-
-@final
-class _Gathering:
-    """One worker's part in a `start`."""
-
-    def __init__(self, transport: Transport, seed: int) -> None:
-        self._seed, self._numel = seed, 13 + seed
-        self.pending = transport.start(self._payload(transport.rank), _LABEL)
-
-    def check(self) -> None:
-        """Wait: every worker's payload is there."""
-        for rank, payload in enumerate(self.pending.wait()):
-            assert torch.equal(payload.cpu(), self._payload(rank))
-
-    def _payload(self, rank: int) -> Tensor:
-        return payload_of(20 * self._seed + rank, self._numel)
-
-
-@final
-class _Reduction:
-    """One worker's part in a `start_reduce`: what goes to worker j has 37 j bytes, and 0 for j = 0.
+class _Part(ABC, Generic[T]):
+    """One worker's part in an exchange whose outcome is known.
 
     Args:
         transport: the worker's.
@@ -117,15 +104,54 @@ class _Reduction:
     """
 
     def __init__(self, transport: Transport, seed: int) -> None:
-        self._transport, self._seed, self._reduced = transport, seed, 0
-        payloads = [self._shard(transport.rank, to) for to in range(transport.world_size)]
-        self.pending = transport.start_reduce(payloads, self._reduce, _LABEL)
+        self._seed, self._rank, self._workers = seed, transport.rank, transport.world_size
+        self._caller: threading.Thread | None = None
+        self.round: Round[T] = transport.run(self._seen_by_caller(self._requests()), _TAG)
 
+    @final
     def check(self) -> None:
-        """Wait: every reducer's result is there in rank order, and mine was made once."""
-        results = self.pending.wait()
-        assert len(results) == self._transport.world_size
-        for rank, result in enumerate(results):
+        """Wait: the outcome is the right one, and the rest of the exchange ran in this thread."""
+        self._check(self.round.wait())
+        assert self._caller is threading.current_thread()
+
+    @abstractmethod
+    def _requests(self) -> Requests[T]: ...
+
+    @abstractmethod
+    def _check(self, outcome: T) -> None: ...
+
+    def _seen_by_caller(self, requests: Requests[T]) -> Requests[T]:
+        outcome = yield from requests
+        self._caller = threading.current_thread()
+        return outcome
+
+
+@final
+class _Gathering(_Part[Sequence[Tensor]]):
+    def _requests(self) -> Requests[Sequence[Tensor]]:
+        return gathered(self._payload(self._rank))
+
+    def _check(self, outcome: Sequence[Tensor]) -> None:
+        assert len(outcome) == self._workers
+        for rank, payload in enumerate(outcome):
+            assert torch.equal(payload.cpu(), self._payload(rank))
+
+    def _payload(self, rank: int) -> Tensor:
+        return payload_of(20 * self._seed + rank, 13 + self._seed)
+
+
+@final
+class _Reduction(_Part[Sequence[Tensor]]):
+    """What goes to worker j has 37 j bytes, and 0 for j = 0."""
+
+    def _requests(self) -> Requests[Sequence[Tensor]]:
+        self._reduced = 0
+        payloads = [self._shard(self._rank, to) for to in range(self._workers)]
+        return reduced(payloads, self._reduce)
+
+    def _check(self, outcome: Sequence[Tensor]) -> None:
+        assert len(outcome) == self._workers
+        for rank, result in enumerate(outcome):
             assert torch.equal(result.cpu(), self._result(rank))
         assert self._reduced == 1
 
@@ -136,12 +162,138 @@ class _Reduction:
         return payload_of(100 * self._seed + 50 + rank, 11)
 
     def _reduce(self, received: Sequence[Tensor]) -> Tensor:
-        mine = self._transport.rank
-        assert len(received) == self._transport.world_size
+        assert len(received) == self._workers
         for sender, payload in enumerate(received):
-            assert torch.equal(payload.cpu(), self._shard(sender, mine))
+            assert torch.equal(payload.cpu(), self._shard(sender, self._rank))
         self._reduced += 1
-        return self._result(mine)
+        return self._result(self._rank)
+
+
+@final
+class _Swapping(_Part[Tensor]):
+    """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
+
+    def _requests(self) -> Requests[Tensor]:
+        return swapped(self._payload(self._rank), self._peer())
+
+    def _check(self, outcome: Tensor) -> None:
+        assert torch.equal(outcome.cpu(), self._payload(self._peer()))
+
+    def _peer(self) -> int:
+        return neighbours(self._workers, first=self._seed)[self._rank]
+
+    def _payload(self, rank: int) -> Tensor:
+        pair = min(self._rank, self._peer())
+        return payload_of(60 * self._seed + rank, 17 + 5 * pair)
+
+
+@final
+class _ThreeRequests(_Part[Tensor]):
+    """Each request sends what came of the one before."""
+
+    def _requests(self) -> Requests[Tensor]:
+        peer = neighbours(self._workers, first=self._seed)[self._rank]
+        received = yield AllToAll([self._mine(self._rank)] * self._workers)
+        theirs = yield Swap(torch.cat(list(received)).cpu() + peer, peer)
+        payloads = yield AllGather(theirs)
+        yield ToCaller()
+        return torch.stack([payload.cpu() for payload in payloads])
+
+    def _check(self, outcome: Tensor) -> None:
+        everyone = torch.cat([self._mine(rank) for rank in range(self._workers)])
+        # The peer of a worker's peer is the worker.
+        assert torch.equal(outcome, torch.stack([everyone + r for r in range(self._workers)]))
+
+    def _mine(self, rank: int) -> Tensor:
+        return payload_of(30 * self._seed + rank, 3) // 2
+
+
+_KINDS: Sequence[Callable[[Transport, int], _Part[Sequence[Tensor]] | _Part[Tensor]]] = (
+    _Gathering,
+    _Reduction,
+    _Swapping,
+    _ThreeRequests,
+)
+
+
+@final
+class _ExpectedError(Exception):
+    """What an exchange of a test raises."""
+
+
+def _failing(transport: Transport) -> Requests[None]:
+    yield AllToAll([payload_of(transport.rank, 3)] * transport.world_size)
+    raise _ExpectedError
+
+
+# -- the contract ----------------------------------------------------------------------------------
+
+
+def check_worker(transport: Transport) -> None:
+    """What one worker can see of the contract: run it on all workers, each in its own thread.
+
+    Raises:
+        AssertionError: the transport does not keep the contract.
+    """
+    sizes = (1, 7, 100_003)
+    gathers = [transport.run(gathered(payload_of(transport.rank, n)), _TAG) for n in sizes]
+    parts = [kind(transport, seed) for kind in _KINDS for seed in (1, 2)]
+    for part in parts[1::2]:
+        part.check()
+    for n, gather in zip(sizes, gathers, strict=True):
+        for rank, payload in enumerate(gather.wait()):
+            assert torch.equal(payload.cpu(), payload_of(rank, n))
+    for part in parts[::2]:
+        part.check()
+    failing = transport.run(_failing(transport), _TAG)
+    with pytest.raises(_ExpectedError):
+        failing.wait()
+    payload = b"x" * transport.rank
+    known = transport.run(announced(payload), _TAG).wait()
+    assert known[transport.rank] == payload
+    assert all(known[rank] == b"x" * rank for rank in known)
+    _check_any_order(transport)
+
+
+def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
+    """What one worker sees of a transport that carries on while training does.
+
+    Exchanges must arrive, all their requests included, before any of them is waited for, and what
+    they take until then must count as overlapped.
+
+    Args:
+        transport: the worker's.
+        within_s: how long a few bytes may take.
+
+    Raises:
+        AssertionError: something arrives only when it is waited for.
+    """
+    meter = Metered(transport)
+    parts = [kind(meter, 1) for kind in _KINDS]
+    until_s = time.perf_counter() + within_s
+    while any(part.round.arrived_s() is None for part in parts):
+        assert time.perf_counter() < until_s, "exchanges arrive only when they are waited for"
+        time.sleep(0.001)
+    trained_s = 0.2
+    time.sleep(trained_s)
+    arrived_s = [part.round.arrived_s() for part in parts]
+    for place in (0, 2, 1, 3):
+        parts[place].check()
+    assert arrived_s == [part.round.arrived_s() for part in parts]
+    assert meter.counters.wait_s < trained_s
+    assert 0 < meter.counters.overlapped_s < len(parts) * within_s
+
+
+def _check_any_order(transport: Transport) -> None:
+    """Exchanges of all kinds, in turns, waited for in orders in which they were not started."""
+    for order in ((5, 2, 7, 0, 4, 1, 6, 3), (3, 4, 5, 7, 6, 0, 1, 2)):
+        begun_s = time.perf_counter()
+        parts = [kind(transport, seed) for seed in range(2) for kind in _KINDS]
+        for place in order:
+            parts[place].check()
+            arrived_s = parts[place].round.arrived_s()
+            assert arrived_s is not None
+            assert begun_s <= arrived_s <= time.perf_counter()
 
 
 class TransportContract(ABC):
@@ -163,11 +315,11 @@ class TransportContract(ABC):
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 5])
     @pytest.mark.parametrize("numel", [1, 7, 4097])
-    def test_everybody_gets_every_payload_in_rank_order(self, workers: int, numel: int) -> None:
+    def test_all_workers_get_every_payload_in_rank_order(self, workers: int, numel: int) -> None:
         """Bytes arrive as they were sent."""
         transports = self.connect(workers)
-        pending = [t.start(payload_of(t.rank, numel), _LABEL) for t in transports]
-        for arrived in [p.wait() for p in pending]:
+        rounds = [t.run(gathered(payload_of(t.rank, numel)), _TAG) for t in transports]
+        for arrived in [r.wait() for r in rounds]:
             assert len(arrived) == workers
             for rank, payload in enumerate(arrived):
                 assert torch.equal(payload, payload_of(rank, numel))
@@ -175,51 +327,85 @@ class TransportContract(ABC):
     def test_several_exchanges_in_flight_do_not_mix(self) -> None:
         """Waiting in another order than starting gives each its own payloads."""
         transports = self.connect(2)
-        first = [t.start(payload_of(t.rank, 5), _LABEL) for t in transports]
-        second = [t.start(payload_of(t.rank + 10, 9), _LABEL) for t in transports]
-        late = [p.wait() for p in second]
-        early = [p.wait() for p in first]
+        first = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports]
+        second = [t.run(gathered(payload_of(t.rank + 10, 9)), _TAG) for t in transports]
+        late = [r.wait() for r in second]
+        early = [r.wait() for r in first]
         assert all(torch.equal(a[1], payload_of(1, 5)) for a in early)
         assert all(torch.equal(a[1], payload_of(11, 9)) for a in late)
 
     @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-    def test_everybody_gets_every_reducers_result_in_rank_order(self, workers: int) -> None:
+    def test_all_workers_get_every_reducers_result_in_rank_order(self, workers: int) -> None:
         """Shards of any size, and none, reach their reducer; results of all come back to all."""
         for reduction in [_Reduction(t, 1) for t in self.connect(workers)]:
             reduction.check()
+
+    @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("first", [0, 1, 2])
+    def test_a_swap_gives_each_worker_what_its_peer_sent(self, workers: int, first: int) -> None:
+        """A worker without a peer gets its own payload back."""
+        for swap in [_Swapping(t, first) for t in self.connect(workers)]:
+            swap.check()
+
+    @pytest.mark.parametrize("workers", [1, 2, 3, 5])
+    def test_an_exchange_may_ask_three_times(self, workers: int) -> None:
+        """What is asked for later depends on what came before."""
+        for exchange in [_ThreeRequests(t, 1) for t in self.connect(workers)]:
+            exchange.check()
 
     def test_several_reductions_in_flight_do_not_mix(self) -> None:
         """Nor do they with a gather between them."""
         transports = self.connect(3)
         first = [_Reduction(t, 1) for t in transports]
-        gathered = [t.start(payload_of(t.rank, 5), _LABEL) for t in transports]
+        gathers = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports]
         second = [_Reduction(t, 2) for t in transports]
         for reduction in second + first:
             reduction.check()
-        for arrived in [p.wait() for p in gathered]:
+        for arrived in [r.wait() for r in gathers]:
             assert all(torch.equal(p, payload_of(r, 5)) for r, p in enumerate(arrived))
+
+    @pytest.mark.parametrize("workers", [1, 2, 3])
+    def test_exchanges_of_all_kinds_may_be_waited_for_in_any_order(self, workers: int) -> None:
+        """Each worker in the same order, which is not that of the starts."""
+        transports = self.connect(workers)
+        for order in ((2, 0, 3, 1), (3, 2, 1, 0)):
+            started = [[kind(t, seed) for t in transports] for seed, kind in enumerate(_KINDS)]
+            for place in order:
+                for part in started[place]:
+                    part.check()
+
+    @pytest.mark.parametrize("workers", [1, 2, 3])
+    def test_an_error_inside_an_exchange_reaches_every_wait(self, workers: int) -> None:
+        """It does not come out of `run`, and exchanges after it work."""
+        transports = self.connect(workers)
+        rounds = [t.run(_failing(t), _TAG) for t in transports]
+        after = [_Gathering(t, 1) for t in transports]
+        for failing in rounds:
+            with pytest.raises(_ExpectedError):
+                failing.wait()
+        for part in after:
+            part.check()
 
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_the_time_of_arrival_is_known_after_the_wait(self, workers: int) -> None:
         """It lies between the start by the last worker and the end of the wait."""
         transports = self.connect(workers)
-        early = [t.start(payload_of(t.rank, 5), _LABEL) for t in transports[:-1]]
-        assert all(pending.arrived_s() is None for pending in early)
+        early = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports[:-1]]
+        assert all(r.arrived_s() is None for r in early)
         begun_s = time.perf_counter()
-        pending = [*early, transports[-1].start(payload_of(workers - 1, 5), _LABEL)]
-        reductions = [_Reduction(t, 1) for t in transports]
-        for exchange in pending:
-            exchange.wait()
-        for reduction in reductions:
-            reduction.check()
+        rounds = [*early, transports[-1].run(gathered(payload_of(workers - 1, 5)), _TAG)]
+        parts = [kind(t, 1) for kind in _KINDS for t in transports]
+        for gather in rounds:
+            gather.wait()
+        for part in parts:
+            part.check()
         ended_s = time.perf_counter()
-        for exchange in [*pending, *(reduction.pending for reduction in reductions)]:
-            arrived_s = exchange.arrived_s()
+        for arrived_s in [*(r.arrived_s() for r in rounds), *(p.round.arrived_s() for p in parts)]:
             assert arrived_s is not None
             assert begun_s <= arrived_s <= ended_s
 
-    def test_cards_reach_those_who_come_later(self) -> None:
-        """The last worker to introduce itself knows everybody."""
+    def test_announcements_reach_workers_that_come_later(self) -> None:
+        """The last worker to announce itself knows all cards."""
         transports = self.connect(3)
-        known = [t.introduce(f"card {t.rank}".encode()) for t in transports]
+        known = [t.run(announced(f"card {t.rank}".encode()), _TAG).wait() for t in transports]
         assert known[-1] == {rank: f"card {rank}".encode() for rank in range(3)}

@@ -3,45 +3,51 @@
 from typing import TYPE_CHECKING, Any
 
 from thinwire.transport.base import (
-    Inspect,
-    Label,
-    Pending,
-    Phase,
-    Reduce,
-    RoundPlan,
+    AllGather,
+    AllToAll,
+    Announce,
+    Request,
+    Requests,
+    Round,
+    RoundTag,
+    Swap,
+    ToCaller,
     Transport,
-    accept_all,
 )
 from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
 
 if TYPE_CHECKING:
-    from thinwire.elastic.transport import Elastic, ElasticOptions
+    # The room of elastic runs imports this one.
+    from thinwire.elastic.transport import Elastic as Elastic
+    from thinwire.elastic.transport import ElasticOptions as ElasticOptions
 
 __all__ = [
+    "AllGather",
+    "AllToAll",
+    "Announce",
     "Distributed",
     "Elastic",
     "ElasticOptions",
-    "Inspect",
-    "Label",
     "Metered",
-    "Pending",
-    "Phase",
-    "Reduce",
-    "RoundPlan",
+    "Request",
+    "Requests",
+    "Round",
+    "RoundTag",
+    "Swap",
+    "ToCaller",
     "Transport",
     "TransportCounters",
-    "accept_all",
     "in_process",
     "naming_failures",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Elastic runs bring servers and torchft with them: only who uses them loads them.
+    # Elastic runs bring servers and torchft along: only a script that names them loads them.
     if name in ("Elastic", "ElasticOptions"):
-        from thinwire.elastic import transport
+        from importlib import import_module
 
-        return getattr(transport, name)
+        return getattr(import_module("thinwire.elastic.transport"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,56 +1,64 @@
-"""What moves payloads between the ranks of a process group, one exchange at a time."""
+"""What carries the requests of one exchange between the ranks of a process group."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Backend", "Work", "nothing"]
+from thinwire.transport.base import AllGather, AllToAll, Request, Swap
+
+__all__ = ["Backend", "Carried", "Work", "carried", "no_sync"]
+
+Carried: TypeAlias = AllGather | AllToAll | Swap
+"""A request that something has to be carried for."""
 
 
-def nothing(payloads: list[Tensor]) -> None:
-    """There is nothing to be done."""
+def carried(request: Request | None) -> Carried:
+    """`request`, which is one that something has to be carried for."""
+    assert isinstance(request, AllGather | AllToAll | Swap), request
+    return request
+
+
+def no_sync(payloads: Sequence[Tensor]) -> None:
+    """Nothing is to be done: the payloads were complete when they were handed over."""
     del payloads
 
 
 class Work(ABC):
-    """One half of an exchange, on its way."""
+    """A request under way, as torch calls what a collective returns."""
 
     @abstractmethod
-    def land(self) -> list[Tensor]:
-        """Every worker's payload; blocks until it is there. The courier calls it, once."""
+    def wait(self) -> Any:
+        """The request's answer; blocks until it is there. Call it once."""
 
 
 class Backend(ABC):
     """Carries one exchange, and must not outlive it: it holds on to the process group."""
 
     @abstractmethod
-    def gather(self, payload: Tensor) -> Work:
-        """Start sending `payload` to all."""
+    def start(self, request: Carried, step: int) -> Work:
+        """Start carrying `request`.
 
-    @abstractmethod
-    def scatter(self, payloads: Sequence[Tensor]) -> Work:
-        """Start sending `payloads[j]` to worker j."""
-
-    @abstractmethod
-    def gather_results(self, result: Tensor) -> Work:
-        """Start sending `result` to all, in the courier's thread, after `scatter` has landed.
-
-        Meanwhile the main thread starts other exchanges, earlier or later on other ranks.
+        Args:
+            request: what to carry.
+            step: the request's number within the exchange. Number 0 is started by the thread that
+                trains, all later ones by the progress thread, while the other starts further
+                exchanges, earlier or later on other ranks.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Make `Work.land`, blocked in another thread, raise soon."""
+        """Make `Work.wait`, blocked in another thread, raise soon."""
 
-    def reducing(self) -> AbstractContextManager[object]:
-        """What the courier computes between the halves runs inside this."""
+    def computing(self) -> AbstractContextManager[object]:
+        """What the progress thread computes between two requests runs inside this."""
         return nullcontext()
 
-    def sync_stream(self) -> Callable[[list[Tensor]], None]:
-        """What to call with the payloads in the thread that goes on to use them.
+    def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:
+        """What to call with the last answer in the thread that goes on to use it.
 
         It may outlive the exchange.
         """
-        return nothing
+        return no_sync

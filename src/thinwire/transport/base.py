@@ -1,128 +1,228 @@
-"""What a transport is: it carries equal-sized payloads between all workers, and changes nothing."""
+"""A connection between workers: it carries what an exchange asks for, and changes nothing.
 
-import math
+An exchange is a generator. It yields what has to travel next and gets back what the others sent:
+
+    def gather(message):
+        messages = yield AllGather(message)     # every worker's, in rank order
+        yield ToCaller()                        # what follows runs in the thread that waits
+        return mean_of(messages)
+
+A transport runs it. Whatever is to be added to every exchange (counting, faults) wraps the
+generator, and no transport need know of it.
+"""
+
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TypeAlias, final
+from typing import Any, Generic, TypeAlias, TypeVar, final
 
 from torch import Tensor
 
-from thinwire.elastic.shared_state import RoundRecord, SharedState
-from thinwire.rejection import Rejection
-
 __all__ = [
-    "Inspect",
-    "Label",
-    "Pending",
-    "Phase",
-    "Reduce",
-    "RoundPlan",
+    "AllGather",
+    "AllToAll",
+    "Announce",
+    "FinishedRound",
+    "Request",
+    "Requests",
+    "Round",
+    "RoundTag",
+    "RunningExchange",
+    "Swap",
+    "ToCaller",
     "Transport",
-    "accept_all",
+    "run_alone",
 ]
 
-Inspect: TypeAlias = Callable[[Sequence[Tensor]], Mapping[int, Rejection]]
-"""Every worker's payload (uint8, rank order) in, what is wrong with some of them out, by rank."""
-
-
-def accept_all(payloads: Sequence[Tensor]) -> Mapping[int, Rejection]:
-    """Nothing is wrong with anything."""
-    del payloads
-    return {}
-
-
-Reduce: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""Every worker's payload for this one (uint8, rank order) in, one payload for everybody out."""
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Label:
-    """What a payload is, for error messages.
+class RoundTag:
+    """Which exchange of a run this is.
 
-    >>> str(Label(what="the whole model", round=3))
+    Args:
+        what: the fragment's name.
+        round: its number among the fragment's exchanges, from 1.
+        anchor: digest of the outer parameters that the pseudo-gradient was taken from.
+
+    >>> str(RoundTag(what="the whole model", round=3))
     'the whole model in round 3'
     """
 
     what: str
     round: int
+    anchor: bytes = b""
 
     def __str__(self) -> str:
         return f"{self.what} in round {self.round}"
 
 
-@final
-class Phase(Enum):
-    """Why workers convene."""
-
-    ENTER = "enter"
-    """This worker has just started."""
-    ROUND = "round"
-    """A round begins."""
-    LAST = "last"
-    """Training is over; what is left is exchanged."""
-    OVER = "over"
-    """All others have finished, and this worker has what they had: nothing is left to do."""
+# -- what an exchange may ask for ------------------------------------------------------------------
 
 
 @final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundPlan:
-    """Who takes part from here on.
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Send `payload` (uint8 [n], the same n on all workers) to every worker.
 
-    Args:
-        changed: whether others do than before; what is under way then counts on nobody.
-        occasion: why the others are here; ENTER if all have just started.
-        joins: whether this worker has just come and has nothing to contribute to what is due now.
-        step: inner steps of the schedule, the same on all.
-        names: of the workers, in rank order.
-        dealt: data shares dealt so far; from here on this worker's is the one numbered `dealt` plus
-            its rank.
+    The answer is every worker's payload in rank order, this worker's own included.
     """
 
-    changed: bool
-    occasion: Phase
-    joins: bool
-    step: int
-    names: Sequence[str]
-    dealt: int
+    payload: Tensor
+
+    def sent_nbytes(self, rank: int, workers: int) -> int:
+        """The payload counts once, however often a transport sends it."""
+        del rank
+        return _nbytes(self.payload) if workers > 1 else 0
+
+    def received_nbytes(self, answer: Sequence[Tensor], rank: int) -> int:
+        """The payloads of the others."""
+        return sum(_nbytes(p) for worker, p in enumerate(answer) if worker != rank)
 
 
-class Pending(ABC):
+@final
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Send `payloads[j]` (uint8, the j-th of one size on all workers) to worker j, for every j.
+
+    The answer is what every worker sent to this one, in rank order. Another request must follow.
+    """
+
+    payloads: Sequence[Tensor]
+
+    def sent_nbytes(self, rank: int, workers: int) -> int:
+        """The payloads for the others."""
+        del workers
+        return sum(_nbytes(p) for worker, p in enumerate(self.payloads) if worker != rank)
+
+    def received_nbytes(self, answer: Sequence[Tensor], rank: int) -> int:
+        """The payloads of the others."""
+        return sum(_nbytes(p) for worker, p in enumerate(answer) if worker != rank)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Send `payload` (uint8 [n], the same n on both) to worker `peer`, which swaps with this one.
+
+    The answer is the peer's payload. A worker whose peer is itself gets its own back.
+    """
+
+    payload: Tensor
+    peer: int
+
+    def sent_nbytes(self, rank: int, workers: int) -> int:
+        """The payload, unless it stays here."""
+        del workers
+        return 0 if self.peer == rank else _nbytes(self.payload)
+
+    def received_nbytes(self, answer: Tensor, rank: int) -> int:
+        """The peer's payload."""
+        return 0 if self.peer == rank else _nbytes(answer)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Make `payload` (bytes of any length) known to the others, before the first round.
+
+    The answer is the payloads known so far by rank, this worker's own included. It is not counted.
+    """
+
+    payload: bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToCaller:
+    """Nothing travels; what follows runs in the thread that calls `Round.wait`.
+
+    Before it, code may run in a thread of the transport, beside the training.
+    """
+
+
+Request: TypeAlias = AllGather | AllToAll | Swap | Announce | ToCaller
+Requests: TypeAlias = Generator[Request, Any, T]
+"""An exchange: yields requests, is sent their answers, and returns what came of it."""
+
+
+# -- running one -----------------------------------------------------------------------------------
+
+
+@final
+class RunningExchange(Generic[T]):
+    """An exchange and the request whose answer it waits for.
+
+    Args:
+        requests: the exchange; it runs up to its first request at once.
+
+    >>> def sizes(payload):
+    ...     payloads = yield AllGather(payload)
+    ...     return [len(p) for p in payloads]
+    >>> import torch
+    >>> running = RunningExchange(sizes(torch.zeros(3, dtype=torch.uint8)))
+    >>> running.answer([running.request.payload] * 2)
+    >>> running.request is None, running.finish()
+    (True, [3, 3])
+    """
+
+    def __init__(self, requests: Requests[T]) -> None:
+        self._requests = requests
+        # In a list, because None may be the result.
+        self._result: list[T] = []
+        self.request: Request | None = None
+        self.answer(None)
+
+    @property
+    def travels(self) -> bool:
+        """Whether something has to be carried before the exchange can go on."""
+        return self.request is not None and not isinstance(self.request, ToCaller)
+
+    def answer(self, answer: Any) -> None:
+        """Go on with the answer to `request`, up to the next one."""
+        try:
+            self.request = self._requests.send(answer)
+        except StopIteration as end:
+            self.request = None
+            self._result.append(end.value)
+
+    def finish(self) -> T:
+        """Run what is left in this thread; nothing may have to be carried any more."""
+        while isinstance(self.request, ToCaller):
+            self.answer(None)
+        (result,) = self._result
+        return result
+
+
+class Round(ABC, Generic[T_co]):
     """An exchange under way."""
 
     @abstractmethod
-    def wait(self) -> list[Tensor]:
-        """Every worker's payload, in rank order, this worker's own included; call it once.
+    def wait(self) -> T_co:
+        """What the exchange returned; call it once.
 
         Raises:
             ExchangeError: a peer died. ExchangeTimeout: a peer stayed silent for too long.
-            RoundDiscarded: the exchange counts on nobody, and the run goes on.
+            RoundDiscarded: the round does not count on any worker, and the run goes on.
         """
-
-    def left_out(self) -> Mapping[int, Rejection]:
-        """Whose payloads all workers have agreed not to use; known once `wait` has returned."""
-        return {}
-
-    def overhead_nbytes(self) -> int:
-        """Bytes that each worker sent besides payloads, to agree on them."""
-        return 0
 
     @abstractmethod
     def arrived_s(self) -> float | None:
-        """When everything was there, both halves of a reduction; None before that.
+        """When everything had arrived; None before that.
 
         Seconds of `time.perf_counter()`. Once `wait` has returned it is known.
         """
 
 
 class Transport(ABC):
-    """A connection of one worker to all others, who may be others from round to round.
+    """Connects one worker to all others.
 
-    Workers make the same calls in the same order. A payload must not be changed before `wait`
-    returned, and what `wait` returns is to be read, not written.
+    Workers run the same exchanges in the same order. A payload must not be changed before `wait`
+    returned, and what is received is to be read, not written.
     """
 
     @property
@@ -136,64 +236,77 @@ class Transport(ABC):
         """The number of workers, K."""
 
     @abstractmethod
-    def introduce(self, card: bytes) -> dict[int, bytes]:
-        """Make `card` known to the others; returns the cards known so far by rank, own included."""
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange; it goes on while this worker trains, where a transport can do that.
 
-    @property
-    def forgiving(self) -> bool:
-        """Whether a worker whose message is bad is left out, and the round goes on without it."""
-        return False
-
-    @property
-    def norm_limit(self) -> float:
-        """A contribution longer than this many times the median is left out."""
-        return math.inf
-
-    def convene(self, ward: SharedState, occasion: Phase) -> RoundPlan | None:
-        """Settle who takes part from here on; None where nobody comes or goes.
-
-        Every worker calls it at the same inner steps, before it starts what is due there. Whoever
-        is behind the others catches up in it.
+        Args:
+            requests: the exchange, not started yet.
+            tag: which one, for error messages.
         """
-        del ward, occasion
-        return None
 
-    def remember(self, record: Callable[[], RoundRecord]) -> None:
-        """Keep what `record` returns for those who missed the round; by default nobody can."""
-        del record
-
-    def leave(self) -> None:
-        """This worker's part is done; by default nobody waits to hear it."""
+    def close(self) -> None:
+        """Leave the others; this transport is not used again. By default nothing is to be done."""
         return
 
-    @abstractmethod
-    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
-        """Start sending `payload` (uint8 [n], the same n everywhere) to all workers.
 
-        Args:
-            payload: this worker's.
-            label: for error messages.
-            inspect: finds flaws in what has arrived; a transport that agrees on them calls it,
-                perhaps in another thread.
-        """
+@final
+class FinishedRound(Round[T]):
+    """An exchange that nothing has to be carried for any more, or that failed.
 
-    @abstractmethod
-    def start_reduce(
-        self,
-        payloads: Sequence[Tensor],
-        reduce: Reduce,
-        label: Label,
-        inspect: Inspect = accept_all,
-    ) -> Pending:
-        """Start sending `payloads[j]` (uint8) to worker j, for every j.
+    Args:
+        running: the exchange; None if it failed.
+        error: why.
+    """
 
-        Once the payloads of all workers for this one are there, `reduce` is called with them, at
-        the latest while somebody waits and perhaps on another thread. What it returns, of the same
-        size everywhere, goes to all workers: the pending exchange's result.
+    def __init__(
+        self, running: RunningExchange[T] | None, error: BaseException | None = None
+    ) -> None:
+        self._running, self._error, self._arrived_s = running, error, time.perf_counter()
 
-        Args:
-            payloads: one per worker; the j-th has the same size on all workers.
-            reduce: called once.
-            label: for error messages.
-            inspect: as in `start`, of the results.
-        """
+    def wait(self) -> T:
+        """Return what the exchange returned, or raise the error that stopped it."""
+        if self._error is not None:
+            raise self._error
+        assert self._running is not None
+        return self._running.finish()
+
+    def arrived_s(self) -> float | None:
+        """When the exchange ended, in seconds of `time.perf_counter()`."""
+        return self._arrived_s
+
+
+def run_alone(requests: Requests[T]) -> Round[T]:
+    """The exchange of a worker with itself.
+
+    >>> import torch
+    >>> def first(payload):
+    ...     payloads = yield AllGather(payload)
+    ...     return payloads[0]
+    >>> run_alone(first(torch.ones(1))).wait()
+    tensor([1.])
+    """
+    try:
+        running = RunningExchange(requests)
+        while running.travels:
+            running.answer(_own(running.request))
+    except Exception as error:  # it belongs to the caller of wait()
+        return FinishedRound(None, error)
+    return FinishedRound(running)
+
+
+def _own(request: Request | None) -> Any:
+    match request:
+        case AllGather(payload):
+            return [payload]
+        case AllToAll(payloads):
+            return list(payloads)
+        case Swap(payload, _):
+            return payload
+        case Announce(payload):
+            return {0: payload}
+        case _:
+            raise AssertionError(request)
+
+
+def _nbytes(payload: Tensor) -> int:
+    return payload.numel() * payload.element_size()

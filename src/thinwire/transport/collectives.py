@@ -1,7 +1,7 @@
-"""Carrying by collectives: how it is done over NCCL, and over backends that we know nothing of.
+"""Carrying by collectives: over NCCL, and over any backend that is not gloo.
 
-A group's collectives must be issued in one order on all ranks. So the second halves of reductions,
-which the courier issues when it gets to them, have a group of their own.
+A group's collectives must be issued in one order on all ranks. So the later requests of an
+exchange, which the progress thread issues when it gets to them, have a group of their own.
 """
 
 import threading
@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.transport.backend import Backend, Work, nothing
+from thinwire.transport.backend import Backend, Carried, Work, no_sync
+from thinwire.transport.base import AllGather, AllToAll, Swap
 
 __all__ = ["Collectives", "twin_of"]
 
@@ -44,13 +45,14 @@ def _timeout(group: dist.ProcessGroup, device: torch.device) -> Any:
 class Collectives(Backend):
     """One exchange in collectives.
 
-    On a GPU they run on NCCL's own stream. The courier waits for it on a side stream, so training
-    is not held up, and `hand_over` makes the stream of whoever waits go after that one. The main
-    thread must not capture a CUDA graph with an exchange under way: the courier asks for events.
+    On a GPU they run on NCCL's own stream. The progress thread waits for it on a side stream, so
+    training is not held up, and `sync_stream` makes the stream of the thread that waits go after
+    that one. The main thread must not capture a CUDA graph with an exchange under way: the progress
+    thread asks for events.
 
     Args:
         group: for what the main thread issues.
-        twin: for what the courier issues; None if this exchange is no reduction.
+        twin: for what the progress thread issues; None if the exchange has one request only.
         device: cuda for NCCL, cpu for others.
     """
 
@@ -59,82 +61,94 @@ class Collectives(Backend):
     ) -> None:
         self._group, self._twin, self._device = group, twin, device
         self._timeout_s = _timeout(group, device).total_seconds()
-        self._lane = _SideStream(device) if device.type == "cuda" else None
-        self._hung_up = threading.Event()
+        self._side_stream = _SideStream(device) if device.type == "cuda" else None
+        self._aborted = threading.Event()
 
-    def gather(self, payload: Tensor) -> Work:
-        """An all-gather."""
-        return self._gather(payload, self._group)
-
-    def gather_results(self, result: Tensor) -> Work:
-        """An all-gather in the other group."""
-        assert self._twin is not None
-        return self._gather(result, self._twin)
-
-    def scatter(self, payloads: Sequence[Tensor]) -> Work:
-        """An all-to-all."""
-        sizes = [payload.numel() for payload in payloads]
-        mine = [sizes[self._group.rank()]] * self._group.size()
-        sent = torch.cat([payload.to(self._device) for payload in payloads])
-        received = sent.new_empty(sum(mine))
-        work: Any = dist.all_to_all_single(
-            received, sent, mine, sizes, group=self._group, async_op=True
-        )
-        return _CollectiveWork(work, list(received.split(mine)), sent, self._land)
+    def start(self, request: Carried, step: int) -> Work:
+        """An all-gather or an all-to-all, which a swap is, too."""
+        group = self._twin if step else self._group
+        assert group is not None, "an exchange with several requests begins with an AllToAll"
+        match request:
+            case AllGather(payload):
+                return self._all_gather(payload, group)
+            case AllToAll(payloads):
+                return self._all_to_all(payloads, group)
+            case Swap(payload, peer):
+                return self._swap(payload, peer, group)
 
     def abort(self) -> None:
-        """Stop asking."""
-        self._hung_up.set()
+        """Make the thread that waits in `_complete` raise at its next look."""
+        self._aborted.set()
 
-    def reducing(self) -> AbstractContextManager[object]:
+    def computing(self) -> AbstractContextManager[object]:
         """On the side stream, if there is one."""
-        return nullcontext() if self._lane is None else torch.cuda.stream(self._lane.stream)
+        side = self._side_stream
+        return nullcontext() if side is None else torch.cuda.stream(side.stream)
 
-    def sync_stream(self) -> Callable[[list[Tensor]], None]:
+    def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:
         """What makes work that is issued afterwards run after the payloads are there."""
-        return nothing if self._lane is None else self._lane.sync_stream
+        return no_sync if self._side_stream is None else self._side_stream.sync
 
-    def _gather(self, payload: Tensor, group: dist.ProcessGroup) -> Work:
+    def _all_gather(self, payload: Tensor, group: dist.ProcessGroup) -> Work:
         payload = payload.to(self._device).contiguous()
         everyone = payload.new_empty(group.size(), payload.numel())
         # all_gather_single is the name from torch 2.13 on, where the older one warns.
         name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
         gather: Any = getattr(dist, name)
         work = gather(everyone.view(-1), payload, group=group, async_op=True)
-        return _CollectiveWork(work, list(everyone.unbind()), payload, self._land)
+        return _CollectiveWork(work, list(everyone.unbind()), payload, self._complete)
 
-    def _land(self, work: Any) -> None:
-        """Ask instead of waiting inside the backend, which nothing could interrupt."""
+    def _all_to_all(self, payloads: Sequence[Tensor], group: dist.ProcessGroup) -> Work:
+        sizes = [payload.numel() for payload in payloads]
+        mine = [sizes[group.rank()]] * group.size()
+        sent = torch.cat([payload.to(self._device) for payload in payloads])
+        received = sent.new_empty(sum(mine))
+        work: Any = dist.all_to_all_single(received, sent, mine, sizes, group=group, async_op=True)
+        return _CollectiveWork(work, list(received.split(mine)), sent, self._complete)
+
+    def _swap(self, payload: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
+        # As an all-to-all in which all other pairs' parts are empty: gloo does not say of a single
+        # send or receive whether it is complete, and NCCL would connect every two ranks anew.
+        payload = payload.to(self._device).contiguous()
+        sizes = [payload.numel() if rank == peer else 0 for rank in range(group.size())]
+        received = torch.empty_like(payload)
+        work: Any = dist.all_to_all_single(
+            received, payload, sizes, sizes, group=group, async_op=True
+        )
+        return _CollectiveWork(work, received, payload, self._complete)
+
+    def _complete(self, work: Any) -> None:
+        """Poll, because nothing could interrupt a wait inside the backend."""
         started_s = time.perf_counter()
         while not work.is_completed():
             waited_s = time.perf_counter() - started_s
-            if self._hung_up.is_set():
+            if self._aborted.is_set():
                 raise RuntimeError("the connection was closed on this side")
             if waited_s > self._timeout_s:
                 raise RuntimeError(f"timed out after {self._timeout_s:g} s")
             time.sleep(min(_SLOWEST_POLL_S, max(_POLL_S, waited_s / 10)))
-        with self.reducing():
+        with self.computing():
             work.wait()
-        if self._lane is not None:
-            self._lane.arrive()
+        if self._side_stream is not None:
+            self._side_stream.arrive()
 
 
 @final
 class _CollectiveWork(Work):
     def __init__(
-        self, work: Any, received: list[Tensor], sent: Tensor, land: Callable[[Any], None]
+        self, work: Any, received: Any, sent: Tensor, complete: Callable[[Any], None]
     ) -> None:
-        self._work, self._received, self._land = work, received, land
+        self._work, self._received, self._complete = work, received, complete
         self._sent = sent  # must outlive the sending
 
-    def land(self) -> list[Tensor]:
-        self._land(self._work)
+    def wait(self) -> Any:
+        self._complete(self._work)
         return self._received
 
 
 @final
 class _SideStream:
-    """A side stream for one exchange."""
+    """A CUDA stream for one exchange, beside the one that trains."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -147,7 +161,7 @@ class _SideStream:
         self._arrived.record(self.stream)
         self._arrived.synchronize()
 
-    def sync_stream(self, payloads: list[Tensor]) -> None:
+    def sync(self, payloads: Sequence[Tensor]) -> None:
         current = torch.cuda.current_stream(self.stream.device)
         current.wait_event(self._arrived)
         for payload in payloads:

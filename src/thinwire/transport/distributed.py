@@ -5,15 +5,26 @@ import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.backend import Backend, Work
-from thinwire.transport.base import Inspect, Label, Pending, Reduce, Transport, accept_all
+from thinwire.transport.backend import Backend, Carried, Work, carried
+from thinwire.transport.base import (
+    AllGather,
+    AllToAll,
+    Announce,
+    FinishedRound,
+    Requests,
+    Round,
+    RoundTag,
+    RunningExchange,
+    Transport,
+    run_alone,
+)
 from thinwire.transport.collectives import Collectives, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
 from thinwire.transport.gloo_messages import GlooMessages
@@ -24,8 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Distributed", "naming_failures"]
 
+T = TypeVar("T")
+
 _SERIES: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDictionary()
-"""How many transports have begun exchanges on a group."""
+"""How many transports have begun exchanges on a group: none may take a message of another's."""
 
 
 def _nothing_known() -> str:
@@ -34,12 +47,12 @@ def _nothing_known() -> str:
 
 @contextmanager
 def naming_failures(
-    label: Label | str, differences: Callable[[], str] = _nothing_known
+    what: RoundTag | str, differences: Callable[[], str] = _nothing_known
 ) -> Generator[None]:
-    """Turn whatever a backend throws inside into an error that says what was being exchanged.
+    """Turn what a backend throws inside into an error that says what was being exchanged.
 
     Args:
-        label: what.
+        what: is exchanged.
         differences: called after a failure; says how the other workers differ from this one.
     """
     try:
@@ -50,7 +63,7 @@ def naming_failures(
         kind = ExchangeTimeout if silent else ExchangeError
         known = differences()
         raise kind(
-            f"exchange {label}",
+            f"exchange {what}",
             because=(f"{known}: " if known else "")
             + ("a peer stayed silent: " if silent else "a peer is gone: ")
             + reason,
@@ -60,31 +73,37 @@ def naming_failures(
 
 
 @final
-class _Exchange(Task):
-    """One exchange: its first half, and for a reduction what is made of it and the second half."""
+class _DistributedTask(Task):
+    """One exchange over a process group."""
 
     def __init__(
-        self, transport: "Distributed", carrier: Backend, label: Label, first: Work
+        self,
+        transport: "Distributed",
+        backend: Backend,
+        tag: RoundTag,
+        running: RunningExchange[Any],
+        first: Work,
     ) -> None:
-        super().__init__(label, Future(carrier.sync_stream()))
+        super().__init__(tag, Future(running, backend.sync_stream()))
         self._transport = transport  # is not closed while this is under way
-        self._carrier, self._first = carrier, first
-        self.reduce: Reduce | None = None
+        self._backend, self._running, self._first = backend, running, first
 
-    def see_through(self) -> list[Tensor]:
-        with self._transport.naming(self.label):
-            landed = self._first.land()
-        if self.reduce is None:
-            return landed
-        with self._carrier.reducing():
-            result = self.reduce(landed)
-            with self._transport.naming(self.label):
-                second = self._carrier.gather_results(result)
-        with self._transport.naming(self.label):
-            return second.land()
+    def carry(self) -> Sequence[Tensor]:
+        work, step = self._first, 0
+        while True:
+            with self._transport.naming(self.tag):
+                answer = work.wait()
+            # What is sent next was computed on this stream, so it is sent from there.
+            with self._backend.computing():
+                self._running.answer(answer)
+                if not self._running.travels:
+                    return answer if isinstance(answer, list) else [answer]
+                step += 1
+                with self._transport.naming(self.tag):
+                    work = self._backend.start(carried(self._running.request), step)
 
     def abort(self) -> None:
-        self._carrier.abort()
+        self._backend.abort()
 
 
 @final
@@ -96,7 +115,7 @@ class Distributed(Transport):
     is a world of one.
 
     Exchanges advance by themselves, in the order in which they were started: a thread passes on
-    what must be passed on, reduces and starts second halves.
+    what must be passed on and answers their later requests.
 
     Args:
         group: the process group, or one-dimensional device mesh, whose ranks are the workers; None
@@ -121,11 +140,11 @@ class Distributed(Transport):
                 do="call torch.distributed.init_process_group() before tw.transport.Distributed()",
             )
         self._begun = self._series = 0
-        self._progress: ExchangeCounts | None = None
+        self._counts: ExchangeCounts | None = None
         self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
-        self._courier = ProgressThread()
+        self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
-        self._closing = weakref.finalize(self, self._courier.close)
+        self._closing = weakref.finalize(self, self._progress.close)
 
     @property
     def rank(self) -> int:
@@ -137,48 +156,29 @@ class Distributed(Transport):
         """The number of ranks in the group."""
         return dist.get_world_size(self._group) if self._joined else 1
 
-    def introduce(self, card: bytes) -> dict[int, bytes]:
-        """Gather the cards of all ranks; lengths may differ, so they travel first."""
-        label = Label(what="the workers' descriptions", round=0)
-        length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
-        lengths = [int(p.cpu().view(torch.int64)) for p in self.start(length, label).wait()]
-        padded = torch.frombuffer(bytearray(card.ljust(max(1, *lengths))), dtype=torch.uint8)
-        cards = self.start(padded, label).wait()
-        return {
-            rank: bytes(payload.cpu().numpy()[:length])
-            for rank, (payload, length) in enumerate(zip(cards, lengths, strict=True))
-        }
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Over gloo in tagged messages, over other backends in collectives.
 
-    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
-        """Start a ring of messages over gloo, an all-gather over others."""
-        del inspect  # nobody is left out: a bad message is an error
-        if self.world_size == 1:
-            return _alone(lambda: [payload])
-        carrier = self._begin(payload.numel())
-        with self.naming(label):
-            first = carrier.gather(payload)
-        return self._courier.send(_Exchange(self, carrier, label, first))
-
-    def start_reduce(
-        self,
-        payloads: Sequence[Tensor],
-        reduce: Reduce,
-        label: Label,
-        inspect: Inspect = accept_all,
-    ) -> Pending:
-        """Start messages to all over gloo, an all-to-all over others.
-
-        `reduce` is called in another thread, in which it may not start exchanges.
+        What `requests` computes before `ToCaller` runs in another thread once the first answer has
+        arrived, and must not start exchanges.
         """
-        del inspect
         if self.world_size == 1:
-            return _alone(lambda: [reduce(list(payloads))])
-        carrier = self._begin(sum(payload.numel() for payload in payloads), self._get_twin)
-        with self.naming(label):
-            first = carrier.scatter(payloads)
-        exchange = _Exchange(self, carrier, label, first)
-        exchange.reduce = reduce
-        return self._courier.send(exchange)
+            return run_alone(requests)
+        running = RunningExchange(requests)
+        # Nothing is trained yet that could go on beside it.
+        while isinstance(running.request, Announce):
+            running.answer(self._announce(running.request.payload, tag))
+        if not running.travels:
+            return FinishedRound(running)
+        first = carried(running.request)
+        backend = self._begin(first)
+        # From this thread: all ranks then issue the first requests in the order of their rounds,
+        # wherever their progress threads are.
+        with self.naming(tag):
+            work = backend.start(first, 0)
+        task = _DistributedTask(self, backend, tag, running, work)
+        self._progress.submit(task)
+        return task.future
 
     def close(self) -> None:
         """End the thread that sees exchanges through; those under way fail.
@@ -188,28 +188,39 @@ class Distributed(Transport):
         self._closing()
 
     @contextmanager
-    def naming(self, label: Label) -> Generator[None]:
-        """`naming_failures`, with what this transport knows of the other workers."""
-        differences = _nothing_known if self._progress is None else self._progress.differences
-        with naming_failures(label, differences):
+    def naming(self, tag: RoundTag) -> Generator[None]:
+        """Turn a failure inside into an error that also says which worker is behind, if known."""
+        differences = _nothing_known if self._counts is None else self._counts.differences
+        with naming_failures(tag, differences):
             yield
 
-    def _begin(
-        self, nbytes: int, twin: Callable[[], dist.ProcessGroup | None] = lambda: None
-    ) -> Backend:
-        """Count an exchange that sends `nbytes`, and make what carries it."""
+    def _announce(self, payload: bytes, tag: RoundTag) -> dict[int, bytes]:
+        """Gather the payloads of all ranks; an all-gather takes one length, so lengths go first."""
+        length = torch.tensor([len(payload)], dtype=torch.int64).view(torch.uint8)
+        lengths = [int(p.view(torch.int64)) for p in self.run(_gathered(length), tag).wait()]
+        padded = bytearray(payload.ljust(max(1, *lengths)))
+        payloads = self.run(_gathered(torch.frombuffer(padded, dtype=torch.uint8)), tag).wait()
+        return {
+            rank: each.numpy().tobytes()[:length]
+            for rank, (each, length) in enumerate(zip(payloads, lengths, strict=True))
+        }
+
+    def _begin(self, first: Carried) -> Backend:
+        """Count an exchange that begins with `first`, and make what carries it."""
         group: Any = dist.group.WORLD if self._group is None else self._group
-        if self._progress is None:
+        if self._counts is None:
             # Not before the first exchange: some rank may build a transport and never use it.
             self._series = _SERIES[group] = _SERIES.get(group, -1) + 1
-            self._progress = self._new_progress(group)
+            self._counts = self._new_counts(group)
         self._begun += 1
-        self._progress.begin(nbytes)
-        if _takes_messages(group):
+        self._counts.begin(_handed_over_nbytes(first))
+        if dist.get_backend(group) == "gloo":
             return GlooMessages(group, self._series, self._begun)
-        return Collectives(group, twin(), _device(group))
+        # All ranks make the second group together, so not when one of them gets to need it.
+        twin = self._get_twin() if isinstance(first, AllToAll) else None
+        return Collectives(group, twin, _device(group))
 
-    def _new_progress(self, group: Any) -> ExchangeCounts:
+    def _new_counts(self, group: Any) -> ExchangeCounts:
         store = group.get_group_store() if hasattr(group, "get_group_store") else None
         return ExchangeCounts(store, f"thinwire{self._series}", self.rank, self.world_size)
 
@@ -218,14 +229,14 @@ class Distributed(Transport):
         if twin is None:
             group: Any = dist.group.WORLD if self._group is None else self._group
             twin = twin_of(group, _device(group))
-            # destroy_process_group() must find nobody who keeps it alive.
+            # destroy_process_group() must find no other reference that keeps it alive.
             self._twin = weakref.ref(twin)
         return twin
 
 
 def _group_of(group: Any) -> Any:
-    """The process group of a mesh; whatever else it is, itself."""
-    # Who has a mesh has imported this module.
+    """The process group of a mesh; anything else unchanged."""
+    # A caller that has a mesh has imported its module, which is slow to import.
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
     if meshes is None or not isinstance(group, meshes.DeviceMesh):
         return group
@@ -240,20 +251,16 @@ def _group_of(group: Any) -> Any:
     return group.get_group()
 
 
-def _takes_messages(group: dist.ProcessGroup) -> bool:
-    return dist.get_backend(group) == "gloo"
-
-
 def _device(group: dist.ProcessGroup) -> torch.device:
     gpu = "nccl" in dist.get_backend(group)
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
 
-def _alone(make: Callable[[], list[Tensor]]) -> Pending:
-    """The exchange of a worker with itself."""
-    delivery = Future()
-    try:
-        delivery.succeed(make())
-    except Exception as error:  # which belongs to whoever waits
-        delivery.fail(error)
-    return delivery
+def _gathered(payload: Tensor) -> Requests[list[Tensor]]:
+    payloads = yield AllGather(payload)
+    return [each.cpu() for each in payloads]
+
+
+def _handed_over_nbytes(request: Carried) -> int:
+    payloads = request.payloads if isinstance(request, AllToAll) else [request.payload]
+    return sum(payload.numel() for payload in payloads)

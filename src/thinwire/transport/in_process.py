@@ -2,68 +2,141 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
 
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.transport.base import Inspect, Label, Pending, Reduce, Transport, accept_all
+from thinwire.transport.base import (
+    AllGather,
+    AllToAll,
+    Announce,
+    FinishedRound,
+    Requests,
+    Round,
+    RoundTag,
+    RunningExchange,
+    Swap,
+    Transport,
+)
 
-__all__ = ["in_process"]
-
+__all__ = ["answers_of", "in_process"]
 
 T = TypeVar("T")
 
 
-@final
-class _Slot(Generic[T]):
-    """What the workers bring to one exchange, and what was made of it."""
+def answers_of(requests: Sequence[Any], tag: RoundTag) -> list[Any]:
+    """What every worker gets back when all of them ask at once, in rank order.
 
-    def __init__(self) -> None:
-        self.brought: dict[int, T] = {}
-        self.complete_s: float | None = None
-        self.made: list[Tensor] | None = None
+    Raises:
+        ExchangeError: they ask for different things, or for different sizes.
+
+    >>> import torch
+    >>> asked = [AllGather(torch.tensor([1])), AllGather(torch.tensor([2]))]
+    >>> answers_of(asked, RoundTag(what="x", round=1))[0]
+    [tensor([1]), tensor([2])]
+    """
+    match requests[0]:
+        case AllGather() if all(isinstance(r, AllGather) for r in requests):
+            payloads: list[Tensor] = [request.payload for request in requests]
+            _check_sizes(payloads, tag)
+            return [payloads] * len(requests)
+        case AllToAll() if all(isinstance(r, AllToAll) for r in requests):
+            columns = list(zip(*(r.payloads for r in requests), strict=True))
+            for column in columns:
+                _check_sizes(column, tag)
+            return [list(column) for column in columns]
+        case Swap() if all(isinstance(r, Swap) for r in requests):
+            peers = [request.peer for request in requests]
+            if any(peers[peer] != rank for rank, peer in enumerate(peers)):
+                raise _unequal(
+                    tag, f"the workers swap with {peers}, where each must name the other"
+                )
+            for rank, peer in enumerate(peers):
+                _check_sizes([requests[rank].payload, requests[peer].payload], tag)
+            return [requests[peer].payload for peer in peers]
+        case _:
+            kinds = sorted({type(request).__name__ for request in requests})
+            raise _unequal(tag, f"the workers ask for {', '.join(kinds)}")
+
+
+def _check_sizes(payloads: Sequence[Tensor], tag: RoundTag) -> None:
+    sizes = [payload.numel() for payload in payloads]
+    if len(set(sizes)) > 1:
+        raise _unequal(tag, f"the workers sent payloads of {sizes} bytes")
+
+
+def _unequal(tag: RoundTag, because: str) -> ExchangeError:
+    return ExchangeError(
+        f"exchange {tag}", because=because, do="give all workers the same model and method"
+    )
+
+
+@final
+@dataclass(eq=False)  # state: it fills up with workers
+class _Meeting:
+    """The n-th exchange of every worker, and what stopped it."""
+
+    running: dict[int, RunningExchange[Any]] = field(default_factory=dict)
+    complete_s: float | None = None
+    error: Exception | None = None
+
+
+def _advance(meeting: _Meeting, tag: RoundTag) -> None:
+    """Run all exchanges until nothing has to be carried; one thread does it for all workers."""
+    everyone = [meeting.running[rank] for rank in range(len(meeting.running))]
+    try:
+        while any(running.travels for running in everyone):
+            answers = answers_of([running.request for running in everyone], tag)
+            for running, answer in zip(everyone, answers, strict=True):
+                running.answer(answer)
+    except Exception as error:
+        # It stops the exchange for all: each of them hears why when it waits.
+        meeting.error = error
 
 
 @final
 class _Hub:
-    """Where the workers meet: exchange n of each worker goes to slot n."""
+    """Where the workers meet: exchange n of each worker goes to meeting n."""
 
     def __init__(self, workers: int, timeout_s: float) -> None:
         self.workers = workers
         self.timeout_s = timeout_s
         self.arrived = threading.Condition()
-        self.cards: dict[int, bytes] = {}
-        self.slots: dict[int, _Slot[Any]] = {}
+        self.announced: dict[int, bytes] = {}
+        self.meetings: dict[int, _Meeting] = {}
 
-    def put(self, slot: int, rank: int, brought: object) -> _Slot[Any]:
+    def put(self, number: int, rank: int, running: RunningExchange[Any]) -> _Meeting:
         with self.arrived:
-            meeting = self.slots.setdefault(slot, _Slot())
-            meeting.brought[rank] = brought
-            if len(meeting.brought) == self.workers:
+            meeting = self.meetings.setdefault(number, _Meeting())
+            meeting.running[rank] = running
+            if len(meeting.running) == self.workers:
                 meeting.complete_s = time.perf_counter()
-                # Those who came hold on to it; nobody else will ask.
-                del self.slots[slot]
+                # The rounds hold on to it; no other worker will ask for it.
+                del self.meetings[number]
             self.arrived.notify_all()
             return meeting
 
-    def take(
-        self, meeting: _Slot[Any], label: Label, make: Callable[[list[Any]], list[Tensor]]
-    ) -> list[Tensor]:
-        """What is made of the things brought to a slot, by the first who finds them all there."""
+    def take(self, meeting: _Meeting, tag: RoundTag) -> None:
+        """Return once everything of `meeting` has been carried."""
         with self.arrived:
-            brought = meeting.brought
-            if not self.arrived.wait_for(lambda: len(brought) == self.workers, self.timeout_s):
-                raise self._missing(brought, label)
-            if meeting.made is None:
-                meeting.made = make([brought[rank] for rank in range(self.workers)])
-            return meeting.made
+            complete = self.arrived.wait_for(
+                lambda: len(meeting.running) == self.workers, self.timeout_s
+            )
+            if not complete:
+                raise self._missing(meeting, tag)
+            # The first thread to get here carries for all; the others find nothing left to carry.
+            if meeting.error is None:
+                _advance(meeting, tag)
+        if meeting.error is not None:
+            raise meeting.error
 
-    def _missing(self, brought: dict[int, Any], label: Label) -> ExchangeTimeout:
-        missing = [str(rank) for rank in range(self.workers) if rank not in brought]
+    def _missing(self, meeting: _Meeting, tag: RoundTag) -> ExchangeTimeout:
+        missing = [str(rank) for rank in range(self.workers) if rank not in meeting.running]
         return ExchangeTimeout(
-            f"exchange {label}",
+            f"exchange {tag}",
             because=f"worker {', '.join(missing)} of {self.workers} has not sent it"
             + (f" within {self.timeout_s:g} s" if self.timeout_s else ""),
             do="call begin() on all workers and then finish() on all, or give each worker a thread "
@@ -72,45 +145,24 @@ class _Hub:
 
 
 @final
-class _Arrival(Pending):
+class _InProcessRound(Round[T]):
     def __init__(
-        self,
-        hub: _Hub,
-        meeting: _Slot[Any],
-        label: Label,
-        make: Callable[[list[Any]], list[Tensor]],
+        self, hub: _Hub, meeting: _Meeting, tag: RoundTag, running: RunningExchange[T]
     ) -> None:
-        self._hub, self._meeting, self._label, self._make = hub, meeting, label, make
+        self._hub, self._meeting, self._tag, self._running = hub, meeting, tag, running
 
-    def wait(self) -> list[Tensor]:
-        payloads = self._hub.take(self._meeting, self._label, self._make)
-        sizes = [payload.numel() for payload in payloads]
-        if len(set(sizes)) > 1:
-            raise ExchangeError(
-                f"exchange {self._label}",
-                because=f"the workers sent payloads of {sizes} bytes",
-                do="give all workers the same model and method",
-            )
-        return payloads
+    def wait(self) -> T:
+        self._hub.take(self._meeting, self._tag)
+        return self._running.finish()
 
     def arrived_s(self) -> float | None:
         return self._meeting.complete_s
 
 
-def _as_brought(payloads: list[Tensor]) -> list[Tensor]:
-    return payloads
-
-
-def _reduced(brought: list[tuple[Sequence[Tensor], Reduce]]) -> list[Tensor]:
-    """Every worker's result; one thread makes them all, for nobody else may come by."""
-    shards = zip(*(payloads for payloads, _ in brought), strict=True)
-    return [reduce(mine) for (_, reduce), mine in zip(brought, shards, strict=True)]
-
-
 @final
 class _InProcess(Transport):
     def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self._rank, self._next_slot = hub, rank, 0
+        self._hub, self._rank, self._next_meeting = hub, rank, 0
 
     @property
     def rank(self) -> int:
@@ -120,31 +172,18 @@ class _InProcess(Transport):
     def world_size(self) -> int:
         return self._hub.workers
 
-    def introduce(self, card: bytes) -> dict[int, bytes]:
-        with self._hub.arrived:
-            self._hub.cards[self._rank] = card
-            return dict(self._hub.cards)
-
-    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
-        del inspect  # nobody is left out: a bad message is an error
-        return self._bring(payload, label, _as_brought)
-
-    def start_reduce(
-        self,
-        payloads: Sequence[Tensor],
-        reduce: Reduce,
-        label: Label,
-        inspect: Inspect = accept_all,
-    ) -> Pending:
-        del inspect
-        return self._bring((payloads, reduce), label, _reduced)
-
-    def _bring(
-        self, brought: object, label: Label, make: Callable[[list[Any]], list[Tensor]]
-    ) -> Pending:
-        slot, self._next_slot = self._next_slot, self._next_slot + 1
-        meeting = self._hub.put(slot, self._rank, brought)
-        return _Arrival(self._hub, meeting, label, make)
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        running = RunningExchange(requests)
+        # Workers that share a thread are built one after the other: nothing can be waited for.
+        while isinstance(running.request, Announce):
+            with self._hub.arrived:
+                self._hub.announced[self._rank] = running.request.payload
+                running.answer(dict(self._hub.announced))
+        if not running.travels:
+            return FinishedRound(running)
+        number, self._next_meeting = self._next_meeting, self._next_meeting + 1
+        meeting = self._hub.put(number, self._rank, running)
+        return _InProcessRound(self._hub, meeting, tag, running)
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
@@ -153,7 +192,7 @@ def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
     Args:
         workers: K.
         timeout_s: seconds that a worker waits for the others. 0 suits workers that share a thread
-            (`begin()` on all, then `finish()` on all): who is not there then never will be.
+            (`begin()` on all, then `finish()` on all): one that is missing then never comes.
 
     Returns:
         One transport per worker, in rank order.
@@ -167,7 +206,7 @@ def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
     if workers < 1 or timeout_s < 0:
         raise ConfigurationError(
             f"connect {workers} workers with a timeout of {timeout_s:g} s",
-            because="a run needs a worker, and time does not run backwards",
+            because="workers must be >= 1 and timeout_s >= 0",
             do="pass workers >= 1 and timeout_s >= 0",
         )
     hub = _Hub(workers, timeout_s)

@@ -1,0 +1,299 @@
+"""What all workers share of a run, on this worker: how far it has come, and taking over others'."""
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import MismatchError, ThinwireError
+from thinwire.exchange import RoundResult
+from thinwire.fragment_builder import FragmentBuilder
+from thinwire.fragment_state import FragmentState, PendingRound
+from thinwire.handshake import check_same_run
+from thinwire.membership import Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.method import with_present_names
+from thinwire.outer import OuterState
+from thinwire.rejection import Consequence
+from thinwire.transport import RoundTag
+
+__all__ = ["MALFORMED", "LoopState", "record_of"]
+
+_GLANCE_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
+
+MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
+"""What taking over another worker's data may raise; the worker then asks for other data."""
+
+
+@final
+class LoopState(SharedState):
+    """The fragments of one worker, and where they stand in the run.
+
+    Args:
+        builder: makes the fragments, for any number of workers.
+        workers: K to begin with.
+        rank: this worker's.
+
+    `step` are inner steps by the schedule, `version` outer steps, each fragment's counted, `dealt`
+    data shares handed out. Only the thread that trains changes any of it, and holds `lock`
+    meanwhile: a healing server copies the state in a thread of its own.
+    """
+
+    def __init__(self, builder: FragmentBuilder, *, workers: int, rank: int) -> None:
+        self._builder = builder
+        self.fragments = builder.fragments()
+        self.description = builder.describe(self.fragments)
+        self.step = self.version = self.dealt = 0
+        self.ended_at_step = -1
+        self.name = ""
+        self.lock = threading.RLock()
+        # K as far as the outer optimizers know it; K and rank as far as the exchanges do.
+        self._outer_workers, self._exchange_rank = workers, (workers, rank)
+        self._digest = (-1, "")
+        self._last_seen = Progress(version=0, step=0, digest="")
+
+    def is_settled(self) -> bool:
+        """Whether all that was trained is in the outer parameters."""
+        return not any(f.pending or f.sent_at_step < self.step for f in self.fragments)
+
+    # -- for reading, from any thread --------------------------------------------------------------
+
+    def progress(self, *, anew: bool = False) -> Progress:
+        """How far this worker has come; safe from any thread."""
+        with self.lock:
+            if anew or self._digest[0] != self.version:
+                digests = b"".join(fragment.shared_digest() for fragment in self.fragments)
+                self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
+            return Progress(
+                version=self.version,
+                step=self.step,
+                digest=self._digest[1],
+                dealt=self.dealt,
+                # Together with the version: a peer that reads the last one knows it is the last.
+                over=self.ended_at_step == self.step and self.is_settled(),
+            )
+
+    def glance(self) -> Progress:
+        """How far this worker has come, without waiting for a step under way: as seen last then."""
+        if self.lock.acquire(timeout=_GLANCE_S):
+            try:
+                self._last_seen = self.progress()
+            finally:
+                self.lock.release()
+        return self._last_seen
+
+    def shared_nbytes(self) -> int:
+        """Bytes of a snapshot's tensors."""
+        with self.lock:
+            return sum(value.nbytes for f in self.fragments for value in f.shared().values())
+
+    def capture(self) -> Snapshot:
+        """A copy of the shared state between two rounds; safe from any thread."""
+        with self.lock:
+            tensors = {
+                f"{index}.{key}": value.detach().cpu().clone()
+                for index, fragment in enumerate(self.fragments)
+                for key, value in fragment.shared().items()
+            }
+            facts = {
+                "run": self.description,
+                "workers": self._outer_workers,
+                "version": self.version,
+                "step": self.step,
+                "dealt": self.dealt,
+                "tracks": [fragment.shared_facts() for fragment in self.fragments],
+            }
+            return Snapshot(facts=facts, tensors=tensors)
+
+    def reset_digest(self) -> None:
+        """Forget the digest of a state that was replaced."""
+        self._digest = (-1, "")
+
+    # -- taking over what others have --------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over a shared state; feedback and local work stay this worker's own.
+
+        Work that already counts with the others is not kept.
+
+        Raises:
+            MismatchError: it is of another model or method; nothing has changed then.
+        """
+        facts = snapshot.facts
+        check_same_run(with_present_names(facts["run"]), self.description)
+        shared = [_of_fragment(snapshot.tensors, index) for index in range(len(self.fragments))]
+        with self.lock:
+            workers = int(facts["workers"])
+            outers = self._outers(workers)
+            for fragment, theirs, outer in zip(self.fragments, shared, outers, strict=True):
+                fragment.check_shared(theirs, outer)
+            self.cancel_rounds()
+            # Before the outer parameters change: local work is measured from those it began at.
+            deltas = [fragment.outer.pseudo_gradient() for fragment in self.fragments]
+            self._replace_outers(workers, outers)
+            known = zip(self.fragments, shared, facts["tracks"], strict=True)
+            for fragment, theirs, rounds in known:
+                fragment.load_shared(theirs, rounds)
+            self.version, self.step = int(facts["version"]), int(facts["step"])
+            self.dealt = int(facts["dealt"])
+            self.reset_digest()
+            for fragment, local_delta in zip(self.fragments, deltas, strict=True):
+                fragment.rebase(self.name, local_delta)
+
+    def replay(self, missed: Replay) -> None:
+        """Take the outer steps of rounds that this worker missed.
+
+        Raises:
+            MismatchError: they do not follow on what this worker has, or do not lead to where the
+                others are. ExchangeError: their messages are damaged.
+        """
+        try:
+            for record in missed.records:
+                self.replay_one(record)
+        except MALFORMED:
+            # This worker has drifted from the others.
+            self.drop_local_work()
+            raise
+        here, there = self.progress(), missed.until
+        if here.version == there.version and here.digest != there.digest:
+            self.drop_local_work()
+            raise MismatchError(
+                f"take the outer steps of the rounds up to {there.version}",
+                because=f"this worker then has digest {here.digest}, and the others {there.digest}",
+                do="take over a snapshot of another worker",
+            )
+
+    @torch.no_grad()
+    def replay_one(self, record: RoundRecord) -> None:
+        """Take the outer step of one round that this worker missed.
+
+        Raises:
+            MismatchError: it does not follow on what this worker has.
+            ExchangeError: its messages are damaged.
+        """
+        facts = record.facts
+        fragment = self.fragments[int(facts["track"])]
+        with self.lock:
+            _check_follows(record, fragment, version=self.version)
+            # Before anything changes: the messages may turn out to be unusable.
+            mean = self._mean_of(record, fragment)
+            self.cancel_rounds()
+            local_delta = fragment.outer.pseudo_gradient()
+            self.set_outer_workers(int(facts["workers"]))
+            fragment.step_missed(mean, facts)
+            self.version = record.version
+            fragment.rebase(self.name, local_delta)
+
+    def _mean_of(self, record: RoundRecord, fragment: FragmentState) -> Tensor:
+        facts = record.facts
+        # With overlap its messages were sent before the step that this one follows on.
+        tag = RoundTag(
+            what=fragment.fragment.name,
+            round=int(facts["round"]),
+            anchor=bytes.fromhex(facts["anchor"]),
+        )
+        reader = self._builder.reader(fragment.fragment, int(facts["workers"]))
+        left_out = [int(rank) for rank in facts["left_out"]]
+        return reader.replay_mean(record.messages, tag, left_out=left_out)
+
+    def drop_local_work(self) -> None:
+        """Forget what this worker has trained since its outer parameters last moved."""
+        with self.lock:
+            self.cancel_rounds()
+            for fragment in self.fragments:
+                fragment.outer.reset_live(None)
+
+    def cancel_rounds(self) -> None:
+        """Give up every round that is under way: the next one sends its work again."""
+        self._builder.storage.put_away()
+        for fragment in self.fragments:
+            fragment.cancel_rounds()
+        # The last round, if it was one of these, has to be begun again.
+        self.ended_at_step = -1
+
+    # -- other workers than before -----------------------------------------------------------------
+
+    def set_outer_workers(self, workers: int) -> None:
+        """Go on with outer optimizers made for `workers` workers."""
+        self._replace_outers(workers, self._outers(workers))
+
+    def set_exchange_workers(self, workers: int, rank: int) -> None:
+        """Go on with exchanges made for rank `rank` of `workers`."""
+        if (workers, rank) == self._exchange_rank:
+            return
+        for fragment in self.fragments:
+            state = self._builder.exchange_state(fragment.fragment, workers, rank)
+            fragment.replace_exchange(state)
+        self._exchange_rank = workers, rank
+
+    def _outers(self, workers: int) -> list[OuterState]:
+        if workers == self._outer_workers:
+            return [fragment.outer for fragment in self.fragments]
+        return [self._builder.outer_state(f.fragment, workers) for f in self.fragments]
+
+    def _replace_outers(self, workers: int, outers: Sequence[OuterState]) -> None:
+        for fragment, outer in zip(self.fragments, outers, strict=True):
+            fragment.replace_outer(outer)
+        self._outer_workers = workers
+
+
+def record_of(
+    state: LoopState,
+    fragment: FragmentState,
+    pending: PendingRound,
+    result: RoundResult,
+    names: Sequence[str],
+    *,
+    before: bytes,
+) -> RoundRecord:
+    """What `pending`, which was just applied, leaves for workers that missed it.
+
+    Args:
+        state: after the round.
+        fragment: of the round.
+        pending: the round.
+        result: of its exchange.
+        names: of the workers, in rank order.
+        before: digest of the fragment's outer parameters before the step.
+    """
+    consequences = {rank: why.consequence() for rank, why in result.left_out.items()}
+    facts = {
+        "track": state.fragments.index(fragment),
+        "round": pending.tag.round,
+        "sent_at_step": pending.sent_at_step,
+        "anchor": pending.tag.anchor.hex(),
+        "before": before.hex(),
+        "workers": len(names),
+        "left_out": sorted(result.left_out),
+        # Work that was rejected for good is over, too: its sender must not try again.
+        "counted": [
+            name
+            for rank, name in enumerate(names)
+            if consequences.get(rank, Consequence.LOST) is Consequence.LOST
+        ],
+        # A worker that has just joined did nothing wrong.
+        "flaws": {
+            rank: str(why)
+            for rank, why in result.left_out.items()
+            if consequences[rank] is not Consequence.SKIPPED
+        },
+    }
+    return RoundRecord(version=state.version, facts=facts, messages=result.messages)
+
+
+def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    prefix = f"{index}."
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _check_follows(record: RoundRecord, fragment: FragmentState, *, version: int) -> None:
+    here = f"version {version} with digest {fragment.digest().hex()}"
+    needed = f"version {record.version - 1} with digest {record.facts['before']}"
+    if here != needed:
+        raise MismatchError(
+            f"take the outer step of {fragment.fragment.name} in a round that was missed",
+            because=f"it follows on {needed}, and this worker has {here}",
+            do="take over a snapshot of another worker",
+        )

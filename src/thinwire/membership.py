@@ -1,0 +1,268 @@
+"""Who takes part in a round: the seam between the loop and a run whose workers come and go.
+
+At the start of a round the loop asks its membership what to do, and does it:
+
+    Load      take over this state: this worker is too far behind, or has drifted
+    Replay    take the outer steps of these rounds: this worker missed them
+    Go        begin the round, with these workers
+    Over      the run has ended without this worker: drop what it trained since
+
+Membership reads the loop's state (`SharedState`) and never changes it. With fixed workers the
+answer is always `Go`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Self, TypeAlias, final
+
+from torch import Tensor
+
+__all__ = [
+    "Answer",
+    "FixedMembership",
+    "Go",
+    "Load",
+    "Membership",
+    "Over",
+    "Phase",
+    "Progress",
+    "Replay",
+    "RoundPlan",
+    "RoundRecord",
+    "SharedState",
+    "Snapshot",
+]
+
+
+@final
+class Phase(Enum):
+    """Why the workers meet at the start of a round."""
+
+    JOIN = "join"
+    """This worker has just started."""
+    ROUND = "round"
+    """A round begins."""
+    LAST = "last"
+    """Training is over; what is left is exchanged."""
+    DONE = "done"
+    """All others have finished, and this worker has what they had: nothing is left to do."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a worker's shared state has come.
+
+    Args:
+        version: outer steps that it has taken, each fragment's counted.
+        step: inner steps of the schedule.
+        digest: of the shared state, hexadecimal; equal versions have equal digests.
+        dealt: data shares handed out so far.
+        over: whether all steps are taken, and nothing is left to be exchanged.
+
+    >>> Progress.read(Progress(version=1, step=10, digest="ab").describe()).step
+    10
+    """
+
+    version: int
+    step: int
+    digest: str
+    dealt: int = 0
+    over: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as JSON-able data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Self:
+        """From what `describe` returned, perhaps elsewhere."""
+        numbers = {name: int(data[name]) for name in ("version", "step", "dealt")}
+        return cls(digest=str(data["digest"]), over=bool(data.get("over", False)), **numbers)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What all workers share at one version: outer parameters, outer optimizer, schedule.
+
+    Args:
+        facts: numbers and texts, JSON-able; has `version`.
+        tensors: copies, on the CPU.
+    """
+
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRecord:
+    """What a round left: enough to take its outer step again, on another worker.
+
+    Args:
+        version: of the shared state after it.
+        facts: which fragment and round, and which workers are in the mean; JSON-able.
+        messages: uint8 [n] each, as they were exchanged.
+    """
+
+    version: int
+    facts: Mapping[str, Any]
+    messages: Sequence[Tensor]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundPlan:
+    """A round that begins.
+
+    Args:
+        phase: why the others are here; JOIN if all have just started.
+        changed: other workers take part than before; what is under way is cancelled.
+        joins: this worker has just come and has nothing to contribute to what is due now.
+        step: inner steps of the schedule, the same on all.
+        names: of the workers, in rank order.
+        dealt: data shares handed out so far; this worker's is the one numbered `dealt` + its rank.
+    """
+
+    phase: Phase
+    changed: bool
+    joins: bool
+    step: int
+    names: Sequence[str]
+    dealt: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Take over `snapshot`; feedback and what was trained locally stay this worker's own."""
+
+    snapshot: Snapshot
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Take the outer steps of `records`, after which this worker should stand at `until`.
+
+    If a record does not fit, or they lead somewhere else, this worker has drifted: what it trained
+    since its last round is dropped, and the next answer will be another one.
+    """
+
+    records: Sequence[RoundRecord]
+    until: Progress
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Begin the round; None where the workers are fixed and nothing changes."""
+
+    plan: RoundPlan | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The run is over; `plan` has this worker alone, and its phase is DONE."""
+
+    plan: RoundPlan
+
+
+Answer: TypeAlias = Load | Replay | Go | Over
+
+
+class SharedState(ABC):
+    """A worker's state as far as all workers share it, for reading; safe from any thread."""
+
+    @abstractmethod
+    def progress(self, *, anew: bool = False) -> Progress:
+        """How far this worker has come.
+
+        Args:
+            anew: take the digest of the state as it is now, and not from memory: a worker whose
+                state changed within a round has drifted, and that is to be found out.
+        """
+
+    @abstractmethod
+    def glance(self) -> Progress:
+        """How far this worker has come, at once: perhaps as of before the step under way."""
+
+    @abstractmethod
+    def shared_nbytes(self) -> int:
+        """Bytes of a snapshot's tensors."""
+
+    @abstractmethod
+    def capture(self) -> Snapshot:
+        """A copy of the shared state between two rounds."""
+
+
+class Membership(ABC):
+    """Decides who takes part in which round."""
+
+    @property
+    @abstractmethod
+    def is_fixed(self) -> bool:
+        """Whether the same workers take part from the beginning to the end.
+
+        If not, a round may be cancelled and bad messages are left out of it.
+        """
+
+    @abstractmethod
+    def join(self, state: SharedState) -> None:
+        """Take a place in the run; call it once, before the first inner step.
+
+        Raises:
+            ExchangeError: the run cannot be reached. MismatchError: it is another run.
+        """
+
+    @abstractmethod
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """What to do before a round; the last answer is `Go` or `Over`.
+
+        Every worker asks at the same inner steps, before it sends what is due there. An answer is
+        to be acted on before the next one is asked for. If that raised a `ThinwireError` or the
+        answer's data was malformed, throw the error into the iterator.
+        """
+
+    @abstractmethod
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep the record of a round that counted, for workers that missed it."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Tell the others that this worker takes no further part."""
+
+
+@final
+class FixedMembership(Membership):
+    """The same workers from the beginning to the end.
+
+    >>> next(FixedMembership().begin_round(Phase.ROUND))
+    Go(plan=None)
+    """
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the same workers take part to the end: yes."""
+        return True
+
+    def join(self, state: SharedState) -> None:
+        """Do nothing: the workers are connected already."""
+        del state
+
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Answer `Go` at once."""
+        del phase
+        yield Go()
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep nothing: no worker can miss a round."""
+        del record
+
+    def leave(self) -> None:
+        """Do nothing: the others do not wait for this worker."""
+        return

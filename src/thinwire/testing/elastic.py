@@ -1,0 +1,311 @@
+"""Elastic workers in one process and one thread, without a network: a test decides what fails.
+
+In every round, workers that were there before call `OuterLoop.begin` before newcomers do, and all
+of them before any calls `finish`.
+"""
+
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar, final
+
+from torch import Tensor
+
+from thinwire.errors import ConfigurationError, RoundDiscarded, ThinwireError
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.membership import (
+    Answer,
+    Go,
+    Load,
+    Membership,
+    Phase,
+    Replay,
+    RoundPlan,
+    RoundRecord,
+    SharedState,
+)
+from thinwire.transport import AllGather, AllToAll, Announce, Requests, Round, RoundTag, Transport
+from thinwire.transport.base import FinishedRound, RunningExchange
+from thinwire.transport.in_process import answers_of
+
+__all__ = ["ElasticHub", "HubTransport"]
+
+T = TypeVar("T")
+Tamper: TypeAlias = Callable[[int, int, Tensor], Tensor]
+
+
+@final
+class ElasticHub:
+    """Connects K elastic workers that share a thread, and does to them what a network would.
+
+    A test sets the attributes below between rounds. Membership is settled by the hub itself: there
+    is no lighthouse, no heartbeat and no timeout.
+
+    Attributes:
+        discards: whether the round of a tag is discarded; by default none is.
+        tamper: (sender's rank, receiver's rank, message) in, what arrives out; not called for what
+            a worker receives from itself, nor for votes.
+        uninformed: names of workers that take every round for discarded, though it counts.
+        heal_by: "records" replays missed rounds where all are known, "snapshot" never does.
+        records: of all rounds that counted, by the version of the shared state after them.
+        shares: the data shares that were dealt, in their order.
+
+    >>> import torch
+    >>> from thinwire import OuterLoop, presets
+    >>> hub = ElasticHub()
+    >>> ends = [hub.connect("a"), hub.connect("b")]
+    >>> hub.set_members(*ends)
+    >>> loops = []
+    >>> for end in ends:
+    ...     model = torch.nn.Linear(2, 1)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     loops.append(OuterLoop(model, optimizer, presets.diloco(sync_every=1), transport=end))
+    >>> for loop in loops:
+    ...     loop.join()
+    >>> [loop.share for loop in loops]
+    [0, 1]
+    """
+
+    def __init__(self) -> None:
+        self.discards: Callable[[RoundTag], bool] = _discard_none
+        self.tamper: Tamper = _deliver
+        self.uninformed: set[str] = set()
+        self.heal_by = "records"
+        self.records: dict[int, RoundRecord] = {}
+        self.shares: list[int] = []
+        self._members: list[HubTransport] = []
+        self._broken = False
+        self._exchanges: dict[tuple[int, int], _HubExchange] = {}
+        self._rounds = 0
+        self._arrived: list[str] = []
+        self._step = self._dealt = 0
+        self._changed = False
+        self._phase = Phase.JOIN
+
+    def connect(self, name: str) -> "HubTransport":
+        """A transport for one worker, which takes part once it is among the members.
+
+        Args:
+            name: of the worker, its own.
+        """
+        return HubTransport(self, name)
+
+    def set_members(self, *members: "HubTransport") -> None:
+        """Let `members`, in rank order, take part from the next round on, and no others.
+
+        As if the group had been lost: what is under way counts for no worker.
+        """
+        self._members = list(members)
+        self._broken, self._arrived = True, []
+
+    # What the ends of this module call.
+
+    def begin_round(self, node: "HubTransport", phase: Phase) -> Generator[Answer, None, None]:
+        """Settle the round of `node`, and heal it if it is behind."""
+        state = node.open_state()
+        state.progress(anew=True)
+        if not self._arrived:
+            self._open_round(state, phase)
+        joins = phase is Phase.JOIN and self._phase is not Phase.JOIN
+        is_last = len(self._arrived) + 1 == len(self._members)
+        self._arrived = [] if is_last else [*self._arrived, node.name]
+        yield from self._heal(state)
+        if self._changed:
+            node.group = self._rounds
+        self.shares.append(self._dealt + node.rank)
+        yield Go(
+            RoundPlan(
+                changed=self._changed,
+                phase=self._phase,
+                joins=joins,
+                step=self._step,
+                names=[member.name for member in self._members],
+                dealt=self._dealt,
+            )
+        )
+
+    def exchange_of(self, node: "HubTransport", tag: RoundTag) -> "_HubExchange":
+        """The exchange that is next for `node`, which the first of its group begins."""
+        key = (node.group, next(node.counter))
+        exchange = self._exchanges.setdefault(key, _HubExchange(self, node.members, tag))
+        if (exchange.tag.what, exchange.tag.round) != (tag.what, tag.round):
+            raise ConfigurationError(
+                f"exchange {tag} as {node.name!r}",
+                because=f"the others exchange {exchange.tag}",
+                do="make the same calls in the same order on all workers",
+            )
+        return exchange
+
+    def break_group(self) -> None:
+        """Tell all members in the next round that they have a new group."""
+        self._broken = True
+
+    def _open_round(self, state: SharedState, phase: Phase) -> None:
+        self._rounds += 1
+        self._changed, self._broken = self._broken, False
+        self._phase, self._step = phase, state.progress().step
+        known = [m.state.progress().dealt for m in self._members if m.state is not None]
+        self._dealt = max([self._dealt, *known])
+        for rank, member in enumerate(self._members):
+            member.rank_in_round, member.members = rank, tuple(self._members)
+            member.counter = itertools.count() if self._changed else member.counter
+
+    def _heal(self, state: SharedState) -> Generator[Answer, None, None]:
+        states = [member.state for member in self._members if member.state is not None]
+        leader = max(states, key=lambda s: s.progress().version)
+        here, there = state.progress(), leader.progress()
+        if (here.version, here.digest) == (there.version, there.digest):
+            return
+        missed = range(here.version + 1, there.version + 1)
+        if self.heal_by == "records" and missed and all(v in self.records for v in missed):
+            yield Replay([self.records[version] for version in missed], there)
+        else:
+            yield Load(leader.capture())
+
+
+@final
+class HubTransport(Transport, Membership):
+    """One worker's end of an `ElasticHub`, from `ElasticHub.connect`.
+
+    Attributes:
+        closes: how often `leave` was called.
+    """
+
+    def __init__(self, hub: ElasticHub, name: str) -> None:
+        self.hub, self.name = hub, name
+        self.closes = 0
+        self.state: SharedState | None = None
+        self.members: tuple[HubTransport, ...] = (self,)
+        self.rank_in_round = self.group = 0
+        self.counter: Iterator[int] = itertools.count()
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among those of the round."""
+        return self.rank_in_round
+
+    @property
+    def world_size(self) -> int:
+        """The workers of the round."""
+        return len(self.members)
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Hand the exchange to the hub; it is carried when a worker waits for it."""
+        running = RunningExchange(requests)
+        while isinstance(running.request, Announce):
+            # A test gives all workers the same method.
+            running.answer({self.rank: running.request.payload})
+        if not running.travels:
+            return FinishedRound(running)
+        return self.hub.exchange_of(self, tag).add(self.rank, running)
+
+    @property
+    def is_fixed(self) -> bool:
+        """False: a test lets workers come and go."""
+        return False
+
+    def join(self, state: SharedState) -> None:
+        """Let the hub read `state`."""
+        self.state = state
+
+    def open_state(self) -> SharedState:
+        """The state that this worker joined with."""
+        assert self.state is not None
+        return self.state
+
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Begin the round that the hub decided on."""
+        return self.hub.begin_round(self, phase)
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep the round in `ElasticHub.records`."""
+        self.hub.records.setdefault(record.version, record)
+
+    def leave(self) -> None:
+        """Count the call."""
+        self.closes += 1
+
+
+@final
+class _HubExchange:
+    """The exchange of each rank, carried for all of them by the first that waits."""
+
+    def __init__(self, hub: ElasticHub, members: Sequence[HubTransport], tag: RoundTag) -> None:
+        self.hub, self.members, self.tag = hub, members, tag
+        self.running: dict[int, RunningExchange[Any]] = {}
+        self.error: ThinwireError | None = None
+
+    def add(self, rank: int, running: RunningExchange[T]) -> Round[T]:
+        self.running[rank] = running
+        return _HubRound(self, rank, running)
+
+    def carry(self) -> None:
+        """Carry all requests, unless that was done before."""
+        missing = [m.name for rank, m in enumerate(self.members) if rank not in self.running]
+        if missing:
+            raise ConfigurationError(
+                f"wait for {self.tag}",
+                because=f"{' and '.join(missing)} sent nothing",
+                do="call begin on all workers before finish on any: they share a thread",
+            )
+        everyone = [self.running[rank] for rank in range(len(self.members))]
+        try:
+            if self.error is None and self.hub.discards(self.tag):
+                raise _discarded(self.tag, "the test discards it")
+            while self.error is None and any(running.travels for running in everyone):
+                answers = self._answers([running.request for running in everyone])
+                for running, answer in zip(everyone, answers, strict=True):
+                    running.answer(answer)
+        except RoundDiscarded as error:
+            self.hub.break_group()
+            self.error = error
+        except ThinwireError as error:
+            self.error = error
+
+    def _answers(self, requests: Sequence[Any]) -> list[Any]:
+        if len(requests) > 1 and all(isinstance(r, AllGather | AllToAll) for r in requests):
+            return [self._arrived(requests, to) for to in range(len(requests))]
+        return answers_of(requests, self.tag)
+
+    def _arrived(self, requests: Sequence[Any], to: int) -> list[Tensor]:
+        sent = [r.payload if isinstance(r, AllGather) else r.payloads[to] for r in requests]
+        # Votes are shorter than any header.
+        is_vote = len(sent[to]) < HEADER_NBYTES
+        return [
+            payload if sender == to or is_vote else self.hub.tamper(sender, to, payload)
+            for sender, payload in enumerate(sent)
+        ]
+
+
+@final
+class _HubRound(Round[T]):
+    def __init__(self, exchange: _HubExchange, rank: int, running: RunningExchange[T]) -> None:
+        self._exchange, self._rank, self._running = exchange, rank, running
+
+    def wait(self) -> T:
+        exchange = self._exchange
+        exchange.carry()
+        if exchange.error is not None:
+            raise exchange.error
+        if exchange.members[self._rank].name in exchange.hub.uninformed:
+            exchange.hub.break_group()
+            raise _discarded(exchange.tag, "the votes did not reach this worker")
+        return self._running.finish()
+
+    def arrived_s(self) -> float | None:
+        return None
+
+
+def _discard_none(tag: RoundTag) -> bool:
+    del tag
+    return False
+
+
+def _deliver(sender: int, to: int, payload: Tensor) -> Tensor:
+    del sender, to
+    return payload
+
+
+def _discarded(tag: RoundTag, because: str) -> RoundDiscarded:
+    return RoundDiscarded(
+        f"use {tag}", because=because, do="nothing: the next round sends it again"
+    )
