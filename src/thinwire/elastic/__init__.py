@@ -1,1 +1,1 @@
-"""Workers that come and go: who takes part, how a newcomer catches up, and how it is signed."""
+"""Elastic runs: which workers take part, how newcomers catch up, and how requests are signed."""

@@ -1,23 +1,27 @@
-"""HOST:PORT in and out of text, and which address of this machine others can see."""
+"""HOST:PORT as text, and the addresses of this machine."""
 
+import contextlib
 import socket
+import struct
+from collections.abc import Mapping
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["address_text", "local_address", "split_address"]
+__all__ = ["address_text", "interface_addresses", "local_address", "split_address"]
 
-# Of a block that is for documentation: the route to it is the one to everywhere else.
-_ELSEWHERE = "192.0.2.1"
+# A block reserved for documentation, which only the default route leads to.
+_DEFAULT_ROUTE = "192.0.2.1"
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT.
 
     Args:
-        address: such as "node1:29400"; an IPv6 host stands in brackets.
+        address: such as "node1:29400"; an IPv6 host is in brackets.
 
     Raises:
-        ConfigurationError: it has no host or no port from 0 to 65535.
+        ConfigurationError: the host is missing, or the port is not a number from 0 to 65535.
 
     >>> split_address("node1:29400"), split_address("[::1]:29400")
     (('node1', 29400), ('::1', 29400))
@@ -44,14 +48,14 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def local_address(towards: str = _ELSEWHERE) -> str:
-    """The address of this machine from which it reaches `towards`; nothing is sent.
+def local_address(towards: str = _DEFAULT_ROUTE) -> str:
+    """The address of this machine that packets to `towards` have as their sender; sends nothing.
 
     Args:
-        towards: a host; by default one to which only the default route leads.
+        towards: a host; the default gives the address on the default route.
 
     Raises:
-        OSError: the name is unknown, or no route leads there.
+        OSError: the host is unknown, or there is no route to it.
 
     >>> local_address("127.0.0.1")
     '127.0.0.1'
@@ -61,3 +65,23 @@ def local_address(towards: str = _ELSEWHERE) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+def interface_addresses() -> Mapping[str, str]:
+    """The IPv4 address of every network interface by its name; empty on other kernels than Linux.
+
+    >>> interface_addresses().get("lo", "127.0.0.1")
+    '127.0.0.1'
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return {}
+    addresses: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # an interface without an address
+                reply = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses

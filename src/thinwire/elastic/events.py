@@ -1,4 +1,4 @@
-"""What happened to a worker's membership: a log that is kept, shown and written down."""
+"""What happened to a worker's membership in an elastic run."""
 
 import logging
 import threading
@@ -10,17 +10,17 @@ from typing import Any, Literal, TypeAlias, final
 __all__ = ["Event", "EventLog", "Kind"]
 
 Kind: TypeAlias = Literal[
-    "joined",  # this worker came in
-    "arrived",  # another one did
-    "left",  # another one is gone
-    "late",  # this worker was not waited for
-    "healed",  # this worker took over the others' state
-    "helped",  # another one took over this worker's
+    "joined",  # this worker has joined the run
+    "arrived",  # another worker has joined
+    "left",  # another worker is gone
+    "late",  # the others did not wait for this worker
+    "healed",  # this worker took over the state of another
+    "helped",  # another worker took over this worker's state
     "committed",  # a round counts
-    "discarded",  # a round counts on nobody
-    "left out",  # somebody's contribution was not used
-    "refused",  # somebody may not take part
-    "lighthouse",  # it was lost, or found again
+    "discarded",  # a round counts for no worker; its work is sent again
+    "left out",  # a worker's contribution was not used
+    "refused",  # a worker may not take part
+    "lighthouse",  # the lighthouse was lost, or found again
     "unsaved",  # this worker could not write a file
 ]
 
@@ -31,15 +31,15 @@ _LOG = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One thing that happened.
+    """One thing that happened, when and to which workers.
 
     Args:
-        kind: what.
+        kind: see `Kind`.
         at_s: when, seconds since 1970.
         round: outer steps taken by then.
-        who: the workers concerned, by identity.
+        who: identities of the workers concerned.
         why: for people.
-        lost_s: seconds that this worker stood still for it.
+        lost_s: seconds that this worker could not train because of it.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Event:
     lost_s: float = 0.0
 
     def describe(self) -> dict[str, Any]:
-        """As a JSON-able record."""
+        """Return the fields as JSON-able data."""
         return {**asdict(self), "who": list(self.who)}
 
     def __str__(self) -> str:
@@ -64,9 +64,9 @@ class Event:
 
 @final
 class EventLog:
-    """Events in their order; safe from any thread.
+    """Keeps events in their order, counts them and passes them on; safe from any thread.
 
-    `committed` events are told and counted, the others are kept, too: a long run has many rounds.
+    `committed` events are counted and passed on, but not kept: a long run has many rounds.
 
     >>> log = EventLog()
     >>> log.note("left", round=3, who=("b",), why="no heartbeat for 5 s", lost_s=5.2)
@@ -83,7 +83,7 @@ class EventLog:
 
     @property
     def events(self) -> list[Event]:
-        """All that were kept."""
+        """All that are kept."""
         with self._lock:
             return list(self._events)
 
@@ -91,7 +91,7 @@ class EventLog:
         """Call `listener` with every event from now on, in the thread where it happens.
 
         Returns:
-            The events that were kept before.
+            The events that are kept by now.
         """
         with self._lock:
             self._listeners.append(listener)
@@ -118,8 +118,8 @@ class EventLog:
             try:
                 listener(event)
             except Exception:
-                # A terminal that is gone must not end the thread that has something to tell.
-                _LOG.exception("an event could not be told")
+                # A terminal that is gone must not end the thread that has something to report.
+                _LOG.exception("a listener failed on an event")
 
     def summary(self) -> Mapping[str, Any]:
         """Counts by kind, seconds lost in all, and the events, JSON-able."""

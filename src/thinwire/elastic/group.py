@@ -1,192 +1,117 @@
-"""The process group of the workers of a round, and exchanges over it that may count on nobody."""
+"""The workers of a round as one rank sees them: its link to theirs, and exchanges over it."""
 
 import contextlib
-import datetime
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, final
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.elastic import torchft
+from thinwire.elastic.carrier import Carrier, GroupLink
+from thinwire.elastic.quorum import Quorum
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.elastic.votes import tally, vote
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.rejection import Rejection
-from thinwire.transport.base import Inspect, Label, Pending, Reduce
-from thinwire.transport.gloo_messages import GlooMessages
+from thinwire.transport.backend import Backend, Carried, Work, carried
+from thinwire.transport.base import (
+    AllGather,
+    AllToAll,
+    FinishedRound,
+    Requests,
+    Round,
+    RoundTag,
+    RunningExchange,
+    run_alone,
+)
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
-__all__ = ["ElasticGroup", "discarded", "failed", "reason_of", "reconfigurable_group"]
+__all__ = ["ElasticGroup", "RankLink", "reason_of"]
 
-
-def reconfigurable_group(host: str) -> Any:
-    """torchft's process group over gloo, which listens on this machine's address `host`.
-
-    Raises:
-        ConfigurationError: torchft is not installed.
-    """
-    kinds: Any = dist
-    reconfigurable: Any = torchft.load("process_group").ProcessGroupGloo
-
-    @final
-    class Listening(reconfigurable):
-        """Differs from torchft's in the address it listens on: not what the host's name means."""
-
-        def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
-            backend_kind = kinds.ProcessGroupGloo
-            options = backend_kind._Options()
-            options._devices = [backend_kind.create_device(hostname=host)]
-            options._timeout = self._timeout
-            group = kinds.ProcessGroup(store, rank, world_size)
-            group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
-            backend = backend_kind(store, rank, world_size, options)
-            group._register_backend(
-                torch.device("cpu"), kinds.ProcessGroup.BackendType.GLOO, backend
-            )
-            return group
-
-    return Listening(timeout=datetime.timedelta(seconds=60))
-
-
-@final
-class _Verdict:
-    """What all workers agreed on."""
-
-    def __init__(self) -> None:
-        self.left_out: Mapping[int, Rejection] = {}
-        self.overhead_nbytes = 0
-
-
-@final
-class _Voted(Pending):
-    def __init__(self, inner: Pending, verdict: _Verdict) -> None:
-        self._inner, self._verdict = inner, verdict
-
-    def wait(self) -> list[Tensor]:
-        return self._inner.wait()
-
-    def arrived_s(self) -> float | None:
-        return self._inner.arrived_s()
-
-    def left_out(self) -> Mapping[int, Rejection]:
-        return self._verdict.left_out
-
-    def overhead_nbytes(self) -> int:
-        return self._verdict.overhead_nbytes
+T = TypeVar("T")
 
 
 @final
 class _ElasticTask(Task):
-    """Payloads, perhaps a reduction, and a vote on what has arrived."""
+    """An exchange that may be discarded."""
 
     def __init__(
-        self, group: "ElasticGroup", label: Label, inspect: Inspect, *, nbytes: int, number: int
+        self,
+        group: "ElasticGroup",
+        tag: RoundTag,
+        running: RunningExchange[Any],
+        backend: Backend,
+        nbytes: int,
     ) -> None:
-        super().__init__(label, Future())
-        self._group, self._inspect, self._nbytes = group, inspect, nbytes
-        timeout_s = group.timeouts.exchange(nbytes)
-        self.carrier = GlooMessages(group.members, 0, 2 * number, timeout_s=timeout_s)
-        self._ballots = GlooMessages(group.members, 0, 2 * number + 1, timeout_s=timeout_s)
-        self.verdict = _Verdict()
-        self.first: Any = None
-        self.reduce: Reduce | None = None
+        super().__init__(tag, Future(running, backend.sync_stream()))
+        self._group, self._running, self._backend = group, running, backend
+        self._nbytes = nbytes
+        self.first: Work | None = None
 
-    def see_through(self) -> list[Tensor]:
-        started_s = time.perf_counter()
+    def carry(self) -> Sequence[Tensor]:
+        assert self.first is not None
+        started_s, work, step = time.perf_counter(), self.first, 0
         try:
-            landed = self._carry()
+            while True:
+                answer = work.wait()
+                self._running.answer(answer)
+                if not self._running.travels:
+                    break
+                step += 1
+                work = self._backend.start(carried(self._running.request), step)
         except (RuntimeError, ValueError, ThinwireError) as error:
-            # Those who wait for something from this worker shall not wait in vain.
+            # The others wait for a message of this worker that will not come: tell them now, not at
+            # their timeouts.
             self.abort()
-            raise self._group.break_up(self.label, error) from error
+            raise self._group.break_up(self.tag, error) from error
         self._group.timeouts.exchanged(self._nbytes, seconds=time.perf_counter() - started_s)
-        return landed
-
-    def _carry(self) -> list[Tensor]:
-        landed = self.first.land()
-        if self.reduce is not None:
-            landed = self.carrier.gather_results(self.reduce(landed)).land()
-        mine = self._inspect(landed)
-        ballot = vote(mine, len(landed))
-        votes = self._ballots.gather(ballot).land()
-        self.verdict.left_out = tally(votes, mine)
-        self.verdict.overhead_nbytes = ballot.numel()
-        self._check(len(landed))
-        return landed
-
-    def _check(self, workers: int) -> None:
-        bad = self.verdict.left_out
-        # A result stands for all workers' shards: without it the round has a hole.
-        if bad and (self.reduce is not None or len(bad) == workers):
-            flaws = "; ".join(f"worker {sender}: {flaw}" for sender, flaw in bad.items())
-            raise RoundDiscarded(
-                f"use {self.label}", because=flaws, do="nothing: the next round sends it again"
-            )
+        return answer
 
     def abort(self) -> None:
-        self.carrier.abort()
+        self._backend.abort()
 
 
 @final
 class ElasticGroup:
-    """A group of workers for as long as none of them is lost.
+    """A link between workers for as long as none of them is lost.
 
     Args:
-        group: a torch.distributed.ProcessGroup over gloo; None for a lone worker.
+        link: between them; None for a lone worker.
         timeouts: how long an exchange may take.
-        on_broken: told why the group can be used no longer, once.
+        on_broken: told why the link can be used no longer, once.
     """
 
     def __init__(
-        self, group: Any, timeouts: Timeouts, on_broken: Callable[[str, float], None]
+        self, link: GroupLink | None, timeouts: Timeouts, on_broken: Callable[[str, float], None]
     ) -> None:
-        self.members, self.timeouts = group, timeouts
+        self.link, self.timeouts = link, timeouts
         self._on_broken = on_broken
-        self._courier = ProgressThread()
+        self._progress = ProgressThread()
         self._begun = 0
         self.broken = self._lost = ""
 
-    def start(self, payload: Tensor, label: Label, inspect: Inspect) -> Pending:
-        """Start a ring of messages, and a vote."""
-        if self.members is None:
-            return _alone(lambda: [payload])
-        nbytes = payload.numel() * (self.members.size() - 1)
-        return self._begin(label, inspect, nbytes, lambda carrier: carrier.gather(payload), None)
-
-    def start_reduce(
-        self, payloads: Sequence[Tensor], reduce: Reduce, label: Label, inspect: Inspect
-    ) -> Pending:
-        """Start messages to all, and a vote on the results."""
-        if self.members is None:
-            return _alone(lambda: [reduce(list(payloads))])
-        nbytes = 2 * sum(payload.numel() for payload in payloads)
-        return self._begin(label, inspect, nbytes, lambda c: c.scatter(payloads), reduce)
-
-    def _begin(
-        self,
-        label: Label,
-        inspect: Inspect,
-        nbytes: int,
-        launch: Callable[[GlooMessages], Any],
-        reduce: Reduce | None,
-    ) -> Pending:
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange; what stops it discards the round."""
+        if self.link is None:
+            return run_alone(requests)
         if self.broken:
-            return failed(discarded(label, self.broken))
+            return FinishedRound(None, discarded(tag, self.broken))
+        running = RunningExchange(requests)
+        if not running.travels:
+            return FinishedRound(running)
+        request = carried(running.request)
+        nbytes = _expected_nbytes(request, self.link.workers)
         self._begun += 1
-        exchange = _ElasticTask(self, label, inspect, nbytes=nbytes, number=self._begun)
-        exchange.reduce = reduce
+        backend = self.link.backend(self._begun, timeout_s=self.timeouts.exchange(nbytes))
+        task = _ElasticTask(self, tag, running, backend, nbytes)
         try:
-            exchange.first = launch(exchange.carrier)
+            task.first = backend.start(request, 0)
         except (RuntimeError, ValueError) as error:
-            return failed(self.break_up(label, error))
-        return _Voted(self._courier.send(exchange), exchange.verdict)
+            return FinishedRound(None, self.break_up(tag, error))
+        self._progress.submit(task)
+        return task.future
 
-    def break_up(self, label: Label, error: Exception) -> RoundDiscarded:
-        """Use the group no longer; returns why the exchange of `label` counts on nobody."""
+    def break_up(self, tag: RoundTag, error: Exception) -> RoundDiscarded:
+        """Use the link no longer; returns why the round of `tag` is discarded."""
         reason = self._lost or reason_of(error)
         if isinstance(error, RoundDiscarded):
             reason = error.because
@@ -194,24 +119,113 @@ class ElasticGroup:
             self.broken = reason
             if "timed out" in reason.lower() or "timeout" in reason.lower():
                 self.timeouts.timed_out()
-            self._on_broken(f"{label}: {reason}", 0.0)
-        return discarded(label, reason)
+            self._on_broken(f"{tag}: {reason}", 0.0)
+        return discarded(tag, reason)
 
     def lose(self, why: str) -> None:
-        """Fail what is under way: somebody is gone, which gloo notices at its timeout."""
-        members = self.members
-        if members is not None and self._courier.busy and not self.broken:
+        """Fail what is under way: a worker is gone, which gloo notices only at its timeout."""
+        link = self.link
+        if link is not None and self._progress.busy and not self.broken:
             self._lost = why
-            GlooMessages(members, 0, 0).abort()
+            link.abort()
 
     def close(self) -> None:
-        """Fail what is under way and let go of the group."""
+        """Fail what is under way and let go of the link."""
         self.broken = self.broken or "the group was given up"
-        self._courier.close()
-        if self.members is not None:
+        self._progress.close()
+        if self.link is not None:
             with contextlib.suppress(RuntimeError, ValueError):
-                GlooMessages(self.members, 0, 0).abort()
-        self.members = None
+                self.link.abort()
+        self.link = None
+
+
+@final
+class RankLink:
+    """What one rank of a worker has in an elastic run: the group of the current round.
+
+    Which workers take part is decided by `ElasticSession` and handed in.
+
+    Args:
+        carrier: makes links.
+        on_broken: told why a group can be used no longer.
+    """
+
+    def __init__(self, carrier: Carrier, on_broken: Callable[[str, float], None]) -> None:
+        self._carrier, self._on_broken = carrier, on_broken
+        self._group: ElasticGroup | None = None
+        self.key = ""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT at which others that link up with this rank find it."""
+        return self._carrier.address
+
+    @property
+    def usable_key(self) -> str:
+        """Key of the group, if there is one that can be used; else ""."""
+        return self.key if self._group is not None and not self._group.broken else ""
+
+    def form(self, quorum: Quorum, name: str, timeouts: Timeouts) -> str:
+        """Have a group of exactly the members of `quorum`; returns why not, or "".
+
+        Args:
+            quorum: of the round.
+            name: of this worker in it.
+            timeouts: for connecting, and for exchanges.
+        """
+        if quorum.key == self.key and self._group is not None:
+            # One that broke since all said that they had it is gone for all.
+            return self._group.broken
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+        names = [member.name for member in quorum.members]
+        link = None
+        if len(names) > 1:
+            try:
+                link = self._carrier.connect(
+                    quorum.members[0].store,
+                    key=quorum.key,
+                    name=name,
+                    rank=names.index(name),
+                    workers=len(names),
+                    timeout_s=timeouts.connect(),
+                )
+            except (RuntimeError, ValueError) as error:
+                timeouts.not_connected()
+                return f"the workers could not connect: {reason_of(error)}"
+        timeouts.connected()
+        self._group = ElasticGroup(link, timeouts, self._on_broken)
+        return ""
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange in the group; without one the round is discarded."""
+        if self._group is None:
+            return FinishedRound(None, discarded(tag, "the workers are not connected"))
+        return self._group.run(requests, tag)
+
+    def lose(self, why: str) -> None:
+        """Fail what is under way."""
+        group = self._group
+        if group is not None:
+            group.lose(why)
+
+    def close(self) -> None:
+        """End the group and the carrier."""
+        if self._group is not None:
+            self._group.close()
+        self._carrier.close()
+
+
+def _expected_nbytes(request: Carried, workers: int) -> int:
+    """Bytes of an exchange that begins with `request`, for its timeout."""
+    match request:
+        case AllGather(payload):
+            return payload.numel() * (workers - 1)
+        case AllToAll(payloads):
+            return 2 * sum(payload.numel() for payload in payloads)
+        case _:
+            return request.payload.numel()
 
 
 def reason_of(error: Exception) -> str:
@@ -225,21 +239,8 @@ def reason_of(error: Exception) -> str:
     return text.split(". This is", 1)[0]
 
 
-def discarded(label: Label, because: str) -> RoundDiscarded:
-    """The error of a round that counts on nobody."""
+def discarded(tag: RoundTag, because: str) -> RoundDiscarded:
+    """The error of a round that does not count on any worker."""
     return RoundDiscarded(
-        f"use {label}", because=because, do="nothing: the next round sends it again"
+        f"use {tag}", because=because, do="nothing: the next round sends it again"
     )
-
-
-def failed(error: Exception) -> Pending:
-    """An exchange that fails when it is waited for."""
-    delivery = Future()
-    delivery.fail(error)
-    return delivery
-
-
-def _alone(make: Callable[[], list[Tensor]]) -> Pending:
-    delivery = Future()
-    delivery.succeed(make())
-    return delivery

@@ -1,4 +1,4 @@
-"""A worker's presence at the door: its beats, whom it sees there, and whether it is late."""
+"""A worker's heartbeats to the registry, and what it learns from the answers."""
 
 import contextlib
 import dataclasses
@@ -9,32 +9,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from thinwire.elastic.registry import Peer
-from thinwire.elastic.registry_server import HeartbeatReply, JoinReply, RegistryClient
-from thinwire.elastic.shared_state import Progress
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry_server import RegistryClient, RegistryReply
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
+from thinwire.membership import Progress
 
 __all__ = ["Heartbeat", "HeartbeatCallbacks"]
 
 _LOG = logging.getLogger(__name__)
-_STALE_BEATS = 2.5
-_REFUSALS = 2
+# Heartbeats into a round after which every peer has sent one of the same round, too.
+_STALE_HEARTBEATS = 2.5
+_REFUSALS = 2  # in a row, before this worker gives up
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatCallbacks:
-    """What a worker wants to know at the door; functions are called from a thread of the door's.
+    """What heartbeats ask of a worker, and tell it; called from the thread of the heartbeats.
 
     Args:
-        team: names of those with whom this worker is in a round.
-        lenient_s: how long this worker waits for others before it says so.
-        on_awaited: called while they say so.
-        on_gone: told the names of those of the team who are not there any more.
-        on_refused: told who was refused at the door, and why.
+        members: returns the names of the members of this worker's round.
+        lenient_s: returns how long this worker waits for others before it says so.
+        on_awaited: called while other members say that they wait for this worker.
+        on_gone: called with the names of members that are not there any more.
+        on_refused: called with a line for each worker that the registry refused.
     """
 
-    team: Callable[[], frozenset[str]]
+    members: Callable[[], frozenset[str]]
     lenient_s: Callable[[], float]
     on_awaited: Callable[[], None]
     on_gone: Callable[[frozenset[str]], None]
@@ -43,130 +44,133 @@ class HeartbeatCallbacks:
 
 @final
 class Heartbeat:
-    """Beats at the door in a thread of its own, until it is closed.
+    """Tells the registry every `every_s` that this worker is there, until it is closed.
 
     Args:
-        door: joined already.
-        position: where this worker stands; called from that thread.
-        welcome: what was learnt when it was joined.
-        every_s: between two beats.
-        concerns: what it is asked for.
+        registry: which this worker has joined.
+        position: returns how far it has come; called from the thread of the heartbeats.
+        joined: what the registry answered to joining.
+        every_s: between two heartbeats.
+        callbacks: see there.
+
+    Attributes:
+        peers: the other workers, by the last answer.
+        registry_age_s: since when the registry ran then.
+        refusal: why the registry refuses this worker; None unless it does so repeatedly.
     """
 
     def __init__(
         self,
-        door: RegistryClient,
+        registry: RegistryClient,
         position: Callable[[], Progress],
-        welcome: JoinReply,
+        joined: RegistryReply,
         *,
         every_s: float,
-        concerns: HeartbeatCallbacks,
+        callbacks: HeartbeatCallbacks,
     ) -> None:
-        self._door, self._position = door, position
-        self.peers, self.door_age_s = welcome.peers, welcome.age_s
+        self._registry, self._position = registry, position
+        self.peers, self.registry_age_s = joined.peers, joined.age_s
         self.refusal: ThinwireError | None = None
-        self._concerns = concerns
+        self._callbacks = callbacks
         self._waiting_since: float | None = None
-        self._going_since = time.monotonic()
-        self._met: frozenset[str] = frozenset()
+        self._training_since = time.monotonic()
+        self._seen: frozenset[str] = frozenset()
         self._closed = threading.Event()
         self._every_s = every_s
-        self._asking, self._turn = threading.Lock(), threading.Lock()
+        self._sending, self._ending_round = threading.Lock(), threading.Lock()
         self._refused = 0
-        self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="thinwire-heartbeat", daemon=True)
         self._thread.start()
 
     def wait_begins(self) -> None:
-        """This worker stands at the end of its round."""
-        with self._turn:
+        """Note that this worker has come to the end of its round and waits for the others."""
+        with self._ending_round:
             self._waiting_since = time.monotonic()
 
     def wait_ends(self) -> None:
-        """It goes on."""
-        self._waiting_since, self._going_since = None, time.monotonic()
+        """Note that the next round has begun."""
+        self._waiting_since, self._training_since = None, time.monotonic()
 
-    def ask(self) -> tuple[Peer, ...]:
-        """Beat now, if the door can be reached; returns the others that are known to be there."""
-        self._beat()
+    def send(self) -> tuple[Member, ...]:
+        """Send a heartbeat now, if the registry can be reached; returns `peers`."""
+        self._send()
         return self.peers
 
-    def heard(self, position: Progress) -> Progress:
-        """`position`, and the shares that the others are known to have dealt without this worker.
+    def with_dealt_shares(self, position: Progress) -> Progress:
+        """Add to `position` the data shares that the others are known to have dealt meanwhile.
 
-        Whoever did not hear that a round began would deal its shares once more.
+        A worker that missed the start of a round would otherwise deal the same shares again.
         """
         known = (peer.position.dealt for peer in self.peers)
         return dataclasses.replace(position, dealt=max(position.dealt, *known, 0))
 
     def finish(self) -> None:
-        """This worker has taken all its steps."""
-        self._door.finish()
+        """Tell the registry that this worker has taken all its steps."""
+        self._registry.finish()
 
     def close(self) -> None:
-        """Go."""
+        """Stop sending heartbeats and tell the registry that this worker leaves."""
         self._closed.set()
         self._thread.join(self._every_s + 5.0)
-        # If nobody hears it, it will be missed soon enough.
+        # A registry that cannot be reached now will miss this worker soon enough.
         with contextlib.suppress(ExchangeError, MismatchError):
-            self._door.leave()
+            self._registry.leave()
 
     def _run(self) -> None:
         while not self._closed.wait(self._every_s):
             try:
-                self._beat()
+                self._send()
             except Exception:
-                # Without beats this worker would be missed by all, for ever.
-                _LOG.exception("a beat at the door failed")
+                # Without heartbeats all others would take this worker for gone, until it ends.
+                _LOG.exception("a heartbeat failed")
 
-    def _beat(self) -> None:
+    def _send(self) -> None:
         # One at a time, and its answer with it: neither may undo what a later one said.
-        with self._asking:
+        with self._sending:
             since = self._waiting_since
-            beat = self._ask(since)
-            if beat is None:
+            reply = self._ask(since)
+            if reply is None:
                 return
-            self.peers, self.door_age_s = beat.peers, beat.age_s
-            if beat.again:
-                # The door had forgotten this worker, and so the others, who come in again.
-                self._met = frozenset()
-            gone = self._miss(frozenset(f"{p.identity}:{p.nonce}" for p in beat.peers))
+            self.peers, self.registry_age_s = reply.peers, reply.age_s
+            if reply.rejoined:
+                # The registry had forgotten all workers: the others have yet to join again.
+                self._seen = frozenset()
+            gone = self._take_gone(frozenset(peer.name for peer in reply.peers))
         if gone:
-            self._concerns.on_gone(gone)
-        for line in beat.refused:
-            self._concerns.on_refused(line)
+            self._callbacks.on_gone(gone)
+        for line in reply.refused:
+            self._callbacks.on_refused(line)
         if since is None:
-            self._consider_lateness()
+            self._check_awaited()
 
-    def _ask(self, since: float | None) -> HeartbeatReply | None:
-        """What the door says; None if that is nothing to go by."""
-        waiting_s = 0.0 if since is None else time.monotonic() - since - self._concerns.lenient_s()
+    def _ask(self, since: float | None) -> RegistryReply | None:
+        """The registry's answer; None if it says nothing about the other workers."""
+        waiting_s = 0.0 if since is None else time.monotonic() - since - self._callbacks.lenient_s()
         try:
-            beat = self._door.beat(self._position(), waiting_s=max(0.0, waiting_s))
+            reply = self._registry.heartbeat(self._position(), waiting_s=max(0.0, waiting_s))
         except ExchangeError:
-            return None  # those known last are still the best guess
+            return None  # the peers known last are still the best guess
         except MismatchError as error:
-            # One answer may be of somebody else who listens there for a moment.
+            # One answer may be of another program that listens there for a moment.
             self._refused += 1
             self.refusal = error if self._refused >= _REFUSALS else None
             return None
         self._refused, self.refusal = 0, None
-        return beat
+        return reply
 
-    def _miss(self, here: frozenset[str]) -> frozenset[str]:
-        gone = (self._met & self._concerns.team()) - here
-        self._met = here
+    def _take_gone(self, here: frozenset[str]) -> frozenset[str]:
+        gone = (self._seen & self._callbacks.members()) - here
+        self._seen = here
         return gone
 
-    def _consider_lateness(self) -> None:
-        # Whoever is not in the round waits for the next one, however fast this one ends.
-        team = self._concerns.team()
-        waits = (
-            p.waiting_s for p in self.peers if f"{p.identity}:{p.nonce}" in team and not p.finished
-        )
-        # Until everybody has had a beat, what they say is of a wait that is over.
-        going_s = time.monotonic() - self._going_since
-        if going_s > _STALE_BEATS * self._every_s and max(waits, default=0.0) > 0:
-            with self._turn:
-                # Meanwhile it may have come to the end of its round, too.
+    def _check_awaited(self) -> None:
+        # A worker that is not in the round waits for the next one, however fast this one ends.
+        members = self._callbacks.members()
+        waits = (p.waiting_s for p in self.peers if p.name in members and not p.finished)
+        # Until all have sent a heartbeat, what they say is of a wait that is over.
+        training_s = time.monotonic() - self._training_since
+        if training_s > _STALE_HEARTBEATS * self._every_s and max(waits, default=0.0) > 0:
+            with self._ending_round:
+                # Meanwhile this worker may have come to the end of its round, too.
                 if self._waiting_since is None:
-                    self._concerns.on_awaited()
+                    self._callbacks.on_awaited()

@@ -1,4 +1,4 @@
-"""An HTTP server that anybody may talk to: bounded in threads, bytes and seconds, and silent."""
+"""An HTTP server that strangers may send anything to: bounded in threads, bytes and seconds."""
 
 import contextlib
 import io
@@ -25,15 +25,15 @@ _PIECE = 256 << 10
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpRequest:
-    """What somebody asked.
+    """One request, of which nothing is checked but its length.
 
     Args:
         method: GET or POST.
         path: as it was sent.
-        headers: as they were sent; nothing in them is checked.
+        headers: as they were sent.
         body: in full, unless there is a fault.
-        fault: an HTTP status and a reason if the request itself is no good.
-        host: who asks.
+        fault: an HTTP status and a reason if the request could not be read.
+        host: address that it came from.
     """
 
     method: str
@@ -47,13 +47,13 @@ class HttpRequest:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpResponse:
-    """What is sent back.
+    """The answer to one request.
 
     Args:
         status: of HTTP.
         headers: besides the length.
         length: bytes of all pieces.
-        pieces: sent one after another; whoever makes them runs on once the last has left.
+        pieces: sent one after another; a generator of them runs on once the last has left.
     """
 
     status: int
@@ -63,11 +63,11 @@ class HttpResponse:
 
 
 Respond: TypeAlias = Callable[[HttpRequest], HttpResponse]
-"""Called in a thread of its own."""
+"""Answers a request; called in a thread of its own."""
 
 
 def read_length(text: str | None) -> int:
-    """The number of bytes that a Content-Length announces.
+    """The number in a Content-Length header.
 
     Raises:
         ValueError: it is missing or not a number.
@@ -84,15 +84,15 @@ def read_length(text: str | None) -> int:
 
 @final
 class HttpServer(ThreadingHTTPServer):
-    """Listens, and has `respond` called for what it hears; start it with `serve_forever`.
+    """Calls `respond` for every request; start it with `serve_forever`.
 
     Args:
         host: address to listen on: a name, IPv4 or IPv6, in brackets or not; "" is all of IPv4.
         port: 0 takes any that is free.
-        respond: answers.
+        respond: see `Respond`.
 
     Raises:
-        OSError: the port is taken, or the host is none of this machine's.
+        OSError: the port is taken, or this machine does not have the address.
     """
 
     daemon_threads = True
@@ -100,49 +100,50 @@ class HttpServer(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, respond: Respond) -> None:
         self.respond = respond
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._free_threads = threading.BoundedSemaphore(_MOST_AT_ONCE)
         found = socket.getaddrinfo(
             host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         self.address_family, *_, address = found[0]
-        super().__init__(address, _Connection)  # pyright: ignore[reportArgumentType]
+        super().__init__(address, _HttpConnection)  # pyright: ignore[reportArgumentType]
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server for this machine's name as HTTPServer does."""
+        """Bind; unlike HTTPServer's, it does not ask a name server for this machine's name."""
         if self.address_family == socket.AF_INET6:
-            with contextlib.suppress(OSError):  # "::" then hears IPv4 too, where there is both
+            with contextlib.suppress(OSError):  # "::" then takes IPv4, too, where there is both
                 self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a thread, or hang up on whoever is one too many."""
-        if not self._places.acquire(blocking=False):
+        """Handle the request in a thread; close the connection if too many are being served."""
+        if not self._free_threads.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread could be started
-            self._places.release()
+            self._free_threads.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve, then make room."""
+        """Handle the request, then let the next one have the thread's place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._free_threads.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing for who hangs up or stalls: no trouble of this process; a bug is told."""
+        """Print errors in this code, and nothing about a connection that is closed or stalls."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 @final
-class _Connection(BaseHTTPRequestHandler):
+class _HttpConnection(BaseHTTPRequestHandler):
     server: HttpServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.0"
-    # Head and body leave apart: with Nagle's algorithm the body would wait for an acknowledgement.
+    # Header and body are written apart: Nagle's algorithm would delay the body until the header
+    # is acknowledged.
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
@@ -158,7 +159,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._serve("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        del format, args  # who was refused is told by those who refuse
+        del format, args  # the handler of a request reports what it refuses
 
     def _serve(self, method: str) -> None:
         response = self.server.respond(self._receive(method))
@@ -195,7 +196,7 @@ class _Connection(BaseHTTPRequestHandler):
 
 @final
 class _DeadlineReader(io.RawIOBase):
-    """Reads a socket until a moment, however slowly the bytes come."""
+    """Reads from a socket up to a moment, however slowly the bytes come."""
 
     def __init__(self, connection: socket.socket, until_s: float) -> None:
         self._connection, self._until_s = connection, until_s

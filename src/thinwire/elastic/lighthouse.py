@@ -1,4 +1,4 @@
-"""What an elastic run meets at: the door, and torchft's lighthouse one port above it."""
+"""What the workers of an elastic run connect to: the registry, and torchft's lighthouse."""
 
 import socket
 import time
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, final
 
+from thinwire.elastic import torchft
 from thinwire.elastic.address import address_text
 from thinwire.elastic.registry_server import RegistryServer
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Lighthouse"]
+__all__ = ["LighthouseServer"]
 
 _TICK_MS = 50
 _TRIES = 20
@@ -19,20 +20,21 @@ _FREE_S = 2.0
 
 
 @final
-class Lighthouse:
-    """Answers workers on `port` (the door) and `port` + 1 (torchft), until it is closed.
+class LighthouseServer:
+    """The registry on `port` and torchft's lighthouse on `port` + 1, until it is closed.
 
     Args:
         token: of the run.
         host: address to listen on.
-        port: 0 takes two neighbours that are free.
+        port: 0 takes two neighbouring ports that are free.
         min_workers: a round needs this many.
-        heartbeat_timeout_s: without a beat, after which a worker is gone.
-        join_timeout_s: how long torchft lets those who are ready wait for those who are not.
-        on_event: is told in a line who came, left or was refused, and why; from any thread.
+        heartbeat_timeout_s: without a heartbeat, after which a worker is gone.
+        join_timeout_s: how long torchft lets workers that are ready wait for those that are not.
+        on_event: gets a line for each worker that joined, left or was refused, and why; called
+            from any thread.
 
     Raises:
-        ConfigurationError: torchft is not installed, a port is taken, or a number cannot be.
+        ConfigurationError: torchft is not installed, a port is taken, or a number is out of range.
     """
 
     def __init__(
@@ -47,11 +49,11 @@ class Lighthouse:
         on_event: Callable[[str], None],
     ) -> None:
         _check(port, min_workers, heartbeat_timeout_s, join_timeout_s)
-        server_type = _torchft_server()
+        new_server = torchft.load("coordination", to="start a lighthouse").LighthouseServer
         self._host, self.port = host, port or _free_pair(host)
         upper = self.port + 1
         try:
-            self._door = RegistryServer(
+            self._registry = RegistryServer(
                 token,
                 host=host,
                 port=self.port,
@@ -62,7 +64,7 @@ class Lighthouse:
         except OSError as error:
             raise _taken(host, self.port, error) from error
         try:
-            self._server: Any = server_type(
+            self._server: Any = new_server(
                 bind=address_text(host, upper),
                 min_replicas=min_workers,
                 join_timeout_ms=round(join_timeout_s * 1000),
@@ -70,15 +72,15 @@ class Lighthouse:
                 heartbeat_timeout_ms=round(heartbeat_timeout_s * 1000),
             )
         except RuntimeError as error:
-            self._door.close()
+            self._registry.close()
             raise _taken(host, upper, error) from error
 
     def close(self) -> None:
         """Stop answering; its ports are free again."""
-        self._door.close()
+        self._registry.close()
         self._server.shutdown()
-        # One that had hardly started listens for as long as it exists, and others let go of their
-        # port some time after they were told to.
+        # A server that had hardly started listens for as long as it exists, and others free their
+        # port some time after the call.
         self._server = None
         until_s = time.monotonic() + _FREE_S
         while not _is_free(self._host, self.port + 1) and time.monotonic() < until_s:
@@ -107,22 +109,10 @@ def _check(port: int, min_workers: int, heartbeat_timeout_s: float, join_timeout
         if is_wrong:
             raise ConfigurationError(
                 f"start a lighthouse with {value}",
-                because="ports end at 65535 and it takes two; it needs a worker, and times "
-                "between 0.1 s and an hour for heartbeats or a day for joining",
-                do="pass another value",
+                because="it takes two ports up to 65535, one worker or more, and timeouts from "
+                "0.1 s to an hour for heartbeats or a day for joining",
+                do="pass a value within these bounds",
             )
-
-
-def _torchft_server() -> Any:
-    try:
-        from torchft.coordination import LighthouseServer
-    except ImportError as error:
-        raise ConfigurationError(
-            "start a lighthouse",
-            because=f"torchft cannot be imported ({error})",
-            do="pip install 'thinwire[elastic]' on Linux with CPython 3.11 to 3.13",
-        ) from error
-    return LighthouseServer
 
 
 def _free_pair(host: str) -> int:
@@ -138,7 +128,7 @@ def _free_pair(host: str) -> int:
     raise ConfigurationError(
         f"find two neighbouring free ports at {host}",
         because=f"{_TRIES} pairs were taken",
-        do="name a port",
+        do="pass a port that is free and whose upper neighbour is, too",
     )
 
 
@@ -156,6 +146,6 @@ def _taken(host: str, port: int, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"listen on {address_text(host, port)}",
         because=str(error),
-        do="end what listens there, or choose an address of this machine with two neighbouring "
-        "free ports: the door's, and torchft's above it",
+        do="end the program that listens there, or choose an address of this machine with two "
+        "neighbouring free ports: the registry's, and torchft's above it",
     )

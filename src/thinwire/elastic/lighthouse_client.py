@@ -1,4 +1,4 @@
-"""torchft's lighthouse, as a worker sees it: heartbeats, and a quorum when all are there."""
+"""A worker's connection to torchft's lighthouse: heartbeats, and a quorum once all are ready."""
 
 import datetime
 import math
@@ -15,15 +15,15 @@ from thinwire.errors import ExchangeError
 
 __all__ = ["LighthouseClient"]
 
-_SLICE_S = 20.0
+_REQUEST_S = 20.0
 _LOOK_S = 0.05
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 
 
 @final
-class _Call:
-    """A call in a thread of its own, which can be left to itself."""
+class _QuorumCall:
+    """A call in a thread of its own, which can be abandoned: torchft's have no way to end them."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.done = threading.Event()
@@ -35,7 +35,7 @@ class _Call:
     def _run(self) -> None:
         try:
             self.result = self._work()
-        except BaseException as error:  # whoever waits must hear of it, a panic of torchft's too
+        except BaseException as error:  # a panic in torchft's Rust code is not an Exception
             self.error = error
         finally:
             self.done.set()
@@ -43,14 +43,17 @@ class _Call:
 
 @final
 class LighthouseClient:
-    """A connection that outlives the lighthouse it leads to.
+    """Goes on when the lighthouse is lost and found again.
+
+    No heartbeats are sent before `resume`.
 
     Args:
         address: HOST:PORT of torchft's lighthouse.
         name: of this process.
-        heartbeat_timeout_s: after which the lighthouse takes it for gone.
-        give_up_s: without an answer, after which a quorum is not waited for any longer.
-        tell: told when the lighthouse is lost, with why, and when it is found again, with "".
+        heartbeat_timeout_s: after which the lighthouse takes a silent process for gone.
+        give_up_s: without an answer, after which `quorum` raises.
+        on_change: called with the reason when the lighthouse is lost, and with "" when it is found
+            again.
 
     Raises:
         ConfigurationError: torchft is not installed.
@@ -63,55 +66,56 @@ class LighthouseClient:
         *,
         heartbeat_timeout_s: float,
         give_up_s: float,
-        tell: Callable[[str], None],
+        on_change: Callable[[str], None],
     ) -> None:
-        self._new: Any = torchft.load("coordination").LighthouseClient
-        self._address, self._name, self._tell = address, name, tell
+        self._new_client: Any = torchft.load("coordination").LighthouseClient
+        self._address, self._name, self._on_change = address, name, on_change
         self._timeout_s, self._give_up_s = heartbeat_timeout_s, give_up_s
-        self._beats = threading.Event()  # set while this worker wants to be waited for: not yet
+        self._sends = threading.Event()  # set while the others are to wait for this worker
         self._closed = threading.Event()
-        self._held_since = 0.0
+        self._paused_since = 0.0
         self._lost_since: float | None = None
         self._found_s = -math.inf
         self._finds = 0
         self._client: Any = None
-        self._pulse = threading.Thread(target=self._beat, name="thinwire-pulse", daemon=True)
-        self._pulse.start()
+        self._thread = threading.Thread(target=self._run, name="thinwire-lighthouse", daemon=True)
+        self._thread.start()
 
-    def hold_back(self) -> None:
-        """Send no heartbeats: others shall not wait for this worker."""
-        if self._beats.is_set():
-            self._held_since = time.monotonic()
-            self._beats.clear()
+    def pause(self) -> None:
+        """Send no heartbeats, so that others do not wait for this worker."""
+        if self._sends.is_set():
+            self._paused_since = time.monotonic()
+            self._sends.clear()
 
-    def held_s(self) -> float:
-        """For how many seconds none were sent, since there were any."""
-        return time.monotonic() - self._held_since if self._held_since else 0.0
+    def paused_s(self) -> float:
+        """Seconds since `pause`; 0 while heartbeats are sent, and before the first."""
+        return time.monotonic() - self._paused_since if self._paused_since else 0.0
 
-    def beat_on(self) -> None:
-        """Send them."""
-        self._held_since = 0.0
-        self._beats.set()
+    def resume(self) -> None:
+        """Send heartbeats."""
+        self._paused_since = 0.0
+        self._sends.set()
 
-    def is_new(self) -> bool:
-        """Whether it was lost, and others may not have found it again yet."""
+    def was_lost_lately(self) -> bool:
+        """Whether others may not have found the lighthouse again yet."""
         lost = self._lost_since is not None
         return lost or time.monotonic() - self._found_s < self._timeout_s
 
     def close(self) -> None:
         """End the heartbeats."""
         self._closed.set()
-        self._pulse.join(self._timeout_s)
+        self._thread.join(self._timeout_s)
 
     def quorum(
-        self, standing: Callable[[], Member], token: Token, *, check: Callable[[], None]
+        self, member: Callable[[], Member], token: Token, *, check: Callable[[], None]
     ) -> list[Member]:
-        """Everybody who convenes, once all who have a heartbeat do.
+        """All workers that are ready for a round, once all that send heartbeats are.
 
         Args:
-            standing: this worker's; called whenever the lighthouse is asked.
+            member: returns what this worker says of itself; called whenever the lighthouse is
+                asked.
             token: of the run.
-            check: called while it is waited for; what it raises ends that.
+            check: called while waiting; what it raises ends the wait.
 
         Raises:
             ExchangeError: no lighthouse could be reached for too long.
@@ -119,47 +123,50 @@ class LighthouseClient:
         pause_s, heard_s = _FIRST_PAUSE_S, time.monotonic()
         while True:
             # What is asked while it is lost fails, or reaches the one that is about to be found: to
-            # ask that one again then may be to ask after it has answered everybody else.
+            # ask that one again then may be to ask after it has answered all others.
             finds = self._finds + (self._lost_since is not None)
-            call = _Call(lambda: self._ask(standing(), token))
+            call = _QuorumCall(lambda: self._ask(member(), token))
             while not call.done.wait(_LOOK_S):
-                # One that was asked of a lighthouse that is gone may wait for it for ever.
+                # A call to a lighthouse that is gone may never return.
                 if self._finds > finds:
                     break
                 if self._lost_since is None:
                     heard_s = time.monotonic()
-                self._check_patience(heard_s)
+                self._check_give_up(heard_s)
                 check()
+                if self._closed.is_set():
+                    raise ExchangeError(
+                        "wait for a quorum",
+                        because="this worker has left the run",
+                        do="nothing; to take part again, join again",
+                    )
             if call.done.is_set() and call.error is None:
-                return self._read(call.result, token)
+                found = (Member.verified(p.data, token) for p in call.result.participants)
+                return [worker for worker in found if worker is not None]
             if call.error is not None:
-                # Whatever answers next may be a new one, which has not heard of the others yet.
+                # The next answer may be of a new lighthouse that has not heard of the others yet.
                 self._found_s = time.monotonic()
             if self._lost_since is not None or call.error is not None:
-                self._check_patience(heard_s)
+                self._check_give_up(heard_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _ask(self, standing: Member, token: Token) -> Any:
-        # Taken along and not shared: a call that is left to itself keeps its client.
+    def _ask(self, member: Member, token: Token) -> Any:
+        # Taken out and not shared: a call that is abandoned keeps its client.
         client, self._client = self._client or self._connect(), None
         found = client.quorum(
             self._name,
-            datetime.timedelta(seconds=_SLICE_S),
-            address=standing.address,
-            store_address=standing.store,
-            step=standing.position.version,
+            datetime.timedelta(seconds=_REQUEST_S),
+            address=member.address,
+            store_address=member.store,
+            step=member.position.version,
             world_size=1,
-            data=standing.signed(token),
+            data=member.signed(token),
         )
         self._client = client
         return found
 
-    def _read(self, quorum: Any, token: Token) -> list[Member]:
-        found = (Member.read(member.data, token) for member in quorum.participants)
-        return [standing for standing in found if standing is not None]
-
-    def _check_patience(self, heard_s: float) -> None:
+    def _check_give_up(self, heard_s: float) -> None:
         silent_s = time.monotonic() - heard_s
         if silent_s >= self._give_up_s:
             raise ExchangeError(
@@ -169,35 +176,36 @@ class LighthouseClient:
             )
 
     def _connect(self) -> Any:
-        return self._new(f"http://{self._address}", datetime.timedelta(seconds=self._timeout_s))
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        return self._new_client(f"http://{self._address}", timeout)
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         client = None
         pause_s = min(1.0, self._timeout_s / 5)
         while not self._closed.wait(pause_s):
-            if not self._beats.is_set():
+            if not self._sends.is_set():
                 continue
             try:
                 client = client or self._connect()
                 client.heartbeat(self._name, datetime.timedelta(seconds=self._timeout_s))
-                self._found()
-            except Exception as error:  # whatever it is: without a pulse this worker is gone
+                self._note_found()
+            except Exception as error:  # of any kind: without heartbeats this worker is gone
                 client = None
-                self._lose(error)
+                self._note_lost(error)
 
-    def _found(self) -> None:
+    def _note_found(self) -> None:
         if self._lost_since is not None:
             self._lost_since, self._found_s = None, time.monotonic()
             self._finds += 1
-            self._tell("")
+            self._on_change("")
 
-    def _lose(self, error: Exception) -> None:
+    def _note_lost(self, error: Exception) -> None:
         if self._lost_since is None:
             self._lost_since = time.monotonic()
-            self._tell(_said(error))
+            self._on_change(_message_of(error))
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """The message in what torchft's client raises."""
     text = (str(error).strip() or repr(error)).splitlines()[0]
     quoted = re.search(r'message: "([^"]*)"', text)

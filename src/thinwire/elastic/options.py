@@ -1,4 +1,4 @@
-"""On which terms a worker takes part in an elastic run."""
+"""How long an elastic worker waits, and for how many."""
 
 from dataclasses import asdict, dataclass
 from typing import final
@@ -12,15 +12,13 @@ __all__ = ["ElasticOptions", "ElasticSettings"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticOptions:
-    """On which a worker takes part.
+    """How long a worker waits for others, and with how many it goes on.
 
     Args:
-        min_workers: with fewer, nobody begins a round.
+        min_workers: with fewer, no round begins.
         patience: share of a round for which a slow worker is waited for.
         timeout_s: for an exchange; None derives it from those measured so far.
         give_up_s: how long a lighthouse that does not answer is waited for.
-        norm_limit: a pseudo-gradient longer than this many times the median is left out, where
-            three or more take part.
 
     Raises:
         ConfigurationError: a number is not above 0.
@@ -33,14 +31,13 @@ class ElasticOptions:
     patience: float = 0.5
     timeout_s: float | None = None
     give_up_s: float = 300.0
-    norm_limit: float = 10.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value is not None and not value > 0:
                 raise ConfigurationError(
                     f"join an elastic run with {name}={value}",
-                    because="it is a number above 0",
+                    because="it must be above 0",
                     do=f"pass {name} > 0",
                 )
 
@@ -54,4 +51,4 @@ class ElasticSettings:
     token: Token
     identity: str
     host: str
-    terms: ElasticOptions
+    options: ElasticOptions

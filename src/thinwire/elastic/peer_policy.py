@@ -1,4 +1,4 @@
-"""Whom a worker should meet before it begins a round."""
+"""Which other workers should be there before a worker begins a round."""
 
 import math
 import time
@@ -7,9 +7,9 @@ from typing import final
 
 from thinwire.elastic.heartbeat import Heartbeat
 from thinwire.elastic.options import ElasticOptions
-from thinwire.elastic.quorum import Member, Quorum
+from thinwire.elastic.quorum import Quorum
 from thinwire.errors import ExchangeError
-from thinwire.transport.base import Phase
+from thinwire.membership import Phase
 
 __all__ = ["PeerPolicy"]
 
@@ -20,18 +20,18 @@ _PAUSE_S = 0.2
 
 @final
 class PeerPolicy:
-    """Those with whom a worker was in a round, and whether it would now begin one without them.
+    """Decides whether a worker goes on with the others that are there, or waits for more.
 
     Args:
-        terms: how many have to be there, and how long they are waited for.
-        attendance: says who is there.
+        options: how many have to be there, and how long they are waited for.
+        heartbeat: knows which workers are there.
         is_new: whether the lighthouse was found so lately that others may still look for it.
     """
 
     def __init__(
-        self, terms: ElasticOptions, attendance: Heartbeat, is_new: Callable[[], bool]
+        self, options: ElasticOptions, heartbeat: Heartbeat, is_new: Callable[[], bool]
     ) -> None:
-        self._terms, self._attendance, self._is_new = terms, attendance, is_new
+        self._options, self._heartbeat, self._is_new = options, heartbeat, is_new
         self.names: frozenset[str] = frozenset()
         self._alone_since_s: float | None = None
         self._lost_at_s = -math.inf
@@ -43,40 +43,45 @@ class PeerPolicy:
         self.names, self._alone_since_s = names, None
 
     def awaited(self) -> tuple[str, ...]:
-        """Who has to be there, though a new lighthouse may not have heard of them yet."""
+        """Workers that have to be there, though a new lighthouse may not know them yet."""
         return tuple(sorted(self.names)) if self._is_new() else ()
 
-    def lacks_somebody(self, team: Quorum) -> bool:
-        """Whether `team` should begin no round: all of it conclude alike, or wait for this one."""
+    def lacks_members(self, quorum: Quorum) -> bool:
+        """Whether `quorum` should begin no round yet.
+
+        Either all of its members conclude this alike, or the others wait for this one.
+        """
+        here = {member.name for member in quorum.members}
         return (
-            len(team.members) < self._terms.min_workers
-            or _lacks_awaited(team.members)
-            or self._is_behind(team)
-            or self._begins_anew(team)
+            len(quorum.members) < self._options.min_workers
+            or any(not here.issuperset(member.awaits) for member in quorum.members)
+            or self._is_behind(quorum)
+            or self._begins_anew(quorum)
         )
 
     def check_alone(self) -> None:
-        """Raise `ExchangeError` once too few have been at the door for too long."""
+        """Raise `ExchangeError` once too few workers have been registered for too long."""
         now_s = time.monotonic()
-        if 1 + len(self._attendance.peers) >= self._terms.min_workers:
+        registered = 1 + len(self._heartbeat.peers)
+        if registered >= self._options.min_workers:
             self._alone_since_s = None
             return
         self._alone_since_s = self._alone_since_s or now_s
         alone_s = now_s - self._alone_since_s
-        if alone_s > self._terms.give_up_s:
+        if alone_s > self._options.give_up_s:
             raise ExchangeError(
                 "begin a round",
-                because=f"it needs min_workers={self._terms.min_workers} and there have been "
-                f"{1 + len(self._attendance.peers)} for {alone_s:.0f} s",
+                because=f"it needs min_workers={self._options.min_workers}, and only {registered} "
+                f"registered for {alone_s:.0f} s",
                 do="start the others, or ask for fewer workers",
             )
 
     def linger(self, round_s: float, *, to_come_back_s: float) -> None:
-        """Wait until all others have finished, too, for they may need what this worker has.
+        """Wait until all others have finished, too: they may need what this worker has.
 
         Args:
             round_s: the usual length of a round.
-            to_come_back_s: how long somebody who was just lost is given to be there again.
+            to_come_back_s: how long a worker that was just lost is given to be there again.
         """
         now_s = time.monotonic()
         until_s = now_s + max(_SHORTEST_LINGER_S, _LINGER_ROUNDS * round_s)
@@ -86,24 +91,17 @@ class PeerPolicy:
             time.sleep(_PAUSE_S)
 
     def _is_needed(self, least_s: float) -> bool:
-        unfinished = any(not peer.finished for peer in self._attendance.ask())
+        unfinished = any(not peer.finished for peer in self._heartbeat.send())
         return unfinished or time.monotonic() < least_s
 
-    def _begins_anew(self, team: Quorum) -> bool:
+    def _begins_anew(self, quorum: Quorum) -> bool:
         """Whether a run that goes on elsewhere would be begun a second time here."""
-        if team.occasion != Phase.ENTER.value:
+        if quorum.phase != Phase.JOIN.value or quorum.position.version == 0:
             return False
-        if team.position.version == 0:
-            return False
-        here = {member.identity for member in team.members}
-        return any(p.identity not in here and not p.finished for p in self._attendance.peers)
+        here = {member.identity for member in quorum.members}
+        return any(p.identity not in here and not p.finished for p in self._heartbeat.peers)
 
-    def _is_behind(self, team: Quorum) -> bool:
-        """Whether somebody has come further, who may have finished meanwhile."""
-        furthest = max((peer.position.version for peer in self._attendance.peers), default=0)
-        return furthest > team.position.version
-
-
-def _lacks_awaited(members: tuple[Member, ...]) -> bool:
-    here = {member.name for member in members}
-    return any(not here.issuperset(member.awaits) for member in members)
+    def _is_behind(self, quorum: Quorum) -> bool:
+        """Whether another worker has come further; it may have finished meanwhile."""
+        furthest = max((peer.position.version for peer in self._heartbeat.peers), default=0)
+        return furthest > quorum.position.version

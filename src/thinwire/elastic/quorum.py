@@ -1,80 +1,114 @@
-"""Who makes up a round: what every worker says of itself, and what all conclude from it alike."""
+"""Who takes part in a round: what every worker says of itself, and what all conclude from it."""
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, final
 
-from thinwire.elastic.shared_state import Progress
+from thinwire.elastic.address import split_address
 from thinwire.elastic.token import Token
+from thinwire.membership import Phase, Progress
 
 __all__ = ["Member", "Quorum", "elect"]
 
-ENTER, ROUND, LAST = "enter", "round", "last"
+JOIN, ROUND, LAST = (phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST))
+_LONGEST_TEXT = 200
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """What a worker says of itself when workers convene.
+    """One worker as the others know it, from its heartbeats and when a round begins.
+
+    The fields from `description` on are said only when a round begins.
 
     Args:
-        identity: its own in the run, over restarts.
-        nonce: of this process.
-        card: digest of what must be the same on all workers.
+        identity: its name in the run, the same after a restart.
+        nonce: of its process; a restarted worker has another one.
         address: HOST:PORT of its healing server.
-        store: HOST:PORT of the store at which a group can meet.
-        position: where it stands.
-        occasion: "enter", "round" or "last".
-        generation: how many groups it has lost; a group is not formed again with its ruins.
-        oldest: version from which it can bring others up to its own by records.
-        group: key of the team whose group it has; "" without one that can be used.
-        awaits: names of those without whom it begins no round.
+        position: how far it has come.
+        finished: whether it has taken all its steps.
+        waiting_s: for how long it has been waiting for others to begin a round, beyond what it
+            allows them.
+        description: digest of what must be the same on all workers.
+        store: HOST:PORT of its key-value store, where a group can meet.
+        phase: "join", "round" or "last".
+        generation: number of process groups lost so far; part of the next group's key, so that a
+            broken group is never used again.
+        oldest: version from which it can bring others up to its own by replaying rounds.
+        group: key of the group that it has; "" without one that can be used.
+        awaits: names of members without which it begins no round.
 
     >>> token = Token("a secret of many characters")
     >>> start = Progress(version=0, step=0, digest="")
-    >>> mine = Member(identity="a", nonce="1", card="c", address="h:1", store="h:2",
-    ...     position=start, occasion="enter", generation=0, oldest=0)
-    >>> Member.read(mine.signed(token), token) == mine
+    >>> mine = Member(identity="a", nonce="1", address="h:1", position=start, phase="join")
+    >>> Member.verified(mine.signed(token), token) == mine
     True
-    >>> Member.read(mine.signed(Token("another secret, also long")), token) is None
+    >>> Member.verified(mine.signed(Token("another secret, also long")), token) is None
     True
     """
 
     identity: str
     nonce: str
-    card: str
     address: str
-    store: str
     position: Progress
-    occasion: str
-    generation: int
-    oldest: int
+    finished: bool = False
+    waiting_s: float = 0.0
+    description: str = ""
+    store: str = ""
+    phase: str = ROUND
+    generation: int = 0
+    oldest: int = 0
     group: str = ""
     awaits: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """By which this process is known in a group."""
+        """Identity and nonce: names this process in a group."""
         return f"{self.identity}:{self.nonce}"
 
-    def signed(self, token: Token) -> dict[str, str]:
-        """As data that travels with a request for a quorum, which anybody could make."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return {"standing": text, "signature": token.sign("standing", text)}
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as JSON-able data, without those that have their defaults."""
+        described = asdict(self)
+        for field in fields(self):
+            if field.default is not MISSING and getattr(self, field.name) == field.default:
+                del described[field.name]
+        return described
 
     @classmethod
-    def read(cls, data: Any, token: Token) -> Self | None:
-        """From what `signed` returned; None if somebody without the token made it."""
+    def read(cls, data: Mapping[str, Any]) -> Self:
+        """From what `describe` returned elsewhere.
+
+        Raises:
+            ValueError: a field has another form; `KeyError` or `TypeError` if one is missing.
+        """
+        given: dict[str, Any] = dict(data)
+        given["position"] = Progress.read(given["position"])
+        given["awaits"] = tuple(map(str, given.get("awaits", ())))
+        member = cls(**given)
+        for field in fields(cls):
+            value = getattr(member, field.name)
+            if field.type in (str, int, bool, float) and type(value) is not field.type:
+                raise ValueError(f"{field.name} is {str(value)[:100]!r}")
+        for text in (member.identity, member.nonce, member.address):
+            if not 0 < len(text) <= _LONGEST_TEXT or not text.isprintable():
+                raise ValueError(f"not a printable text of 1 to {_LONGEST_TEXT} characters")
+        split_address(member.address)
+        return member
+
+    def signed(self, token: Token) -> dict[str, str]:
+        """Return signed data for a request for a quorum: the lighthouse passes it on unchecked."""
+        text = json.dumps(self.describe(), sort_keys=True)
+        return {"member": text, "signature": token.sign("member", text)}
+
+    @classmethod
+    def verified(cls, data: Any, token: Token) -> Self | None:
+        """From what `signed` returned elsewhere; None if it was made without the token."""
         try:
-            text, signature = str(data["standing"]), str(data["signature"])
-            if not token.signed(signature, "standing", text):
-                return None
-            fields: dict[str, Any] = json.loads(text)
-            position = Progress.read(fields.pop("position"))
-            return cls(position=position, awaits=tuple(fields.pop("awaits")), **fields)
+            text, signature = str(data["member"]), str(data["signature"])
+            return cls.read(json.loads(text)) if token.signed(signature, "member", text) else None
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -82,14 +116,14 @@ class Member:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quorum:
-    """Who takes part in a round.
+    """The workers of a round, and what the round is.
 
     Args:
         members: in the order of their names, which is that of ranks.
-        leader: from whom the others can have the state of the run.
-        behind: who must be healed before it can take part.
-        refused: whose card is another one.
-        occasion: why those with something to contribute are here; "enter" if there are none.
+        leader: the member that the others get the state of the run from.
+        behind: workers that must be healed before they can take part.
+        refused: workers with another description.
+        phase: that of the members with something to contribute; "join" if none has.
         position: of the run.
     """
 
@@ -97,73 +131,73 @@ class Quorum:
     leader: Member
     behind: tuple[Member, ...]
     refused: tuple[Member, ...]
-    occasion: str
+    phase: str
     position: Progress
 
     @property
     def key(self) -> str:
-        """That of the group that all members have, as long as they are all of it; else a new one.
+        """Key of the members' group: the one that all have and no other has, or else a new one.
 
         A worker that was away still has a group that the others have left.
         """
         groups = {member.group for member in self.members}
-        names = _digest([member.name for member in self.members])
+        names = _short_digest([member.name for member in self.members])
         if len(groups) == 1 and (group := groups.pop()).startswith(names):
             return group
-        return names + _digest([f"{m.generation} {m.group}" for m in self.members])
+        return names + _short_digest([f"{m.generation} {m.group}" for m in self.members])
 
     def what_differs(self, member: Member) -> str:
-        """Between where `member` stands and where the team does, for people."""
+        """How the position of `member` differs from the run's, for people."""
         behind = self.position.version - member.position.version
         return f"{behind} outer steps behind" if behind else "its outer parameters were others"
 
 
-def elect(standings: Iterable[Member]) -> Quorum:
-    """The team that all of `standings` conclude.
+def elect(workers: Iterable[Member]) -> Quorum:
+    """The quorum that every worker concludes from the same `workers`, in any order.
 
-    The state that has come furthest is that of the run; among those that came equally far, the one
-    most workers have. Who is behind by rounds that the leader can replay to it takes part.
+    The state that has come furthest is that of the run; among states that came equally far, the
+    one that most workers have. A worker that is behind takes part if the leader can replay the
+    rounds that it missed.
     """
-    everyone = sorted(standings, key=lambda s: s.name)
-    furthest = max(s.position.version for s in everyone)
-    ahead = [s for s in everyone if s.position.version == furthest]
-    card, digest = _most(ahead)
-    refused = tuple(s for s in everyone if s.card != card)
-    fit = [s for s in everyone if s.card == card]
-    leaders = [s for s in fit if (s.position.version, s.position.digest) == (furthest, digest)]
-    leader = min(leaders, key=lambda s: s.oldest)
-    members = [s for s in fit if s in leaders or leader.oldest <= s.position.version < furthest]
-    occasion, concerned = _occasion(members)
+    everyone = sorted(workers, key=lambda w: w.name)
+    furthest = max(w.position.version for w in everyone)
+    description, digest = _most_common([w for w in everyone if w.position.version == furthest])
+    refused = tuple(w for w in everyone if w.description != description)
+    fit = [w for w in everyone if w.description == description]
+    leaders = [w for w in fit if (w.position.version, w.position.digest) == (furthest, digest)]
+    leader = min(leaders, key=lambda w: w.oldest)
+    members = [w for w in fit if w in leaders or leader.oldest <= w.position.version < furthest]
+    phase, concerned = _phase_of(members)
     return Quorum(
         members=tuple(members),
         leader=leader,
-        behind=tuple(s for s in fit if s not in members),
+        behind=tuple(w for w in fit if w not in members),
         refused=refused,
-        occasion=occasion,
+        phase=phase,
         position=Progress(
             version=furthest,
             digest=digest,
-            step=max(s.position.step for s in concerned),
-            # Those who must be healed were dealt theirs, too.
-            dealt=max(s.position.dealt for s in fit),
+            step=max(w.position.step for w in concerned),
+            # Workers that must be healed were dealt data shares, too.
+            dealt=max(w.position.dealt for w in fit),
         ),
     )
 
 
-def _digest(parts: Sequence[str]) -> str:
+def _short_digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _most(ahead: Sequence[Member]) -> tuple[str, str]:
-    """Card and digest of most; of equally many, those of the first."""
-    counts: Mapping[tuple[str, str], int] = Counter((s.card, s.position.digest) for s in ahead)
+def _most_common(workers: Sequence[Member]) -> tuple[str, str]:
+    """The description and state digest of most workers; of equally many, those of the first."""
+    counts = Counter((w.description, w.position.digest) for w in workers)
     return max(counts, key=lambda kind: counts[kind])
 
 
-def _occasion(members: Sequence[Member]) -> tuple[str, Sequence[Member]]:
-    """The occasion, and those it is one for."""
-    for occasion in (LAST, ROUND):
-        concerned = [s for s in members if s.occasion == occasion]
+def _phase_of(members: Sequence[Member]) -> tuple[str, Sequence[Member]]:
+    """The phase, and the members that it is the phase of."""
+    for phase in (LAST, ROUND):
+        concerned = [m for m in members if m.phase == phase]
         if concerned:
-            return occasion, concerned
-    return ENTER, members
+            return phase, concerned
+    return JOIN, members

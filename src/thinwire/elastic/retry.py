@@ -5,41 +5,41 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from thinwire.elastic.registry_server import JoinReply, RegistryClient
-from thinwire.elastic.shared_state import Progress
+from thinwire.elastic.registry_server import RegistryClient, RegistryReply
 from thinwire.errors import ExchangeError
+from thinwire.membership import Progress
 
 __all__ = ["RetryBudget", "join_with_retry"]
 
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-_FAILURES_OF_A_NEWCOMER = 4
+_FAILURES_OF_A_NEWCOMER = 4  # each costs the workers that train a round
 
 
 def join_with_retry(
-    door: RegistryClient,
+    registry: RegistryClient,
     position: Progress,
     address: str,
     *,
     give_up_s: float,
     tell: Callable[[str], None],
-) -> JoinReply:
-    """Come in, and keep knocking while nobody answers.
+) -> RegistryReply:
+    """Join the run; try again, with growing pauses, while its registry does not answer.
 
     Args:
-        door: of the run.
-        position: where this worker stands.
+        registry: of the run.
+        position: how far this worker's shared state has come.
         address: of its healing server.
-        give_up_s: without an answer, after which there will be none.
-        tell: told once that nobody answers, and why.
+        give_up_s: seconds without an answer, after which the error is raised.
+        tell: called once, with the reason of the first failure.
 
     Raises:
-        ExchangeError: nobody answered. MismatchError: the door refuses.
+        ExchangeError: the registry did not answer. MismatchError: it refuses this worker.
     """
     pause_s, began_s = _PAUSE_S, time.monotonic()
     while True:
         try:
-            return door.join(position, address)
+            return registry.join(position, address)
         except ExchangeError as error:
             left_s = began_s + give_up_s - time.monotonic()
             if left_s <= 0:
@@ -52,14 +52,17 @@ def join_with_retry(
 
 @final
 class RetryBudget:
-    """Counts failures until there were too many, or for too long: others may be well meanwhile.
+    """Counts failures in a row, and gives up after too many of them or too long a time.
+
+    A worker that cannot reach the others would otherwise try for as long as it lives, while they
+    train on without it.
 
     Args:
         host: at which others should reach this worker.
-        give_up_s: since the first failure without a success.
+        give_up_s: seconds from the first failure since the last success.
 
     >>> tries = RetryBudget("10.0.0.1", give_up_s=300)
-    >>> tries.failed("connect", because="nobody answers")
+    >>> tries.failed("connect", because="the connection was refused")
     >>> tries.worked()
     """
 
@@ -68,7 +71,7 @@ class RetryBudget:
         self.worked()
 
     def worked(self) -> None:
-        """All is well again."""
+        """Forget the failures: the last try succeeded."""
         self._failures, self._since_s = 0, math.inf
 
     def failed(self, what: str, *, because: str) -> None:
@@ -84,7 +87,8 @@ class RetryBudget:
             self._give_up(what, because)
 
     def failed_newcomer(self, what: str, *, because: str) -> None:
-        """As `failed`, of a worker whose tries cost the others rounds: it has a few.
+        """Count a failure of a worker that has no round yet: each try costs the others a round, so
+        it has only a few.
 
         Raises:
             ExchangeError: it was one too many.

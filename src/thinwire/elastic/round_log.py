@@ -1,4 +1,4 @@
-"""What the last rounds left, so that whoever missed them can take their outer steps again."""
+"""The records of the last rounds, for workers that missed them."""
 
 import copy
 import threading
@@ -7,18 +7,18 @@ from typing import final
 
 import torch
 
-from thinwire.elastic.shared_state import RoundRecord
 from thinwire.errors import ConfigurationError
+from thinwire.membership import RoundRecord
 
 __all__ = ["RoundLog"]
 
-# Facts cost memory, too, and the names of all messages of an answer go into one header.
+# Facts take memory, too, and the names of all messages of an answer go into one file header.
 _MOST_RECORDS = 1024
 
 
 @final
 class RoundLog:
-    """The records of the last rounds, without a gap; safe from any thread.
+    """Keeps the records of the last rounds, without a gap; safe from any thread.
 
     Args:
         largest_bytes: of all messages together; the oldest records go first. At most 1024 stay.
@@ -26,20 +26,20 @@ class RoundLog:
     Raises:
         ConfigurationError: `largest_bytes` is negative.
 
-    >>> journal = RoundLog(100)
+    >>> round_log = RoundLog(100)
     >>> for version in (1, 2, 3):
     ...     messages = [torch.zeros(40, dtype=torch.uint8)]
-    ...     journal.append(RoundRecord(version=version, facts={}, messages=messages))
-    >>> [record.version for record in journal.after(1)], journal.after(0)
+    ...     round_log.append(RoundRecord(version=version, facts={}, messages=messages))
+    >>> [record.version for record in round_log.after(1)], round_log.after(0)
     ([2, 3], None)
     """
 
     def __init__(self, largest_bytes: int) -> None:
         if largest_bytes < 0:
             raise ConfigurationError(
-                "keep a journal of rounds",
+                "keep a log of rounds",
                 because=f"it may hold {largest_bytes} bytes",
-                do="pass 0 or more; 0 keeps nothing, and whoever lags takes a whole snapshot",
+                do="pass 0 or more; with 0, workers that lag take a whole snapshot",
             )
         self._largest_bytes = largest_bytes
         self._records: deque[RoundRecord] = deque()
@@ -48,7 +48,7 @@ class RoundLog:
         self._lock = threading.Lock()
 
     def append(self, record: RoundRecord) -> None:
-        """Keep a copy of `record`; if it does not follow the last one, only of it."""
+        """Keep a copy of `record`; if it does not follow the last one, forget all before it."""
         kept = RoundRecord(
             version=record.version,
             facts=copy.deepcopy(dict(record.facts)),
@@ -69,7 +69,7 @@ class RoundLog:
     def after(self, version: int) -> list[RoundRecord] | None:
         """The records of all rounds since `version`, oldest first; None if not all are here.
 
-        They are shared: read them only.
+        They are shared: do not change them.
         """
         with self._lock:
             if self._last is None:
@@ -91,7 +91,7 @@ class RoundLog:
             return version - len(self._records)
 
     def clear(self) -> None:
-        """Forget all, as after taking over another worker's state."""
+        """Forget all records, as after taking over another worker's state."""
         with self._lock:
             self._forget()
 

@@ -1,25 +1,17 @@
-"""A worker's part in an elastic run, from its arrival to its departure."""
+"""A worker in an elastic run, from joining to leaving: its rounds, and how it catches up."""
 
 import contextlib
-import datetime
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, final
 
-import torch.distributed as dist
-
 from thinwire.elastic.address import address_text
+from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
-from thinwire.elastic.group import (
-    ElasticGroup,
-    discarded,
-    failed,
-    reason_of,
-    reconfigurable_group,
-)
+from thinwire.elastic.group import RankLink
 from thinwire.elastic.healing import HealingServer
 from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
 from thinwire.elastic.lighthouse_client import LighthouseClient
@@ -30,227 +22,325 @@ from thinwire.elastic.recovery import Recovery
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, join_with_retry
 from thinwire.elastic.round_log import RoundLog
-from thinwire.elastic.shared_state import RoundRecord, SharedState
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.transport.base import Label, Pending, Phase, RoundPlan
+from thinwire.membership import Answer, Go, Over, Phase, RoundPlan, RoundRecord, SharedState
 
 __all__ = ["ElasticSession"]
 
 _LOG = logging.getLogger(__name__)
-_UNMEASURED_ROUND_S = 60.0
+_UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _PAUSE_S = 0.2
-_JOURNAL_STATES = 2  # a longer journal takes longer to fetch than the state itself
+_LOGGED_STATES = 2  # a longer log takes longer to fetch than the state itself
 
 
 @final
 class ElasticSession:
-    """Everything that is open while a worker takes part.
+    """What a worker keeps open while it takes part: servers, heartbeats, the rank's link.
 
     Args:
         settings: of the transport.
-        ward: the worker's state.
-        card: what must be the same on all workers.
+        state: this worker's, for reading.
+        description: what must be the same on all workers.
         events: what happens is noted here.
+        carrier: moves bytes between this rank and those of the other workers.
 
     Raises:
-        ExchangeError: nobody answers at the lighthouse.
-        MismatchError: the door refuses this worker.
+        ExchangeError: the lighthouse does not answer.
+        MismatchError: the registry refuses this worker.
     """
 
     def __init__(
         self,
         settings: ElasticSettings,
-        ward: SharedState,
-        card: Mapping[str, str],
+        state: SharedState,
+        description: Mapping[str, str],
         events: EventLog,
+        carrier: Carrier,
     ) -> None:
-        self._settings, self._ward, self._events = settings, ward, events
-        self._card = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:16]
+        self._settings, self._state, self._events = settings, state, events
+        described = json.dumps(description, sort_keys=True).encode()
+        self._description_digest = hashlib.sha256(described).hexdigest()[:16]
         self.names: tuple[str, ...] = ("",)
-        self.rank = self._generation = 0
-        self.group: ElasticGroup | None = None
-        self._key = ""
-        self._convened_at_s: float | None = None
-        self._tries = RetryBudget(settings.host, settings.terms.give_up_s)
-        self._journal = RoundLog(_JOURNAL_STATES * ward.shared_nbytes())
+        self.rank = self._groups_lost = 0
+        self.link = RankLink(carrier, self._note_broken)
+        self._round_began_s: float | None = None
+        self._retries = RetryBudget(settings.host, settings.options.give_up_s)
+        self._log = RoundLog(_LOGGED_STATES * state.shared_nbytes())
         self._opened = contextlib.ExitStack()
         try:
-            self._open(card)
+            self._open(description)
         except BaseException:
             self._opened.close()
             raise
 
-    def _open(self, card: Mapping[str, str]) -> None:
-        settings, ward = self._settings, self._ward
-        self._network = reconfigurable_group(settings.host)
-        stores: Any = dist
-        self._store: Any = stores.TCPStore(settings.host, 0, is_master=True, wait_for_workers=False)
+    def _open(self, description: Mapping[str, str]) -> None:
+        settings, state, options = self._settings, self._state, self._settings.options
         self._server = HealingServer(
             settings.token,
-            ward.capture,
-            ward.position,
-            self._journal,
+            state.capture,
+            state.progress,
+            self._log,
             host=settings.host,
-            card=lambda: json.dumps(dict(card)).encode(),
             on_helped=lambda who: self._note("helped", who=(who,)),
         )
         self._opened.callback(self._server.close)
         self._address = address_text(settings.host, self._server.port)
-        door = RegistryClient(settings.token, settings.lighthouse, settings.identity, card)
-        self._nonce = door.nonce
-        welcome = join_with_retry(
-            door,
-            ward.position(),
+        registry = RegistryClient(
+            settings.token, settings.lighthouse, settings.identity, description
+        )
+        self._nonce = registry.nonce
+        self.name = f"{settings.identity}:{registry.nonce}"
+        reply = join_with_retry(
+            registry,
+            state.progress(),
             self._address,
-            give_up_s=settings.terms.give_up_s,
+            give_up_s=options.give_up_s,
             tell=lambda why: self._note("lighthouse", why=why),
         )
         self.timeouts = Timeouts(
-            floor_s=welcome.heartbeat_timeout_s,
-            patience=settings.terms.patience,
+            floor_s=reply.heartbeat_timeout_s,
+            patience=options.patience,
             unmeasured_s=_UNMEASURED_ROUND_S,
-            fixed_s=settings.terms.timeout_s,
+            fixed_s=options.timeout_s,
         )
         self._lighthouse = LighthouseClient(
-            welcome.lighthouse,
-            f"{settings.identity}:{door.nonce}",
-            heartbeat_timeout_s=welcome.heartbeat_timeout_s,
-            give_up_s=settings.terms.give_up_s,
-            tell=self._tell_lighthouse,
+            reply.lighthouse,
+            self.name,
+            heartbeat_timeout_s=reply.heartbeat_timeout_s,
+            give_up_s=options.give_up_s,
+            on_change=self._note_lighthouse,
         )
         self._opened.callback(self._lighthouse.close)
-        every_s = min(1.0, welcome.heartbeat_timeout_s / 5)
-        self._attendance = Heartbeat(
-            door, ward.glance, welcome, every_s=every_s, concerns=self._concerns()
+        # Some heartbeats may be lost before the registry counts this worker as gone.
+        every_s = min(1.0, reply.heartbeat_timeout_s / 5)
+        self._heartbeat = Heartbeat(
+            registry, state.glance, reply, every_s=every_s, callbacks=self._heartbeat_callbacks()
         )
-        self._opened.callback(self._attendance.close)
-        self._company = PeerPolicy(settings.terms, self._attendance, self._is_lighthouse_new)
+        self._opened.callback(self._heartbeat.close)
+        self._peers = PeerPolicy(options, self._heartbeat, self._is_lighthouse_new)
         self._recovery = Recovery(
             token=settings.token,
-            ward=ward,
-            who=settings.identity,
-            timeout_s=max(10.0, 2 * welcome.heartbeat_timeout_s),
+            state=state,
+            identity=settings.identity,
+            timeout_s=max(10.0, 2 * reply.heartbeat_timeout_s),
         )
 
     def _is_lighthouse_new(self) -> bool:
-        # A worker that trained while it was away may not have missed it, but the door says its age.
-        return self._attendance.door_age_s < self.timeouts.floor_s or self._lighthouse.is_new()
+        # A worker that trained while the lighthouse was away may not have missed it, but the
+        # registry says how old it is.
+        is_new = self._heartbeat.registry_age_s < self.timeouts.floor_s
+        return is_new or self._lighthouse.was_lost_lately()
 
-    def _concerns(self) -> HeartbeatCallbacks:
+    def _heartbeat_callbacks(self) -> HeartbeatCallbacks:
         return HeartbeatCallbacks(
-            team=lambda: frozenset(self.names),
+            members=lambda: frozenset(self.names),
             lenient_s=self.timeouts.lenient,
-            on_awaited=self._lighthouse.hold_back,
-            on_gone=self._lose,
+            on_awaited=self._lighthouse.pause,
+            on_gone=lambda names: self.link.lose(f"{' and '.join(_identities(names))} is gone"),
             on_refused=lambda line: self._note("refused", why=line),
         )
 
-    # -- convening ---------------------------------------------------------------------------------
+    # -- before a round ----------------------------------------------------------------------------
 
-    def convene(self, occasion: Phase) -> RoundPlan:
-        """Meet the others, and catch up with them if this worker is behind."""
-        self._attendance.wait_begins()
-        held_s = self._lighthouse.held_s()
-        if held_s > self.timeouts.floor_s:
-            self._note("late", why=f"for {held_s:.1f} s the others were not asked to wait")
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Agree with the others on the next round, and catch up if this worker is behind."""
+        self._heartbeat.wait_begins()
+        paused_s = self._lighthouse.paused_s()
+        if paused_s > self.timeouts.floor_s:
+            self._note("late", why=f"for {paused_s:.1f} s the others were not asked to wait")
         began_s = time.monotonic()
+        # From the tensors and not from memory: if they changed since the last round, this worker
+        # has drifted and is to be healed.
+        self._state.progress(anew=True)
         try:
-            convened = None
-            while convened is None:
-                convened = self._try(occasion, began_s)
+            answer = None
+            while answer is None:
+                answer = yield from self._try(phase, began_s)
         finally:
-            self._attendance.wait_ends()
+            self._heartbeat.wait_ends()
         self._measure_round()
-        return convened
+        yield answer
 
-    def _try(self, occasion: Phase, began_s: float) -> RoundPlan | None:
-        self._check_place()
-        over = self._catch_up_with_peers()
+    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, Go | Over | None]:
+        """One attempt to begin a round; None if it has to be made again."""
+        self._check_may_take_part()
+        over = yield from self._catch_up_with_peers()
         if over is not None:
             return over
-        if occasion is Phase.ENTER and self._attendance.door_age_s < self.timeouts.floor_s:
-            # A run that goes on may not have come in again at a door that was opened anew.
+        if phase is Phase.JOIN and self._heartbeat.registry_age_s < self.timeouts.floor_s:
+            # Workers of a run that goes on may not have reached a new registry yet.
             time.sleep(_PAUSE_S)
             return None
-        # Not before: whoever is still healing shall not be waited for.
-        self._lighthouse.beat_on()
-        standings = self._lighthouse.quorum(
-            lambda: self._standing(occasion), self._settings.token, check=self._check_place
+        # Not before: the others must not wait for a worker that is still catching up.
+        self._lighthouse.resume()
+        members = self._lighthouse.quorum(
+            lambda: self._member(phase), self._settings.token, check=self._check_may_take_part
         )
-        mine = [s for s in standings if s.nonce == self._nonce]
+        mine = [member for member in members if member.nonce == self._nonce]
         if not mine:
             return None
-        team = elect(standings)
-        self._check_card(team)
-        names = tuple(member.name for member in team.members)
-        if mine[0].name not in names:
-            self._heal(team.leader.address, team.what_differs(mine[0]))
+        # Every worker has the same members from the lighthouse and elects the same from them, so
+        # they need not ask each other again.
+        quorum = elect(members)
+        self._check_description(quorum)
+        if self.name not in {member.name for member in quorum.members}:
+            yield from self._catch_up(quorum.leader.address, quorum.what_differs(mine[0]))
             return None
-        if self._company.lacks_somebody(team):
+        if self._peers.lacks_members(quorum):
             time.sleep(_PAUSE_S)
             return None
-        if not self._reach(team) or not self._form(team):
-            self._generation += 1
-            entering = occasion is Phase.ENTER
-            fail = self._tries.failed_newcomer if entering else self._tries.failed
+        reached = yield from self._reach(quorum)
+        if not reached or not self._form_group(quorum):
+            # Part of the next group's key: no worker may wait at a key that others have left.
+            self._groups_lost += 1
+            is_new = phase is Phase.JOIN
+            fail = self._retries.failed_newcomer if is_new else self._retries.failed
             fail("form a group", because="the workers of the round could not connect")
             return None
-        self._tries.worked()
-        return self._take_seat(team, occasion, names, began_s)
+        self._retries.worked()
+        return Go(self._plan(quorum, phase, began_s))
 
-    def _check_place(self) -> None:
-        if self._attendance.refusal is not None:
-            raise self._attendance.refusal
-        self._company.check_alone()
+    def _check_may_take_part(self) -> None:
+        if self._heartbeat.refusal is not None:
+            raise self._heartbeat.refusal
+        self._peers.check_alone()
 
-    def _standing(self, occasion: Phase) -> Member:
+    def _member(self, phase: Phase) -> Member:
+        progress = self._state.progress()
         return Member(
             identity=self._settings.identity,
             nonce=self._nonce,
-            card=self._card,
+            description=self._description_digest,
             address=self._address,
-            store=address_text(self._settings.host, self._store.port),
-            position=self._attendance.heard(self._ward.position()),
-            occasion=occasion.value,
-            generation=self._generation,
-            oldest=self._journal.oldest(self._ward.position().version),
-            group=self._key if self.group is not None and not self.group.broken else "",
-            awaits=self._company.awaited(),
+            store=self.link.address,
+            position=self._heartbeat.with_dealt_shares(progress),
+            phase=phase.value,
+            generation=self._groups_lost,
+            oldest=self._log.oldest(progress.version),
+            group=self.link.usable_key,
+            awaits=self._peers.awaited(),
         )
 
-    def _check_card(self, team: Quorum) -> None:
-        refused = [s.identity for s in team.refused]
+    def _check_description(self, quorum: Quorum) -> None:
+        refused = [member.identity for member in quorum.refused]
         if self._settings.identity in refused:
             raise MismatchError(
                 f"take part as {self._settings.identity!r}",
-                because=f"{team.leader.identity!r} and others run another model, method or version",
+                because=f"{quorum.leader.identity!r} and others run another model, method or "
+                "version",
                 do="start all workers from the same script, arguments and thinwire version",
             )
         for identity in refused:
             self._note("refused", who=(identity,), why="it runs another model, method or version")
 
-    def _take_seat(
-        self, team: Quorum, occasion: Phase, names: tuple[str, ...], began_s: float
-    ) -> RoundPlan:
-        changed, self._key = team.key != self._key, team.key
-        me = f"{self._settings.identity}:{self._nonce}"
-        self.names, self.rank = names, names.index(me)
-        lost_s = time.monotonic() - began_s
-        joins = occasion is Phase.ENTER and team.occasion != Phase.ENTER.value
-        self._tell_who_came_and_went(names, lost_s)
+    def _form_group(self, quorum: Quorum) -> bool:
+        had_this = quorum.key == self.link.key
+        why_not = self.link.form(quorum, self.name, self.timeouts)
+        if why_not and not had_this:
+            self._note("discarded", why=why_not)
+        return not why_not
+
+    def _plan(self, quorum: Quorum, phase: Phase, began_s: float) -> RoundPlan:
+        changed, self.link.key = quorum.key != self.link.key, quorum.key
+        self.names = tuple(member.name for member in quorum.members)
+        self.rank = self.names.index(self.name)
+        self._note_who_came_and_went(lost_s=time.monotonic() - began_s)
         return RoundPlan(
             changed=changed,
-            occasion=Phase(team.occasion),
-            joins=joins,
-            step=team.position.step,
-            names=names,
-            dealt=team.position.dealt,
+            phase=Phase(quorum.phase),
+            joins=phase is Phase.JOIN and quorum.phase != Phase.JOIN.value,
+            step=quorum.position.step,
+            names=self.names,
+            dealt=quorum.position.dealt,
         )
 
-    def _tell_who_came_and_went(self, names: tuple[str, ...], lost_s: float) -> None:
-        now, before = frozenset(names), self._company.names
-        self._company.met(now)
+    def _measure_round(self) -> None:
+        now_s = time.monotonic()
+        if self._round_began_s is not None:
+            self.timeouts.finished_round(now_s - self._round_began_s)
+        self._round_began_s = now_s
+
+    # -- becoming equal ----------------------------------------------------------------------------
+
+    def _catch_up_with_peers(self) -> Generator[Answer, None, Over | None]:
+        """Catch up with the worker that is furthest, if that is not this one.
+
+        Returns:
+            That the run is over, if it is.
+        """
+        here = self._state.progress()
+        peers = [p for p in self._heartbeat.send() if p.position.version > here.version]
+        if not peers:
+            return None
+        best = max(peers, key=lambda p: (p.position.over, p.position.version))
+        ahead = best.position.version - here.version
+        why = f"{best.identity} is {ahead} outer steps ahead"
+        if not (yield from self._catch_up(best.address, why)):
+            return None
+        # Asked after the state was taken: what it was then may have been the last but one.
+        there = self._recovery.look(best.address) if best.position.over else best.position
+        here = self._state.progress()
+        if not there.over or there.version != here.version:
+            return None
+        self.names, self.rank = (self.name,), 0
+        return Over(
+            RoundPlan(
+                changed=True,
+                phase=Phase.DONE,
+                joins=False,
+                step=here.step,
+                names=self.names,
+                dealt=here.dealt,
+            )
+        )
+
+    def _catch_up(self, address: str, why: str) -> Generator[Answer, None, bool]:
+        began_s = time.monotonic()
+        self._lighthouse.pause()
+        try:
+            how = yield from self._recovery.catch_up(address)
+        except (ExchangeError, MismatchError, KeyError, ValueError) as error:
+            _LOG.warning("healing from %s failed: %s", address, error)
+            self._retries.failed(f"heal from {address}", because=str(error))
+            time.sleep(_PAUSE_S)
+            return False
+        self._log.clear()
+        self._note("healed", why=f"{how}; {why}", lost_s=time.monotonic() - began_s)
+        return True
+
+    def _reach(self, quorum: Quorum) -> Generator[Answer, None, bool]:
+        """Replay the rounds up to the quorum's position; returns whether that worked."""
+        here, there = self._state.progress(), quorum.position
+        if (here.version, here.digest) == (there.version, there.digest):
+            return True
+        reached = yield from self._recovery.replay(quorum.leader.address, there)
+        self._log.clear()
+        if reached:
+            self._note("healed", why=f"by the rounds up to {there.version}")
+        return bool(reached) and self._state.progress().version == there.version
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep a round for workers that missed it."""
+        self._log.append(record)
+        self._server.release()
+        self._note("committed")
+        rejected: Mapping[int, str] = record.facts["flaws"]
+        for rank in sorted(rejected):
+            self._note("left out", who=_identities([self.names[int(rank)]]), why=rejected[rank])
+
+    def _note_broken(self, why: str, lost_s: float) -> None:
+        self._groups_lost += 1
+        self._note("discarded", why=why, lost_s=lost_s)
+
+    def _note_lighthouse(self, lost: str) -> None:
+        self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
+
+    def _note_who_came_and_went(self, *, lost_s: float) -> None:
+        now, before = frozenset(self.names), self._peers.names
+        self._peers.met(now)
         if not before:
             self._note("joined", who=_identities(now), why=f"as worker {self.rank} of {len(now)}")
             return
@@ -259,144 +349,22 @@ class ElasticSession:
         if now - before:
             self._note("arrived", who=_identities(now - before))
 
-    def _measure_round(self) -> None:
-        now_s = time.monotonic()
-        if self._convened_at_s is not None:
-            self.timeouts.finished_round(now_s - self._convened_at_s)
-        self._convened_at_s = now_s
-
-    # -- becoming equal ----------------------------------------------------------------------------
-
-    def _catch_up_with_peers(self) -> RoundPlan | None:
-        """Heal from whoever is furthest, if that is not this worker; says if the run is over."""
-        here = self._ward.position()
-        peers = [p for p in self._attendance.ask() if p.position.version > here.version]
-        if not peers:
-            return None
-        best = max(peers, key=lambda p: (p.position.over, p.position.version))
-        ahead = best.position.version - here.version
-        if not self._heal(best.address, f"{best.identity} is {ahead} outer steps ahead"):
-            return None
-        # Asked after the state was taken: what it was then may have been the last but one.
-        there = self._recovery.look(best.address) if best.position.over else best.position
-        if not there.over or there.version != self._ward.position().version:
-            return None
-        # What this worker did is in no round, and there will be none any more.
-        self._ward.drop_work()
-        here = self._ward.position()
-        self.names, self.rank = (f"{self._settings.identity}:{self._nonce}",), 0
-        return RoundPlan(
-            changed=True,
-            occasion=Phase.OVER,
-            joins=False,
-            step=here.step,
-            names=self.names,
-            dealt=here.dealt,
-        )
-
-    def _heal(self, address: str, why: str) -> bool:
-        began_s = time.monotonic()
-        self._lighthouse.hold_back()
-        try:
-            how = self._recovery.reach(address)
-        except (ExchangeError, MismatchError, KeyError, ValueError) as error:
-            _LOG.warning("healing from %s failed: %s", address, error)
-            self._tries.failed(f"heal from {address}", because=str(error))
-            time.sleep(_PAUSE_S)
-            return False
-        self._journal.clear()
-        self._note("healed", why=f"{how}; {why}", lost_s=time.monotonic() - began_s)
-        return True
-
-    def _reach(self, team: Quorum) -> bool:
-        """Come to where the team stands by its last rounds; whether that worked."""
-        here = self._ward.position()
-        if (here.version, here.digest) == (team.position.version, team.position.digest):
-            return True
-        reached = self._recovery.replay(team.leader.address, team.position)
-        self._journal.clear()
-        if reached:
-            self._note("healed", why=f"by the rounds up to {team.position.version}")
-        return reached and self._ward.position().version == team.position.version
-
-    # -- the group ---------------------------------------------------------------------------------
-
-    def _form(self, team: Quorum) -> bool:
-        """Have a group of exactly the team; whether that worked."""
-        if team.key == self._key and self.group is not None:
-            # One that broke since all said that they had it is gone for all.
-            return not self.group.broken
-        if self.group is not None:
-            self.group.close()
-        self.group = None
-        try:
-            members = self._connect(team) if len(team.members) > 1 else None
-        except (RuntimeError, ValueError) as error:
-            self.timeouts.not_connected()
-            self._note("discarded", why=f"the workers could not connect: {reason_of(error)}")
-            return False
-        self.timeouts.connected()
-        self.group = ElasticGroup(members, self.timeouts, self._break)
-        return True
-
-    def _connect(self, team: Quorum) -> Any:
-        self._network.set_timeout(datetime.timedelta(seconds=self.timeouts.connect()))
-        names = [member.name for member in team.members]
-        me = f"{self._settings.identity}:{self._nonce}"
-        where = f"{team.members[0].store}/thinwire/{team.key}"
-        self._network.configure(where, me, names.index(me), len(names))
-        return self._network.parent
-
-    def _break(self, why: str, lost_s: float) -> None:
-        self._generation += 1
-        self._note("discarded", why=why, lost_s=lost_s)
-
-    def _lose(self, names: frozenset[str]) -> None:
-        group = self.group
-        if group is not None:
-            group.lose(f"{' and '.join(_identities(names))} is gone")
-
-    def carry(self, start: Callable[[ElasticGroup], Pending], label: Label) -> Pending:
-        """Start an exchange in the team's group; without one it fails when it is waited for."""
-        if self.group is None:
-            return failed(discarded(label, "the workers are not connected"))
-        return start(self.group)
-
-    # -- notes -------------------------------------------------------------------------------------
-
-    def remember(self, record: Callable[[], RoundRecord]) -> None:
-        """Keep a round for those who missed it."""
-        kept = record()
-        self._journal.append(kept)
-        self._server.release()
-        self._note("committed")
-        flaws: Mapping[int, str] = kept.facts["flaws"]
-        for rank in sorted(flaws):
-            who = _identities([self.names[int(rank)]])
-            self._note("left out", who=who, why=f"{flaws[rank]}")
-
-    def _tell_lighthouse(self, lost: str) -> None:
-        self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
-
     def _note(self, kind: Any, **fields: Any) -> None:
-        self._events.note(kind, round=self._ward.glance().version, **fields)
+        self._events.note(kind, round=self._state.glance().version, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave; after a run that went to its end, not before the others need nothing more."""
+        """Leave the run; if it went to its end, stay until the others need nothing more."""
         try:
-            if self._ward.position().over:
-                self._lighthouse.hold_back()
-                self._attendance.finish()
-                self._company.linger(
+            if self._state.progress().over:
+                self._lighthouse.pause()
+                self._heartbeat.finish()
+                self._peers.linger(
                     self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
                 )
         finally:
-            if self.group is not None:
-                self.group.close()
-            self._network.abort(errored=False)
-            self._store = None
+            self.link.close()
             self._opened.close()
 
 

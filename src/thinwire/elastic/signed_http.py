@@ -1,9 +1,9 @@
-"""Requests and answers over HTTP that both sides sign; nothing in them is secret or unpickled.
+"""HTTP requests and answers that both sides sign; nothing in them is secret or unpickled.
 
 A request carries a nonce, the time and a signature over method, path, nonce, time and body; an
-answer a signature over the nonce of its request, its status and body, which follows the body: a
-large one is hashed while it travels. A body is never larger than its receiver is ready to take,
-which is decided by the length that was announced.
+answer a signature over the nonce of its request, its status and body. That one follows the body, so
+that a large body is hashed while it travels. A receiver refuses a body by its announced length if
+it is larger than the receiver is ready to take.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, BinaryIO, TypeAlias, final
 
 from thinwire.elastic.http_server import (
     LARGEST_REQUEST,
@@ -34,10 +34,8 @@ __all__ = [
     "SignedReply",
     "SignedResponse",
     "SignedServer",
-    "ask",
-    "ask_json",
-    "call",
     "json_answer",
+    "send_request",
 ]
 
 _NONCE, _TIME, _SIGNATURE = "Thinwire-Nonce", "Thinwire-Time", "Thinwire-Signature"
@@ -55,13 +53,13 @@ def _nothing() -> None:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedReply:
-    """An answer: an HTTP status and a body.
+    """An answer to be sent: an HTTP status and a body.
 
     Args:
         status: of HTTP.
-        body: first part of what is sent, or all of it.
-        more: further parts, views of bytes that are sent from where they lie.
-        on_sent: called when all of it has left.
+        body: the first part of the body, or all of it.
+        more: further parts, sent from the memory that they are views of.
+        on_sent: called once all of it has left.
 
     >>> json_answer({"ok": True}).body
     b'{"ok": true}'
@@ -74,12 +72,12 @@ class SignedReply:
 
 
 Handler: TypeAlias = Callable[[bytes], SignedReply]
-"""The body of a request in, the answer out; called in a thread of its own. What it raises is
-answered with status 500 and the reason."""
+"""The body of a request in, the answer out; called in a thread of its own. An exception is answered
+with status 500 and its text."""
 
 
 def json_answer(value: Any, *, status: int = 200) -> SignedReply:
-    """`value` as JSON."""
+    """An answer with `value` as JSON."""
     return SignedReply(status=status, body=json.dumps(value).encode())
 
 
@@ -89,10 +87,10 @@ class SignedServer:
 
     Args:
         token: of the run.
-        routes: what answers ("GET", "/path").
+        routes: the handler of each (method, path), such as ("GET", "/path").
         host: address to listen on; IPv6 in brackets or not.
         port: 0 takes any that is free.
-        on_refusal: is told the host and why when a request is not signed as it should be.
+        on_refusal: called with host and reason when a request is not signed as it must be.
 
     Raises:
         OSError: the port is taken.
@@ -115,7 +113,7 @@ class SignedServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; what is being sent goes on."""
+        """Stop answering; answers that are being sent go on."""
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
@@ -123,7 +121,7 @@ class SignedServer:
 
 @final
 class _RequestVerifier:
-    """Checks requests, finds who answers them, and signs the answers."""
+    """Checks the signatures of requests, calls their handlers, and signs the answers."""
 
     def __init__(
         self,
@@ -167,7 +165,7 @@ class _RequestVerifier:
             return json_answer(refused, status=403)
         handler = self._routes.get((request.method, request.path))
         if handler is None:
-            missing = f"there is no {request.method} {request.path[:100]}"
+            missing = f"there is no {request.method} {request.path[:100]} here"
             return json_answer({"error": missing}, status=404)
         try:
             return handler(request.body)
@@ -183,19 +181,19 @@ class _RequestVerifier:
         if not self._token.signed(signature, *parts):
             return {"error": "the token is another one, or the request was changed on the way"}
         skew_s = _seconds(sent) - time.time()
-        if not abs(skew_s) <= _SKEW_S:  # so that NaN is refused
+        if not abs(skew_s) <= _SKEW_S:  # in this form, NaN is refused
             return {
                 "error": f"your clock is {skew_s:+.0f} s from mine",
                 "do": f"set both machines' clocks to within {_SKEW_S:.0f} s (NTP)",
             }
         if not 0 < len(nonce) <= _LONGEST_NONCE:
             return {"error": f"its nonce has {len(nonce)} characters"}
-        return {} if self._is_new(nonce) else {"error": "this request was made before"}
+        return {} if self._is_new(nonce) else {"error": "this request was received before"}
 
     def _is_new(self, nonce: str) -> bool:
         with self._lock:
             now_s = time.monotonic()
-            # One from a clock that is ahead counts as timely for twice the skew.
+            # A request from a clock that is ahead is accepted for twice the skew.
             while self._order and self._order[0][0] < now_s - 2 * _SKEW_S:
                 self._seen.discard(self._order.popleft()[1])
             if nonce in self._seen:
@@ -208,98 +206,92 @@ class _RequestVerifier:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedResponse:
-    """An answer as it arrived, signed: `content.getbuffer()` is its body where it lies."""
+    """An answer that was received, and whose signature is right.
+
+    Args:
+        status: of HTTP.
+        body: empty where it was written to a file.
+        source: where it came from, for error messages.
+    """
 
     status: int
-    content: io.BytesIO
+    body: bytes
+    source: str
+
+    def json(self) -> Any:
+        """The body as JSON.
+
+        Raises:
+            ExchangeError: it is not JSON.
+        """
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise ExchangeError(
+                f"ask {self.source}",
+                because=f"its answer is not JSON: {error}",
+                do="run the same thinwire version on all workers",
+            ) from error
 
 
-def ask(
+def send_request(
     token: Token,
     address: str,
     path: str,
+    body: Any = None,
     *,
-    body: bytes | None = None,
     largest: int = 16 << 20,
     timeout_s: float = 10.0,
-) -> bytes:
-    """The body of the answer to a GET, or a POST of `body`.
+    accept: Sequence[int] = (200,),
+    into: BinaryIO | None = None,
+) -> SignedResponse:
+    """The answer to a GET, or to a POST of `body`.
+
+    Memory grows with what arrives, up to `largest`.
 
     Args:
         token: of the run.
         address: HOST:PORT, or [HOST]:PORT for IPv6.
         path: on that server.
-        body: what to post.
+        body: bytes, or anything else as JSON; None makes it a GET.
         largest: bytes of an answer that are taken; a longer one is refused unread.
         timeout_s: without a byte from the other side.
+        accept: HTTP statuses that are returned; others raise.
+        into: an empty file, where the body is written instead of being returned.
 
     Raises:
-        ExchangeError: nobody answers, or not in full, or the other side failed.
+        ExchangeError: there is no answer, or it is incomplete, or the other side failed.
         MismatchError: the other side refuses, or does not know the token.
     """
-    reply = call(token, address, path, body=body, largest=largest, timeout_s=timeout_s)
-    return reply.content.getvalue()
-
-
-def call(
-    token: Token,
-    address: str,
-    path: str,
-    *,
-    body: bytes | None = None,
-    largest: int = 16 << 20,
-    timeout_s: float = 10.0,
-    accept: Sequence[int] = (200,),
-) -> SignedResponse:
-    """As `ask`, with the answer's status, for whoever takes others than 200.
-
-    Memory grows with what arrives, up to `largest`, and one copy is made.
-
-    Raises:
-        ExchangeError: nobody answers, or not in full, or the other side failed.
-        MismatchError: the other side refuses, or does not know the token.
-    """
-    if len(body or b"") > LARGEST_REQUEST:
-        because = f"its {len(body or b'')} bytes are more than {LARGEST_REQUEST} of a request"
-        raise MismatchError(f"ask {address} for {path}", because=because, do="send less")
-    method, nonce, sent = (
-        "GET" if body is None else "POST",
-        secrets.token_hex(16),
-        repr(time.time()),
-    )
-    signature = token.sign(method, path, nonce, sent, _digest(body or b""))
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    if len(raw) > LARGEST_REQUEST:
+        because = f"its {len(raw)} bytes are more than a request's {LARGEST_REQUEST}"
+        raise MismatchError(f"ask {address} for {path}", because=because, do="report it as a bug")
+    method = "GET" if body is None else "POST"
+    nonce, sent = secrets.token_hex(16), repr(time.time())
+    signature = token.sign(method, path, nonce, sent, _digest(raw))
     headers = {_NONCE: nonce, _TIME: sent, _SIGNATURE: signature}
+    content = io.BytesIO() if into is None else into
     try:
         with closing(_connection(address, timeout_s)) as connection:
-            connection.request(method, path, body=body, headers=headers)
+            connection.request(method, path, body=None if body is None else raw, headers=headers)
             answer = connection.getresponse()
             if answer.headers.get(_SIGNATURE) != _FOLLOWS:
                 raise _refused(address, path, {"error": "its answer is not signed"})
-            content, digest, signature = _receive(answer, largest)
+            digest, signature = _receive(answer, largest, content)
     except TimeoutError as error:
-        raise ExchangeTimeout(
-            f"ask {address} for {path}",
-            because=f"nothing came from there for {timeout_s:g} s",
-            do="check that it runs and that its port can be reached from here (thinwire doctor)",
-        ) from error
+        because = f"no byte came from there for {timeout_s:g} s"
+        raise _failed(address, path, because, ExchangeTimeout) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failed(address, path, str(error) or type(error).__name__) from error
     if not token.signed(signature, "answer", nonce, str(answer.status), digest):
         why = "its answer is not signed with this run's token, or was changed on the way"
         raise _refused(address, path, {"error": why})
     if answer.status not in accept:
-        raise _unwelcome(address, path, answer.status, content.getvalue())
-    return SignedResponse(status=answer.status, content=content)
-
-
-def ask_json(token: Token, address: str, path: str, value: Any = None, **options: Any) -> Any:
-    """`ask` with JSON both ways; posts `value` unless it is None."""
-    body = None if value is None else json.dumps(value).encode()
-    content = ask(token, address, path, body=body, **options)
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _failed(address, path, f"its answer is not JSON: {error}") from error
+        content.seek(0)
+        raise _not_accepted(address, path, answer.status, content.read())
+    received = content.getvalue() if isinstance(content, io.BytesIO) else b""
+    return SignedResponse(status=answer.status, body=received, source=f"{address} for {path}")
 
 
 def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
@@ -309,23 +301,24 @@ def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
 
 
-def _receive(answer: http.client.HTTPResponse, largest: int) -> tuple[io.BytesIO, str, str]:
-    """The body of `answer`, its digest and its signature."""
+def _receive(answer: http.client.HTTPResponse, largest: int, content: BinaryIO) -> tuple[str, str]:
+    """Write the body of `answer` to `content`; returns its digest and its signature."""
     length = read_length(answer.headers.get("Content-Length")) - _SIGNATURE_NBYTES
     if not 0 <= length <= largest:
         raise ValueError(f"it announces {length} bytes and at most {largest} are taken")
-    content, digest = io.BytesIO(), hashlib.sha256()
+    digest, received = hashlib.sha256(), 0
     scratch = memoryview(bytearray(min(_PIECE, length)))
-    while content.tell() < length:
-        count = answer.readinto(scratch[: length - content.tell()])
+    while received < length:
+        count = answer.readinto(scratch[: length - received])
         if not count:
-            raise ValueError(f"it sent {content.tell()} bytes of {length}")
+            raise ValueError(f"it sent {received} bytes of {length}")
         digest.update(scratch[:count])
         content.write(scratch[:count])
+        received += count
     signature = answer.read(_SIGNATURE_NBYTES)
     if len(signature) < _SIGNATURE_NBYTES:
         raise ValueError("its answer ends before its signature")
-    return content, digest.hexdigest(), signature.decode("latin-1")
+    return digest.hexdigest(), signature.decode("latin-1")
 
 
 def _seconds(text: str) -> float:
@@ -339,31 +332,34 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _unwelcome(address: str, path: str, status: int, content: bytes) -> Exception:
+def _not_accepted(address: str, path: str, status: int, content: bytes) -> Exception:
     try:
-        told = json.loads(content)
+        answer = json.loads(content)
     except (ValueError, RecursionError):
-        told = None
-    told = told if isinstance(told, dict) and "error" in told else {"error": f"status {status}"}
+        answer = None
+    if not isinstance(answer, dict) or "error" not in answer:
+        answer = {"error": f"status {status}"}
     if status >= 500:
-        return _failed(address, path, str(told["error"]))
-    return _refused(address, path, told)
+        return _failed(address, path, str(answer["error"]))
+    return _refused(address, path, answer)
 
 
-def _failed(address: str, path: str, because: str) -> ExchangeError:
-    return ExchangeError(
+def _failed(
+    address: str, path: str, because: str, kind: type[ExchangeError] = ExchangeError
+) -> ExchangeError:
+    return kind(
         f"ask {address} for {path}",
         because=because,
         do="check that it runs and that its port can be reached from here (thinwire doctor)",
     )
 
 
-def _refused(address: str, path: str, told: Mapping[str, Any]) -> MismatchError:
+def _refused(address: str, path: str, answer: Mapping[str, Any]) -> MismatchError:
     default = (
         "give the lighthouse and all workers the same THINWIRE_TOKEN, model, method and version"
     )
     return MismatchError(
         f"ask {address} for {path}",
-        because=str(told["error"]),
-        do=str(told.get("do", default)),
+        because=str(answer["error"]),
+        do=str(answer.get("do", default)),
     )

@@ -1,4 +1,4 @@
-"""How long to wait for others, from how long it took so far."""
+"""How long to wait for other workers, from how long they took so far."""
 
 import statistics
 from collections import deque
@@ -15,17 +15,17 @@ _LONGEST_CONNECT = 8.0
 
 @final
 class Timeouts:
-    """The waits of an elastic worker, in seconds.
+    """How long an elastic worker waits, in seconds.
 
         exchange(n) = floor + patience round + 3 max(seconds, n seconds per byte)
 
-    over the last 20 exchanges, and doubled after each one that timed out until one succeeds. Before
-    any was measured, a link is taken to carry 1 Mbit/s.
+    over the last 20 exchanges; doubled with each one that times out, until one succeeds. Before any
+    was measured, a link is assumed to carry 1 Mbit/s.
 
     Args:
-        floor_s: the heartbeat timeout: nothing is found out sooner.
-        patience: share of a round that a slow worker is waited for.
-        unmeasured_s: what stands for a round before one was measured.
+        floor_s: the heartbeat timeout; a lost worker is not noticed sooner.
+        patience: share of a round for which a slow worker is waited for.
+        unmeasured_s: length of a round that is assumed before one was measured.
         fixed_s: replaces `exchange`; None derives it.
 
     >>> timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
@@ -50,9 +50,9 @@ class Timeouts:
         return statistics.median(self._rounds) if self._rounds else None
 
     def late(self) -> float:
-        """How long others are kept waiting before a slow worker is left out.
+        """How long others wait for a slow worker before it is left out.
 
-        Not less than the floor, however short rounds are: so long it takes to miss somebody.
+        Not less than the floor, however short rounds are: no worker is missed sooner.
         """
         round_s = self.round_s
         if round_s is None:
@@ -60,14 +60,14 @@ class Timeouts:
         return max(self.floor_s, self._patience * round_s)
 
     def lenient(self) -> float:
-        """How long others are kept waiting before a slow worker sends no heartbeats any more.
+        """How long others wait for a slow worker before it stops its heartbeats.
 
-        It takes the floor until the lighthouse misses them.
+        The lighthouse takes the floor to miss them.
         """
         return self.late() - self.floor_s
 
     def exchange(self, nbytes: int) -> float:
-        """For an exchange in which `nbytes` reach this worker."""
+        """How long an exchange may take in which `nbytes` reach this worker."""
         if self._fixed_s is not None:
             return self._fixed_s
         if not self._exchanges:
@@ -79,26 +79,26 @@ class Timeouts:
         return min(_LONGEST_S, self._factor * (self.floor_s + self.late() + travel_s))
 
     def connect(self) -> float:
-        """For the workers of a round to connect to each other."""
+        """How long the workers of a round may take to connect to each other."""
         return min(_LONGEST_S, self._connect_factor * self.floor_s)
 
     def connected(self) -> None:
-        """They did."""
+        """Note that the workers of a round have connected: the next gets the usual time for it."""
         self._connect_factor = 1.0
 
     def not_connected(self) -> None:
-        """They did not: somebody was lost, or the link takes longer."""
+        """Note that the workers of a round could not connect: the next try gets twice the time."""
         self._connect_factor = min(_LONGEST_CONNECT, 2.0 * self._connect_factor)
 
     def exchanged(self, nbytes: int, *, seconds: float) -> None:
-        """An exchange of `nbytes` took so long."""
+        """An exchange of `nbytes` took `seconds`."""
         self._exchanges.append((nbytes, seconds))
         self._factor = 1.0
 
     def timed_out(self) -> None:
-        """One took longer than it was given."""
+        """An exchange took longer than it was allowed."""
         self._factor *= 2.0
 
     def finished_round(self, seconds: float) -> None:
-        """From one convening to the next."""
+        """A round took `seconds`, from its beginning to that of the next."""
         self._rounds.append(seconds)

@@ -16,7 +16,7 @@ _SHORTEST = 16
 
 @final
 class Token:
-    """A secret that all workers of a run and their lighthouse share; it never travels.
+    """Secret that the workers of a run and their lighthouse share; it is never sent.
 
     Args:
         secret: 16 characters or more.
@@ -44,7 +44,7 @@ class Token:
         return "Token(...)"
 
     def sign(self, *parts: str | bytes) -> str:
-        """HMAC-SHA-256 of `parts`, which it keeps apart, as hexadecimal text."""
+        """HMAC-SHA-256 of `parts` and their lengths, as hexadecimal text."""
         total = hmac.new(self._key, digestmod=hashlib.sha256)
         for part in parts:
             raw = part.encode() if isinstance(part, str) else part
@@ -52,7 +52,7 @@ class Token:
         return total.hexdigest()
 
     def signed(self, signature: str, *parts: str | bytes) -> bool:
-        """Whether `signature` is that of `parts`, in a time that tells nothing."""
+        """Whether `signature` is that of `parts`, compared in constant time."""
         return hmac.compare_digest(signature.encode(), self.sign(*parts).encode())
 
 
@@ -60,7 +60,7 @@ def find_token(file: Path | None = None) -> Token:
     """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
 
     Raises:
-        ConfigurationError: there is none, or the file cannot be read.
+        ConfigurationError: there is no token, or the file cannot be read.
     """
     if file is not None:
         try:
@@ -73,7 +73,7 @@ def find_token(file: Path | None = None) -> Token:
     if not secret:
         raise ConfigurationError(
             "take part in an elastic run",
-            because="whoever joins must show that it belongs to it, and there is no token",
+            because="there is no token, with which a worker shows that it belongs to the run",
             do=f"set {TOKEN_VARIABLE} to what thinwire lighthouse printed, or pass --token-file",
         )
     return Token(secret)

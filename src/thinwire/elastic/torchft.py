@@ -1,4 +1,4 @@
-"""torchft, when it is needed, and quiet."""
+"""torchft, imported when it is needed, and silent."""
 
 import importlib
 import os
@@ -9,19 +9,23 @@ from thinwire.errors import ConfigurationError
 __all__ = ["load"]
 
 
-def load(module: str) -> Any:
+def load(module: str, *, to: str = "join an elastic run") -> Any:
     """Import `torchft.MODULE`.
+
+    Args:
+        module: its name.
+        to: what it is needed for, for the error message.
 
     Raises:
         ConfigurationError: torchft is not installed.
     """
-    # Before anything of it is imported: it tells of every request otherwise.
+    # Set before torchft is imported, which logs every request otherwise.
     os.environ.setdefault("RUST_LOG", "error")
     try:
         return importlib.import_module(f"torchft.{module}")
     except ImportError as error:
         raise ConfigurationError(
-            "join an elastic run",
-            because=str(error),
-            do="pip install 'thinwire[elastic]' (Linux on x86-64)",
+            to,
+            because=f"torchft cannot be imported ({error})",
+            do="pip install 'thinwire[elastic]' (Linux on x86-64, CPython 3.11 to 3.13)",
         ) from error

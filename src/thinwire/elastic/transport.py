@@ -1,51 +1,46 @@
-"""Workers that come and go: torchft's lighthouse says who is there, gloo carries their payloads."""
+"""The connection of an elastic worker: who is there, and what carries their payloads."""
 
 import importlib.metadata
 import json
 import secrets
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, final
-
-from torch import Tensor
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, TypeVar, final
 
 from thinwire.elastic.address import local_address, split_address
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
-from thinwire.elastic.shared_state import RoundRecord, SharedState
 from thinwire.elastic.token import Token, find_token
 from thinwire.errors import ConfigurationError
-from thinwire.transport.base import (
-    Inspect,
-    Label,
-    Pending,
-    Phase,
-    Reduce,
-    RoundPlan,
-    Transport,
-    accept_all,
-)
+from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState
+from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
+from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.version import __version__
 
 if TYPE_CHECKING:
+    from thinwire.elastic.carrier import Carrier
     from thinwire.elastic.session import ElasticSession
 
 __all__ = ["Elastic", "ElasticOptions"]
 
+T = TypeVar("T")
+
 
 @final
-class Elastic(Transport):
+class Elastic(Transport, Membership):
     """A worker that may come late, be lost, and come back, among others that may.
 
-    Who takes part is settled when a round begins. Payloads are checked by all and voted on: one
-    that did not reach everybody whole is left out, and a round whose workers were lost counts on
-    nobody; its work is sent again in the next one. Whoever is behind takes over the others' state.
+    Who takes part is settled when a round begins. Messages are checked by all workers and voted on:
+    one that did not reach every worker whole is left out, and a round whose workers were lost is
+    discarded; its work is sent again in the next one. A worker that is behind takes over the
+    others' state.
 
     Args:
         lighthouse: HOST:PORT at which `thinwire lighthouse` listens.
         token: of the run; default that of the environment variable THINWIRE_TOKEN.
         identity: this worker's own in the run, also after a restart; default random.
         host: address at which others reach this machine; default that of its way to the lighthouse.
-        terms: for whom and how long it waits.
+        options: how long it waits, and for how many.
+        carrier: makes what moves the bytes, given `host`; default `GlooCarrier`.
 
     Raises:
         ConfigurationError: torchft is missing, or there is no token.
@@ -60,7 +55,8 @@ class Elastic(Transport):
         token: Token | None = None,
         identity: str | None = None,
         host: str | None = None,
-        terms: ElasticOptions | None = None,
+        options: ElasticOptions | None = None,
+        carrier: "Callable[[str], Carrier] | None" = None,
     ) -> None:
         split_address(lighthouse)
         self.identity = identity or f"worker-{secrets.token_hex(4)}"
@@ -70,10 +66,13 @@ class Elastic(Transport):
             token=token or find_token(),
             identity=self.identity,
             host=host or local_address(split_address(lighthouse)[0]),
-            terms=terms or ElasticOptions(),
+            options=options or ElasticOptions(),
         )
-        self._card = {"thinwire": __version__, "torchft": _torchft_version()}
+        self._carrier = carrier
+        self._description = {"thinwire": __version__, "torchft": _torchft_version()}
         self._session: ElasticSession | None = None
+
+    # -- the transport -----------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -85,53 +84,59 @@ class Elastic(Transport):
         """The workers of the round."""
         return 1 if self._session is None else len(self._session.names)
 
-    @property
-    def forgiving(self) -> bool:
-        """A worker whose message is bad is left out."""
-        return True
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Run it among the workers of the round; what stops it discards the round."""
+        if self._session is not None:
+            return self._session.link.run(requests, tag)
+        # Before it joins: descriptions add up, and the registry compares them with the run's.
+        running = RunningExchange(requests)
+        while isinstance(running.request, Announce):
+            self._description |= json.loads(running.request.payload)
+            running.answer({0: running.request.payload})
+        if running.travels:
+            raise ConfigurationError(
+                f"exchange {tag}",
+                because="this worker has not joined the others",
+                do="call join() first, or use the transport through OuterLoop, which does",
+            )
+        return FinishedRound(running)
+
+    def close(self) -> None:
+        """`leave`."""
+        self.leave()
+
+    # -- the membership ----------------------------------------------------------------------------
 
     @property
-    def norm_limit(self) -> float:
-        """A contribution longer than this many times the median is left out."""
-        return self._settings.terms.norm_limit
+    def is_fixed(self) -> bool:
+        """False: workers come and go."""
+        return False
 
-    def introduce(self, card: bytes) -> dict[int, bytes]:
-        """Keep the card for the door, where it is compared with the run's; cards add up."""
-        self._card |= json.loads(card)
-        return {0: card}
-
-    def convene(self, ward: SharedState, occasion: Phase) -> RoundPlan:
-        """Meet the others, and catch up with them if this worker is behind.
+    def join(self, state: SharedState) -> None:
+        """Open what others need to reach this worker, and register it.
 
         Raises:
             ExchangeError: the lighthouse cannot be reached for too long.
-            MismatchError: this worker runs something else than the others, or as somebody else.
+            MismatchError: this worker runs something else, or its identity is taken.
         """
-        if self._session is None:
-            # Here, because it brings servers with it that nobody else needs.
-            from thinwire.elastic.session import ElasticSession
+        if self._session is not None:
+            return  # it joined before, and the first round failed
+        # Here, because it brings servers along that a description of the worker does not need.
+        from thinwire.elastic.carrier import GlooCarrier
+        from thinwire.elastic.session import ElasticSession
 
-            self._session = ElasticSession(self._settings, ward, self._card, self.events)
-        return self._session.convene(occasion)
+        carrier = (self._carrier or GlooCarrier)(self._settings.host)
+        self._session = ElasticSession(
+            self._settings, state, self._description, self.events, carrier
+        )
 
-    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all) -> Pending:
-        """Start a ring of messages and a vote; in a round that is lost already, fail later."""
-        return self._open_session().carry(lambda group: group.start(payload, label, inspect), label)
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Meet the others, and catch up with them if this worker is behind."""
+        return self._open_session().begin_round(phase)
 
-    def start_reduce(
-        self,
-        payloads: Sequence[Tensor],
-        reduce: Reduce,
-        label: Label,
-        inspect: Inspect = accept_all,
-    ) -> Pending:
-        """Start messages to all and a vote on the results."""
-        session = self._open_session()
-        return session.carry(lambda g: g.start_reduce(payloads, reduce, label, inspect), label)
-
-    def remember(self, record: Callable[[], RoundRecord]) -> None:
-        """Keep the round for those who missed it."""
-        self._open_session().remember(record)
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep the round for workers that missed it."""
+        self._open_session().log_round(record)
 
     def leave(self) -> None:
         """Leave the run; what was kept for others is gone."""
@@ -139,16 +144,12 @@ class Elastic(Transport):
         if session is not None:
             session.close()
 
-    def close(self) -> None:
-        """`leave`."""
-        self.leave()
-
     def _open_session(self) -> "ElasticSession":
         if self._session is None:
             raise ConfigurationError(
-                "exchange with the others",
-                because="this worker has not convened with them",
-                do="use the transport through OuterLoop, which does",
+                "begin a round with the others",
+                because="this worker has not joined them",
+                do="call join() first, or use the transport through OuterLoop, which does",
             )
         return self._session
 
