@@ -1,38 +1,38 @@
 """Comparisons one can defend: a grid of runs at equal tokens, searched alike, over several seeds.
 
-description    what is compared (an Experiment) and how it may be tuned
-arms           its rows
-records        of a run's folder, read and checked
-standing       what a run folder holds, by these records
-comparable     what runs must have in common to be compared
-runs           carries runs out, here or side by side
-tuning         the same search for every row
-statistics     means, standard errors, paired differences
-comparison     all of it together
+experiment    what is compared (an Experiment) and how its rates may be tuned
+configuring   from a recipe to the configuration of one run
+grid          the rows of a comparison
+runners       which runs are missing, and how they are carried out, one after the other
+parallel      several runs at a time, each in a process of its own
+tuning        the same search for every row
+comparison    all of it together
+
+Run folders are read by `thinwire.runs`.
 """
 
-from thinwire.experiments.comparison import Comparison, Row, compare
-from thinwire.experiments.description import Experiment, Settings, Tuning, find, product
-from thinwire.experiments.runs import InTurn, Runner
-from thinwire.experiments.side_by_side import SideBySide
-from thinwire.experiments.standing import Standing, State
-from thinwire.experiments.statistics import Estimate, estimate, paired_difference, standard_error
+from thinwire.experiments.comparison import Comparison, ComparisonRow, compare
+from thinwire.experiments.experiment import Experiment, Rates, Tuning, load_experiment, product
+from thinwire.experiments.parallel import ParallelRunner
+from thinwire.experiments.runners import Runner, SequentialRunner
+from thinwire.runs.statistics import Estimate, estimate, paired_difference, standard_error
+from thinwire.runs.status import RunState, RunStatus
 
 __all__ = [
     "Comparison",
+    "ComparisonRow",
     "Estimate",
     "Experiment",
-    "InTurn",
-    "Row",
+    "ParallelRunner",
+    "Rates",
+    "RunState",
+    "RunStatus",
     "Runner",
-    "Settings",
-    "SideBySide",
-    "Standing",
-    "State",
+    "SequentialRunner",
     "Tuning",
     "compare",
     "estimate",
-    "find",
+    "load_experiment",
     "paired_difference",
     "product",
     "standard_error",

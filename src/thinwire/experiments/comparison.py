@@ -6,43 +6,59 @@ from pathlib import Path
 from typing import Any, final
 
 from thinwire.errors import ConfigurationError
-from thinwire.experiments.arms import Arm, arms_of
-from thinwire.experiments.campaign import Campaign
-from thinwire.experiments.description import Experiment
-from thinwire.experiments.runs import InTurn, Runner, Tell, nobody
-from thinwire.experiments.standing import Standing, State
-from thinwire.experiments.statistics import Estimate, estimate, paired_difference
-from thinwire.experiments.tuning import Choice, budget, search, write_tuning
-from thinwire.train.run_folder import write_json
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.grid import VariantSpec, specs_of
+from thinwire.experiments.runners import (
+    ExperimentRunner,
+    MakeObserver,
+    Runner,
+    SequentialRunner,
+    no_observer,
+)
+from thinwire.experiments.tuning import TuningResult, search, write_tuning
+from thinwire.runs.folder import write_json
+from thinwire.runs.statistics import Estimate, paired_difference
+from thinwire.runs.status import RunState, RunStatus
+from thinwire.runs.variants import Variant
 
-__all__ = ["Comparison", "Row", "compare"]
+__all__ = ["Comparison", "ComparisonRow", "compare"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One row's runs.
+class ComparisonRow:
+    """One variant and the status of its runs.
 
     Args:
-        arm: the row.
-        standings: how its runs stand, by seed.
+        spec: the variant as it was asked for.
+        statuses: of its runs, by seed.
     """
 
-    arm: Arm
-    standings: Mapping[int, Standing]
+    spec: VariantSpec
+    statuses: Mapping[int, RunStatus]
 
     @property
-    def runs(self) -> list[dict[str, Any]]:
-        """Summaries of the finished runs, each with its seed and folder."""
-        return [
-            {**standing.summary, "seed": seed, "folder": self.arm.folder(seed)}
-            for seed, standing in self.standings.items()
-            if standing.summary is not None
-        ]
+    def label(self) -> str:
+        """The row's name in tables."""
+        return self.spec.label
 
-    def values(self, name: str) -> dict[int, float]:
-        """A field of the summaries, by seed."""
-        return {run["seed"]: run[name] for run in self.runs}
+    @property
+    def variant(self) -> Variant | None:
+        """The row's finished runs; None if none has finished."""
+        runs = [status.run for status in self.statuses.values() if status.run is not None]
+        if not runs:
+            return None
+        return Variant(label=self.label, runs=tuple(sorted(runs, key=lambda run: run.seed)))
+
+    @property
+    def loss(self) -> Estimate | None:
+        """Mean validation loss; None without finished runs."""
+        return None if (variant := self.variant) is None else variant.loss
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Validation loss of the finished runs, by seed."""
+        return {} if (variant := self.variant) is None else variant.losses
 
 
 @final
@@ -53,141 +69,149 @@ class Comparison:
     Args:
         rows: in the order of the experiment.
         baselines: label of a row to that of the one it is compared with.
-        choices: what a search chose; empty without one.
-        strangers: folders that hold runs of something else.
+        tuning: what a search chose for each row; empty without one.
+        unrelated: folders that hold runs of something else.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     baselines: Mapping[str, str]
-    choices: Sequence[Choice]
-    strangers: Mapping[str, Standing]
+    tuning: Sequence[TuningResult]
+    unrelated: Mapping[str, RunStatus]
 
-    def loss(self, row: Row) -> Estimate | None:
-        """Mean loss of a row; None if none of its runs ended."""
-        values = row.values("val_loss")
-        return estimate(values) if values else None
-
-    def difference(self, row: Row) -> Estimate | None:
-        """Loss of a row minus that of its baseline, paired by seed."""
-        base = next((r for r in self.rows if r.arm.label == self.baselines.get(row.arm.label)), row)
-        if base is row:
+    def difference(self, row: ComparisonRow) -> Estimate | None:
+        """Loss of a row minus that of its baseline, paired by seed; None of the baseline itself."""
+        base = self.baselines.get(row.label)
+        if base is None or base == row.label:
             return None
-        return paired_difference(row.values("val_loss"), base.values("val_loss"))
+        (losses,) = [other.losses for other in self.rows if other.label == base]
+        return paired_difference(row.losses, losses)
 
-    def troubles(self) -> dict[str, Standing]:
+    def problems(self) -> dict[str, RunStatus]:
         """Folders of this comparison, and rows of its search, that have no result."""
         runs = {
-            row.arm.folder(seed): standing
+            row.spec.folder(seed): status
             for row in self.rows
-            for seed, standing in row.standings.items()
+            for seed, status in row.statuses.items()
         }
-        for choice in self.choices:
-            if choice.chosen is None:
-                runs[choice.arm.label] = Standing(state=State.FAILED, why=choice.why)
-            for candidate, by_seed in choice.tried.items():
+        for result in self.tuning:
+            if result.chosen is None:
+                runs[result.spec.label] = RunStatus(state=RunState.FAILED, why=result.why)
+            for candidate, by_seed in result.tried.items():
                 # That a rate diverges is a result of a search.
                 runs |= {
-                    candidate.folder(seed): standing
-                    for seed, standing in by_seed.items()
-                    if standing.state is not State.DIVERGED
+                    candidate.folder(seed): status
+                    for seed, status in by_seed.items()
+                    if status.state is not RunState.DIVERGED
                 }
-        return {folder: s for folder, s in runs.items() if s.state is not State.FINISHED}
+        return {folder: s for folder, s in runs.items() if s.state is not RunState.FINISHED}
 
     def statistics(self) -> dict[str, Any]:
-        """Of every row, as JSON-able data."""
-        return {row.arm.label: self._statistics(row) for row in self.rows}
-
-    def _statistics(self, row: Row) -> dict[str, Any]:
-        loss, difference = self.loss(row), self.difference(row)
+        """Means and errors of every row, as JSON-able data."""
         return {
-            "val_loss": None if loss is None else loss.describe(),
-            "baseline": self.baselines.get(row.arm.label),
-            "val_loss_minus_baseline": None if difference is None else difference.describe(),
+            row.label: {
+                "val_loss": _described(row.loss),
+                "baseline": self.baselines.get(row.label),
+                "val_loss_minus_baseline": _described(self.difference(row)),
+            }
+            for row in self.rows
         }
 
     def write(self, out: Path) -> None:
         """Write compare.json (runs by row) and statistics.json into `out`."""
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "compare.json", {row.arm.label: row.runs for row in self.rows})
-        others = {name: {"state": s.state, "why": s.why} for name, s in self._others().items()}
-        write_json(out / "statistics.json", {"rows": self.statistics(), "left_out": others})
+        write_json(out / "compare.json", {row.label: _summaries(row) for row in self.rows})
+        others = self.problems() | dict(self.unrelated)
+        left_out = {name: {"state": s.state, "why": s.why} for name, s in others.items()}
+        write_json(out / "statistics.json", {"rows": self.statistics(), "left_out": left_out})
 
-    def _others(self) -> dict[str, Standing]:
-        return self.troubles() | dict(self.strangers)
+
+def _described(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else estimate.describe()
+
+
+def _summaries(row: ComparisonRow) -> list[dict[str, Any]]:
+    """Summaries of the finished runs, each with its memory, seed and folder."""
+    return [
+        {
+            **status.run.summary.described,
+            "memory_bytes": status.run.memory_bytes,
+            "seed": seed,
+            "folder": row.spec.folder(seed),
+        }
+        for seed, status in row.statuses.items()
+        if status.run is not None
+    ]
 
 
 def compare(
-    experiment: Experiment, out: Path, tell: Tell = nobody, runner: Runner | None = None
+    experiment: Experiment,
+    out: Path,
+    make_observer: MakeObserver = no_observer,
+    runner: Runner | None = None,
 ) -> Comparison:
     """Carry out what is missing of `experiment` in `out`, and write what came of it.
 
-    Finished runs are kept, unfinished ones continued. A folder that holds something else, or
-    nothing readable, is left alone and its run has no result.
+    Finished runs are kept, unfinished ones continued. A folder that holds another run, or a
+    damaged one, is left alone, and the run that belongs there has no result.
 
     Args:
         experiment: what is compared.
         out: folder of the run folders; gets compare.json, statistics.json and tuning.json.
-        tell: makes who is told of a run's progress.
+        make_observer: makes what is shown the records of a run.
         runner: carries out the runs; default one after the other.
 
     Raises:
         ConfigurationError: a description that cannot work; nothing has run then.
     """
-    arms = arms_of(experiment)
-    baselines = _baselines(arms, experiment.baseline)
-    campaign = Campaign(experiment, out, runner or InTurn(), tell)
-    choices = _tuned(campaign, arms)
-    chosen = {choice.arm: choice.chosen for choice in choices}
-    wanted = {arm: chosen.get(arm, arm) for arm in arms}
-    stands = campaign.complete([(a, s) for a in wanted.values() if a for s in experiment.seeds])
+    specs = specs_of(experiment)
+    baselines = _baselines(specs, experiment.baseline)
+    runs = ExperimentRunner(experiment, out, runner or SequentialRunner(), make_observer)
+    tuning: list[TuningResult] = []
+    if experiment.tuning is not None:
+        tuning = search(runs, experiment.tuning, specs)
+        write_tuning(out / "tuning.json", experiment.tuning, tuning)
+    chosen = {result.spec: result.chosen for result in tuning}
+    final = {spec: chosen.get(spec, spec) for spec in specs}
+    wanted = [(spec, seed) for spec in final.values() if spec for seed in experiment.seeds]
+    statuses = runs.complete(wanted)
     rows = [
         # A search without a choice leaves the row without runs.
-        Row(arm=final, standings={seed: stands[final, seed] for seed in experiment.seeds})
-        if final is not None
-        else Row(arm=arm, standings={})
-        for arm, final in wanted.items()
+        ComparisonRow(spec=asked, statuses={})
+        if spec is None
+        else ComparisonRow(spec=spec, statuses={s: statuses[spec, s] for s in experiment.seeds})
+        for asked, spec in final.items()
     ]
     comparison = Comparison(
-        rows=rows, baselines=baselines, choices=choices, strangers=campaign.strangers()
+        rows=rows, baselines=baselines, tuning=tuning, unrelated=runs.unrelated()
     )
     comparison.write(out)
     return comparison
 
 
-def _tuned(campaign: Campaign, arms: Sequence[Arm]) -> list[Choice]:
-    tuning = campaign.experiment.tuning
-    if tuning is None:
-        return []
-    budget(campaign.experiment, tuning, arms)
-    choices = search(campaign, tuning, arms)
-    write_tuning(campaign.out / "tuning.json", tuning, choices)
-    return choices
-
-
-def _baselines(arms: Sequence[Arm], name: str | None) -> dict[str, str]:
-    """With which row each is compared: that of the baseline at the same place on all axes.
+def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]:
+    """Label of each row to that of the baseline at the same place on all axes.
 
     Axes that have no meaning for the baseline do not count.
     """
     if name is None:
-        methods = [arm.method for arm in arms]
+        methods = [spec.method for spec in specs]
         name = "diloco" if "diloco" in methods else methods[0]
-    exact = [arm for arm in arms if arm.label == name]
-    bases = exact or [arm for arm in arms if arm.method == name]
+    exact = [spec for spec in specs if spec.label == name]
+    bases = exact or [spec for spec in specs if spec.method == name]
     if not bases:
         raise ConfigurationError(
             f"take differences to {name!r}",
-            because=f"the rows are {', '.join(arm.label for arm in arms)}",
+            because=f"the rows are {', '.join(spec.label for spec in specs)}",
             do="pass one of these, or one of the methods, as the baseline",
         )
     found: dict[str, str] = {}
-    for arm in arms:
-        matching = bases if len(bases) == 1 else [b for b in bases if _beside(arm, b)]
+    for spec in specs:
+        matching = bases if len(bases) == 1 else [b for b in bases if _beside(spec, b)]
         if len(matching) == 1:
-            found[arm.label] = matching[0].label
+            found[spec.label] = matching[0].label
     return found
 
 
-def _beside(arm: Arm, base: Arm) -> bool:
-    places = dict(arm.coordinates)
+def _beside(spec: VariantSpec, base: VariantSpec) -> bool:
+    places = dict(spec.coordinates)
     return all(places.get(axis) == value for axis, value in base.coordinates)

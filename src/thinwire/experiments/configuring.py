@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.errors import ConfigurationError
-from thinwire.experiments.description import Settings
+from thinwire.experiments.experiment import Rates
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.train.config import TrainConfig
@@ -16,10 +16,10 @@ __all__ = ["ask", "has_rounds", "with_changes", "with_rates"]
 
 
 def ask(recipe: Recipe, text: str) -> TrainConfig:
-    """What `recipe` makes of `text`.
+    """The configuration that `recipe` returns for the method `text`.
 
     Raises:
-        ConfigurationError: something else than a configuration.
+        ConfigurationError: it returns something else.
     """
     made: Any = recipe(text)
     if not isinstance(made, TrainConfig):
@@ -32,12 +32,12 @@ def ask(recipe: Recipe, text: str) -> TrainConfig:
 
 
 def has_rounds(config: TrainConfig) -> bool:
-    """Whether workers go their own way between exchanges."""
+    """Whether workers train apart between exchanges, instead of averaging every gradient."""
     return not isinstance(config.method.outer, GradientAveraging)
 
 
 def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
-    """`config` with other values in all places at once.
+    """`config` with several fields changed at once.
 
     Args:
         config: of a run.
@@ -72,7 +72,7 @@ def with_changes(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig
         ) from error
 
 
-def with_rates(method: Method, *, sync_every: int | None, settings: Settings) -> Method:
+def with_rates(method: Method, *, sync_every: int | None, rates: Rates) -> Method:
     """`method` with another H and other rates, where they are given.
 
     Raises:
@@ -81,10 +81,10 @@ def with_rates(method: Method, *, sync_every: int | None, settings: Settings) ->
     changes: dict[str, Any] = {}
     if sync_every is not None:
         changes["sync_every"] = sync_every
-    if settings.inner_lr is not None:
-        changes["inner"] = _replace(method.inner, {"lr": settings.inner_lr}, "--inner-lr", method)
-    momentum = settings.outer_momentum
-    outer: dict[str, Any] = {} if settings.outer_lr is None else {"lr": settings.outer_lr}
+    if rates.inner_lr is not None:
+        changes["inner"] = _replace(method.inner, {"lr": rates.inner_lr}, "--inner-lr", method)
+    momentum = rates.outer_momentum
+    outer: dict[str, Any] = {} if rates.outer_lr is None else {"lr": rates.outer_lr}
     if momentum is not None:
         outer |= {"momentum": momentum, "nesterov": momentum > 0}
     if outer:

@@ -1,20 +1,20 @@
 """Reports: pages that hold everything they show, and ask no network for any of it."""
 
-from thinwire.report.blocks import Block, Chart, Table, Text
+from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
 from thinwire.report.page import Page, plotly_source, write_page
 from thinwire.report.plan_page import plan_page
-from thinwire.report.run_page import Evidence, gather_evidence, run_page
+from thinwire.report.run_page import ReportData, read_report_data, run_page
 
 __all__ = [
     "Block",
     "Chart",
-    "Evidence",
     "Page",
-    "Table",
-    "Text",
-    "gather_evidence",
+    "Paragraph",
+    "ReportData",
+    "TextTable",
     "plan_page",
     "plotly_source",
+    "read_report_data",
     "run_page",
     "write_page",
 ]

@@ -1,15 +1,23 @@
-"""What the runs noted of their pseudo-gradients: how far workers agree, and what feedback holds."""
+"""Statistics of pseudo-gradients: how far workers agree, and what error feedback holds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from thinwire.experiments.records import Finished
-from thinwire.report.arms import Arm, styles_of
-from thinwire.report.blocks import Block, Chart, Text
-from thinwire.report.parts import Cell, Details, Heading, SortableTable
-from thinwire.report.seeds import estimate, mean_curve
+from thinwire.report.blocks import (
+    Block,
+    Cell,
+    Chart,
+    Details,
+    Heading,
+    Paragraph,
+    SortableTable,
+)
+from thinwire.report.traces import styles_of
+from thinwire.runs.schema import FinishedRun
+from thinwire.runs.statistics import estimate, mean_curve
+from thinwire.runs.variants import Variant
 
-__all__ = ["agreement_blocks", "by_fragment"]
+__all__ = ["agreement_blocks"]
 
 _STATISTICS: Final[Mapping[str, tuple[str, str]]] = {
     "cosine": ("Cosine between workers' pseudo-gradients", "mean cosine of two workers"),
@@ -23,47 +31,32 @@ _READING: Final = (
 )
 
 
-def agreement_blocks(arms: Sequence[Arm]) -> list[Block]:
-    """A chart for each statistic that some run noted, and a table by fragment."""
-    charts = [chart for name in _STATISTICS if (chart := _chart(name, arms)) is not None]
+def agreement_blocks(variants: Sequence[Variant]) -> list[Block]:
+    """A chart for each statistic that a run recorded, and a table by fragment."""
+    charts = [chart for name in _STATISTICS if (chart := _chart(name, variants)) is not None]
     heading = Heading(text="How far workers agree", name="agreement", below=_READING)
     if not charts:
         none = "No run here noted it: train with --statistics-steps 10, or so."
-        return [Heading(text=heading.text, name=heading.name), Text(text=none)]
+        return [Heading(text=heading.text, name=heading.name), Paragraph(text=none)]
     return [
         heading,
         *charts,
-        Details(title="By fragment, as noted last", blocks=[_fragments_table(arms)]),
+        Details(title="By fragment, as noted last", blocks=[_fragments_table(variants)]),
     ]
 
 
-def by_fragment(record: Mapping[str, Any], name: str) -> dict[int, float]:
-    """A statistic of each fragment that a record has it of.
-
-    >>> by_fragment({"step": 5, "cosine/0": 0.5, "cosine/2": 0.25}, "cosine")
-    {0: 0.5, 2: 0.25}
-    """
-    prefix = f"{name}/"
-    return {
-        int(key.removeprefix(prefix)): value
-        for key, value in record.items()
-        if key.startswith(prefix) and key.removeprefix(prefix).isdecimal()
-    }
+def _means(run: FinishedRun, name: str) -> dict[int, float]:
+    """The mean over fragments by step, at the steps where most fragments were measured."""
+    found = [(record.step, its) for record in run.records if (its := record.statistics.get(name))]
+    most = len({fragment for _, its in found for fragment in its})
+    whole = [(step, its) for step, its in found if len(its) == most]
+    return {step: sum(its.values()) / len(its) for step, its in whole or found}
 
 
-def _means(run: Finished, name: str) -> list[dict[str, Any]]:
-    """Records of the mean over fragments, where all of them were measured if that ever happened."""
-    found = [(record["step"], by_fragment(record, name)) for record in run.records]
-    most = len({index for _, its in found for index in its})
-    whole = [(step, its) for step, its in found if its and len(its) == most]
-    kept = whole or [(step, its) for step, its in found if its]
-    return [{"step": step, name: sum(its.values()) / len(its)} for step, its in kept]
-
-
-def _chart(name: str, arms: Sequence[Arm]) -> Chart | None:
+def _chart(name: str, variants: Sequence[Variant]) -> Chart | None:
     title, axis = _STATISTICS[name]
-    styled = zip(styles_of(arms), arms, strict=True)
-    traces = [t for style, arm in styled if (t := _trace(name, style, arm)) is not None]
+    styled = zip(styles_of(variants), variants, strict=True)
+    traces = [t for style, variant in styled if (t := _trace(name, style, variant)) is not None]
     if not traces:
         return None
     range_ = {} if name == "cosine" else {"rangemode": "tozero"}
@@ -82,55 +75,59 @@ def _chart(name: str, arms: Sequence[Arm]) -> Chart | None:
     )
 
 
-def _trace(name: str, style: Mapping[str, int], arm: Arm) -> dict[str, Any] | None:
+def _trace(name: str, style: Mapping[str, int], variant: Variant) -> dict[str, Any] | None:
     # Seeds that were run without statistics say nothing against the others.
-    noted = [means for run in arm.runs if (means := _means(run, name))]
-    curve = mean_curve(noted, name)
+    noted = {run.seed: means for run in variant.runs if (means := _means(run, name))}
+    curve = mean_curve(noted)
     if not curve.steps:
         return None
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": arm.label,
+        "name": variant.label,
         "x": list(curve.steps),
         "y": curve.means,
         "meta": style,
     }
 
 
-def _fragments_table(arms: Sequence[Arm]) -> SortableTable:
+def _fragments_table(variants: Sequence[Variant]) -> SortableTable:
     return SortableTable(
         title="Fragments",
         name="fragments",
         head=("method", "fragment", "seeds", "cosine", "feedback norm", "pseudo-gradient norm"),
-        rows=tuple(row for arm in arms for row in _rows(arm)),
+        rows=tuple(row for variant in variants for row in _rows(variant)),
     )
 
 
-def _rows(arm: Arm) -> list[tuple[Cell, ...]]:
-    last = {name: [_last(run, name) for run in arm.runs] for name in _STATISTICS}
-    indices = sorted({index for runs in last.values() for its in runs for index in its})
-    seeds = max(sum(map(bool, runs)) for runs in last.values())
+def _rows(variant: Variant) -> list[tuple[Cell, ...]]:
+    last = {name: {run.seed: _last(run, name) for run in variant.runs} for name in _STATISTICS}
+    fragments = sorted({f for by_seed in last.values() for its in by_seed.values() for f in its})
+    seeds = max(sum(map(bool, by_seed.values())) for by_seed in last.values())
     return [
         (
-            (arm.label, arm.label),
-            (str(index), index),
+            (variant.label, variant.label),
+            (str(fragment), fragment),
             (str(seeds), seeds),
-            *(_cell([its[index] for its in last[name] if index in its]) for name in _STATISTICS),
+            *(
+                _cell({s: its[fragment] for s, its in last[name].items() if fragment in its})
+                for name in _STATISTICS
+            ),
         )
-        for index in indices
+        for fragment in fragments
     ]
 
 
-def _last(run: Finished, name: str) -> dict[int, float]:
+def _last(run: FinishedRun, name: str) -> dict[int, float]:
+    """The value of each fragment when it was measured last."""
     found: dict[int, float] = {}
     for record in run.records:
-        found |= by_fragment(record, name)
+        found |= record.statistics.get(name, {})
     return found
 
 
-def _cell(values: Sequence[float]) -> Cell:
-    if not values:
+def _cell(by_seed: Mapping[int, float]) -> Cell:
+    if not by_seed:
         return ("-", "")
-    mean = estimate(values)
+    mean = estimate(by_seed)
     return (mean.text(".3g"), mean.mean)

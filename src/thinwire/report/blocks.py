@@ -1,47 +1,161 @@
-"""What a page is made of: text, tables and charts."""
+"""What a page is made of: data, which the macro of the same name in templates/blocks.html shows."""
 
-import json
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any, final
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, TypeAlias, final
+
+from jinja2 import Environment, FunctionLoader
+from markupsafe import Markup
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Block", "Chart", "Table", "Text"]
+__all__ = [
+    "Block",
+    "Cell",
+    "Chart",
+    "Commands",
+    "Details",
+    "Heading",
+    "LinkControls",
+    "MethodControls",
+    "Notice",
+    "PageData",
+    "Paragraph",
+    "SortableTable",
+    "TextTable",
+    "TimelineControls",
+    "asset",
+    "templates",
+]
+
+Cell: TypeAlias = tuple[str, float | str]
+"""What is shown, and by what it is sorted."""
 
 
-class Block(ABC):
+@cache
+def templates() -> Environment:
+    """The templates; everything they are given is escaped."""
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(lambda name: asset(f"templates/{name}")),
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
+def asset(name: str) -> str:
+    """The text of a file of this package."""
+    return files("thinwire.report").joinpath(name).read_text(encoding="utf-8")
+
+
+class Block(ABC):  # noqa: B024 - only the macros of its kinds differ
     """A part of a page, from top to bottom."""
 
-    @abstractmethod
-    def html(self) -> str:
-        """Its element."""
+    def html(self) -> Markup:
+        """The HTML elements of this part of the page.
+
+        >>> Paragraph(text="5 < 7").html()
+        Markup('<p>5 &lt; 7</p>')
+        """
+        macros: Any = templates().get_template("blocks.html").module
+        return getattr(macros, type(self).__name__)(self)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text(Block):
+class Paragraph(Block):
     """A paragraph.
 
     Args:
         text: plain.
-
-    >>> Text(text="5 < 7").html()
-    '<p>5 &lt; 7</p>'
     """
 
     text: str
 
-    def html(self) -> str:
-        """Escaped."""
-        return f"<p>{escape(self.text)}</p>"
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heading(Block):
+    """A heading, and perhaps a paragraph below it.
+
+    Args:
+        text: of the heading.
+        name: by which the page's links find it.
+        below: the paragraph.
+    """
+
+    text: str
+    name: str
+    below: str = ""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table(Block):
+class Notice(Block):
+    """Something that a reader should not overlook, with a link to the rest of it.
+
+    Args:
+        text: plain.
+        target: name of the heading that it links to.
+    """
+
+    text: str
+    target: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Details(Block):
+    """Blocks that are folded away until a reader opens them; works without a script.
+
+    Args:
+        title: what is to be opened.
+        blocks: what is shown then.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commands(Block):
+    """Lines for a terminal.
+
+    Args:
+        lines: of it.
+        label: what they are.
+    """
+
+    lines: Sequence[str]
+    label: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageData(Block):
+    """What the page's scripts work with; not shown.
+
+    Args:
+        name: by which they find it.
+        data: JSON-able.
+    """
+
+    name: str
+    data: Any
+
+
+# -- tables and charts -----------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextTable(Block):
     """Rows of text: the first column says what a row is, the others are right-aligned.
 
     Args:
@@ -66,31 +180,23 @@ class Table(Block):
                     do="pass a cell for each column, or fewer",
                 )
 
-    def html(self) -> str:
-        """A table that scrolls by itself where the window is narrow."""
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
-        body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
-        return (
-            f'<section class="table"><h2>{escape(self.title)}</h2><div class="scroll" '
-            f'tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-            "</div></section>"
-        )
 
-    def _row(self, row: Sequence[str]) -> str:
-        first, *others = (escape(cell) for cell in row)
-        if others and len(row) < len(self.head):
-            *others, wide = others
-            span = len(self.head) - len(row) + 1
-            return f"{_header(first)}{_cells(others)}<td class=wide colspan={span}>{wide}</td>"
-        return _header(first) + _cells(others)
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortableTable(Block):
+    """A table whose columns sort it, and which can be copied as text with tabs.
 
+    Args:
+        title: above it.
+        head: of the columns; the first says what a row is.
+        rows: a cell for each column.
+        name: of the element, for scripts and links.
+    """
 
-def _header(text: str) -> str:
-    return f'<th scope="row">{text}</th>'
-
-
-def _cells(texts: Sequence[str]) -> str:
-    return "".join(f"<td>{text}</td>" for text in texts)
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    name: str
 
 
 @final
@@ -100,9 +206,9 @@ class Chart(Block):
 
     Args:
         title: above it.
-        traces: as plotly takes them. `meta.series`, a number, stands for a colour.
+        traces: as plotly takes them, with `meta` as `thinwire.report.traces` has it.
         layout: as plotly takes it.
-        alt: what it shows, for who cannot see it.
+        alt: what it shows, in words.
         height_px: None is the page's own.
     """
 
@@ -112,21 +218,10 @@ class Chart(Block):
     alt: str
     height_px: int | None = None
 
-    def html(self) -> str:
-        """A frame with the figure's data, drawn when the page is opened."""
-        figure = json.dumps(
-            {"data": _rounded(self.traces), "layout": self.layout},
-            allow_nan=False,
-            separators=(",", ":"),
-        )
-        # Nothing in the data may end the element that it is in.
-        data = figure.replace("<", "\\u003c")
-        size = "" if self.height_px is None else f' style="height:{self.height_px}px"'
-        return (
-            f'<section class="chart"><h2>{escape(self.title)}</h2>'
-            f'<div class="plot"{size} role="img" aria-label="{escape(self.alt)}"></div>'
-            f'<script type="application/json">{data}</script></section>'
-        )
+    @property
+    def figure(self) -> Mapping[str, Any]:
+        """What is drawn when the page is opened."""
+        return {"data": _rounded(self.traces), "layout": self.layout}
 
 
 def _rounded(value: Any) -> Any:
@@ -142,3 +237,59 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(held) for held in value]
     return value
+
+
+# -- what a reader chooses -------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodControls(Block):
+    """The legend of all charts: what it does not tick is not drawn; and which loss they show.
+
+    Args:
+        labels: of the variants.
+        styles: of `styles_of`.
+        front: indices of the variants that no other beats in loss and bytes.
+    """
+
+    labels: Sequence[str]
+    styles: Sequence[Mapping[str, int]]
+    front: Sequence[int]
+
+    # As chart.js has them: dashes, colours, and markers in the middle of a line of 34 x 10.
+    dashes: ClassVar = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")
+    colours: ClassVar = 8
+    symbols: ClassVar = (
+        "M12.5 5a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+        "M13 1h8v8h-8z",
+        "M17 0l5 5l-5 5l-5 -5z",
+        "M17 0l5 9h-10z",
+        "M17 10l5 -9h-10z",
+        "M15.5 0h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+        "M14 0l3 3l3 -3l2 2l-3 3l3 3l-2 2l-3 -3l-3 3l-2 -2l3 -3l-3 -3z",
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkControls(Block):
+    """The link on which wall-clock is worked out.
+
+    Args:
+        topologies: among which to choose.
+    """
+
+    topologies: Sequence[str]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimelineControls(Block):
+    """The choice of the variant whose rounds are shown.
+
+    Args:
+        labels: of the variants that can be replayed, by their index.
+    """
+
+    labels: Mapping[int, str]

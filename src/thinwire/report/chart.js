@@ -11,11 +11,11 @@
   const adapt = page.adapt ?? ((figure) => figure);
 
   const trace = (data) => {
-    const { series, variant = series, band } = data.meta;
+    const { series, dash = series, band } = data.meta;
     const shade = series === undefined ? colour("muted") : colour(`series-${series % 8}`);
     if (band) return { ...data, fill: "toself", fillcolor: `${shade}30`, line: { width: 0 } };
-    const symbol = symbols[(variant ?? 0) % 7];
-    const line = { color: shade, dash: dashes[(variant ?? 1) % 6], width: 2.5, ...data.line };
+    const symbol = symbols[(dash ?? 0) % 7];
+    const line = { color: shade, dash: dashes[(dash ?? 1) % 6], width: 2.5, ...data.line };
     return { ...data, line, marker: { color: shade, symbol, size: 7, ...data.marker } };
   };
 

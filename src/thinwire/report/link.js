@@ -1,13 +1,12 @@
 "use strict";
-// The planner's simulation of workers that are alike, step by step: thinwire.plan.run with one
-// clock. Tests hold it to `thinwire.plan.simulate`.
+// The planner's simulation, `thinwire.plan.simulate`, to which tests hold it.
 var thinwire = globalThis.thinwire ?? {};
 
 // link: {rate (bit/s), latency (s), step (s), topology}. Returns seconds:
 // at[t]: when step t is done and what is due then is applied; wall: at the end of the run;
 // waits, transfers: intervals with the step after which they come.
-thinwire.simulate = (voyage, link) => {
-  const { steps, every, tau, messages } = voyage;
+thinwire.simulate = (replay, link) => {
+  const { steps, every, tau, messages } = replay;
   const costs = messages.map(({ crossing }) => {
     const [moved, hops, last] = crossing[link.topology];
     const lag = last * link.latency;

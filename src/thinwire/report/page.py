@@ -3,20 +3,15 @@
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import final
 
+from markupsafe import Markup
+
 from thinwire.errors import ConfigurationError
-from thinwire.report.blocks import Block, Chart
+from thinwire.report.blocks import Block, Chart, asset, templates
 
 __all__ = ["Page", "plotly_source", "write_page"]
-
-# What is not in the file is not there: a browser that is asked to fetch anything refuses.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-)
 
 
 @final
@@ -25,7 +20,7 @@ class Page:
     """What a page shows.
 
     Args:
-        title: what it is about, also in the window's.
+        title: what it is about, also of the window.
         lead: a line below the title.
         blocks: from top to bottom.
         scripts: files of this package that make the page answer its reader.
@@ -42,29 +37,18 @@ class Page:
         Raises:
             ConfigurationError: it has charts, and plotly is not installed.
         """
-        body = "\n".join(block.html() for block in self.blocks)
-        scripts = [_asset(name) for name in self.scripts]
-        if self._has_charts:
-            scripts = [plotly_source(), *scripts, _asset("chart.js")]
-        return "\n".join(
-            (
-                '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-                f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-                '<meta name="viewport" content="width=device-width, initial-scale=1">',
-                '<meta name="color-scheme" content="light dark">',
-                f"<title>{escape(self.title)}</title>",
-                f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-                f'<h1>{escape(self.title)}</h1>\n<p class="lead">{escape(self.lead)}</p>',
-                body,
-                "</main>",
-                *(f"<script>{script}</script>" for script in scripts),
-                "</body>\n</html>\n",
+        scripts = [asset(name) for name in self.scripts]
+        if any(isinstance(block, Chart) for block in self.blocks):
+            scripts = [plotly_source(), *scripts, asset("chart.js")]
+        return (
+            templates()
+            .get_template("page.html")
+            .render(
+                page=self,
+                style=Markup(asset("page.css")),
+                scripts=[Markup(script) for script in scripts],
             )
         )
-
-    @property
-    def _has_charts(self) -> bool:
-        return any(isinstance(block, Chart) for block in self.blocks)
 
 
 def plotly_source() -> str:
@@ -85,7 +69,7 @@ def plotly_source() -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write `page` to `path`, whose folder is made if there is none.
+    """Write `page` to `path`, whose folder is created if it is missing.
 
     Args:
         page: what to write.
@@ -102,7 +86,3 @@ def write_page(page: Page, path: Path) -> None:
         raise ConfigurationError(
             f"write {path}", because=str(error), do="pass a file that can be written"
         ) from error
-
-
-def _asset(name: str) -> str:
-    return files("thinwire.report").joinpath(name).read_text(encoding="utf-8")

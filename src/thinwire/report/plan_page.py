@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from thinwire.plan.forecast import Forecast, Row
 from thinwire.plan.job import Job
-from thinwire.plan.sweep import Curve, Sweep
-from thinwire.plan.wording import (
+from thinwire.plan.sweep import Sweep, SweepCurve
+from thinwire.plan.text import (
     BANDWIDTH_HEAD,
     OUTCOME_HEAD,
     bandwidth_cells,
@@ -19,7 +19,7 @@ from thinwire.plan.wording import (
     share_text,
     verdict,
 )
-from thinwire.report.blocks import Block, Chart, Table, Text
+from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
 from thinwire.report.page import Page
 
 __all__ = ["plan_page"]
@@ -37,7 +37,7 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         target: utilisation.
     """
     blocks: list[Block] = [
-        Text(text=verdict(rows, target)),
+        Paragraph(text=verdict(rows, target)),
         sweep_chart(job, swept, target=target),
         _table(
             "Bytes that each worker sends, and how busy it is", OUTCOME_HEAD, rows, outcome_cells
@@ -49,7 +49,7 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         )
     blocks += [
         _table("Bandwidth in bit/s for a utilisation of", BANDWIDTH_HEAD, rows, bandwidth_cells),
-        Text(text=_READING),
+        Paragraph(text=_READING),
     ]
     return Page(title=job_text(job), lead=link_text(job), blocks=blocks)
 
@@ -62,8 +62,8 @@ _READING = (
 )
 
 
-def _table(title: str, head: tuple[str, ...], rows: Sequence[Row], cells: Any) -> Table:
-    return Table(
+def _table(title: str, head: tuple[str, ...], rows: Sequence[Row], cells: Any) -> TextTable:
+    return TextTable(
         title=title,
         head=head,
         rows=tuple(
@@ -101,7 +101,7 @@ def sweep_chart(job: Job, swept: Sweep, *, target: float) -> Chart:
     )
 
 
-def _alike(curves: Sequence[Curve]) -> Mapping[tuple[float | None, ...], list[str]]:
+def _alike(curves: Sequence[SweepCurve]) -> Mapping[tuple[float | None, ...], list[str]]:
     names: dict[tuple[float | None, ...], list[str]] = {}
     for curve in curves:
         names.setdefault(curve.utilisation, []).append(curve.method)

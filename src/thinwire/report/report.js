@@ -5,7 +5,7 @@
   const find = (name) => document.getElementById(name);
   const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
   const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
-  const shown = new Set(data.arms.map((_, index) => index));
+  const shown = new Set(data.variants.map((_, index) => index));
   let played = [];
 
   const duration = (seconds) => {
@@ -38,9 +38,9 @@
       : "Bandwidth and step take more than 0, latency 0 or more: the charts show the last link.";
     if (!sound) return;
     const over = { rate, latency, step, topology };
-    played = data.arms.map(({ voyage }) => {
-      if (!voyage) return null;
-      const run = thinwire.simulate(voyage, over);
+    played = data.variants.map(({ replay }) => {
+      if (!replay) return null;
+      const run = thinwire.simulate(replay, over);
       return { at: run.at, wall: run.wall, shares: thinwire.shares(run) };
     });
     tell();
@@ -48,7 +48,7 @@
 
   const tell = () => {
     document.querySelectorAll("#on-link tbody tr").forEach((row) => {
-      const found = played[Number(row.dataset.arm ?? row.querySelector("th").dataset.value)];
+      const found = played[Number(row.dataset.variant ?? row.querySelector("th").dataset.value)];
       if (!found) return;
       const { computing, waiting, hidden } = found.shares;
       const cells = [
@@ -67,7 +67,7 @@
 
   const chosenLoss = () => document.querySelector("input[name=loss]:checked").value;
   const wanted = ({ meta }) =>
-    (meta.arm === undefined || shown.has(meta.arm)) &&
+    (meta.variant === undefined || shown.has(meta.variant)) &&
     (meta.loss === undefined || meta.loss === chosenLoss());
 
   const few = [1, 2, 5, 10, 20, 30];
@@ -89,9 +89,9 @@
     const clock = ({ at, wall }, step) => (step >= at.length - 1 ? wall : at[step]);
     const traces = figure.data
       .filter(wanted)
-      .filter(({ meta }) => played[meta.arm])
+      .filter(({ meta }) => played[meta.variant])
       .map((trace) => {
-        const x = trace.meta.steps.map((step) => clock(played[trace.meta.arm], step));
+        const x = trace.meta.steps.map((step) => clock(played[trace.meta.variant], step));
         const words = { text: x.map(duration), hovertemplate: "%{text}<br>loss %{y:.4f}" };
         return { ...trace, x, ...(trace.meta.band ? {} : words) };
       });
@@ -114,12 +114,12 @@
   });
 
   const shares = (figure) => {
-    const arms = played
-      .map((run, arm) => ({ run, arm }))
-      .filter(({ run, arm }) => run && shown.has(arm))
+    const variants = played
+      .map((run, variant) => ({ run, variant }))
+      .filter(({ run, variant }) => run && shown.has(variant))
       .reverse();
-    const y = arms.map(({ arm }) => data.arms[arm].label);
-    const of = (pick) => ({ y, x: arms.map(({ run }) => pick(run.shares) / run.wall) });
+    const y = variants.map(({ variant }) => data.variants[variant].label);
+    const of = (pick) => ({ y, x: variants.map(({ run }) => pick(run.shares) / run.wall) });
     return {
       data: [
         bar("computing", "computing, link idle", of((s) => s.computing - s.hidden)),
@@ -132,12 +132,12 @@
 
   // At least twelve steps from the middle of the run.
   const timeline = (figure) => {
-    const arm = number("timeline-arm");
-    const { voyage } = data.arms[arm] ?? {};
-    if (!voyage || !played[arm]) return { data: [], layout: figure.layout };
-    const { every, steps } = voyage;
+    const variant = number("timeline-variant");
+    const { replay } = data.variants[variant] ?? {};
+    if (!replay || !played[variant]) return { data: [], layout: figure.layout };
+    const { every, steps } = replay;
     const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
-    const run = thinwire.simulate(voyage, link());
+    const run = thinwire.simulate(replay, link());
     const last = Math.min(steps, middle + Math.max(3 * every, 12));
     const [from, to] = [run.at[middle], run.at[last]];
     const cut = (intervals) =>
@@ -159,7 +159,7 @@
       });
     };
     find("timeline-told").textContent =
-      `${data.arms[arm].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
+      `${data.variants[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
       `${duration(to - from)}, of which ${duration(waits.reduce((t, w) => t + w.to - w.from, 0))} ` +
       `waiting.`;
     return {
@@ -194,23 +194,23 @@
     });
   };
   const redraw = () => later(() => thinwire.redraw());
-  const replay = () =>
+  const replayAll = () =>
     later(() => {
       play();
       thinwire.redraw();
     });
 
-  const boxes = [...document.querySelectorAll("input[data-arm]")];
+  const boxes = [...document.querySelectorAll("input[data-variant]")];
   const look = () => {
     shown.clear();
-    boxes.filter((box) => box.checked).forEach((box) => shown.add(Number(box.dataset.arm)));
+    boxes.filter((box) => box.checked).forEach((box) => shown.add(Number(box.dataset.variant)));
     redraw();
   };
   boxes.forEach((box) => box.addEventListener("change", look));
   document.querySelectorAll("button[data-tick]").forEach((button) =>
     button.addEventListener("click", () => {
       const ticked = button.dataset.tick.split(" ");
-      boxes.forEach((box) => (box.checked = ticked.includes(box.dataset.arm)));
+      boxes.forEach((box) => (box.checked = ticked.includes(box.dataset.variant)));
       look();
     }),
   );
@@ -221,14 +221,14 @@
     const [exact, slider] = [find(name), find(`${name}-range`)];
     slider.addEventListener("input", () => {
       exact.value = Number((10 ** Number(slider.value)).toPrecision(3));
-      replay();
+      replayAll();
     });
     exact.addEventListener("input", () => {
       if (number(name) > 0) slider.value = Math.log10(number(name));
-      replay();
+      replayAll();
     });
   }
-  find("topology")?.addEventListener("change", replay);
-  find("timeline-arm")?.addEventListener("change", redraw);
+  find("topology")?.addEventListener("change", replayAll);
+  find("timeline-variant")?.addEventListener("change", redraw);
   play();
 })();

@@ -1,54 +1,49 @@
-"""The commands that begin the runs of a report anew."""
+"""The commands that train the runs of a report again."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
 from thinwire.errors import ThinwireError
-from thinwire.experiments.records import Finished
 from thinwire.handshake import flatten_description
+from thinwire.outer import GradientAveraging
+from thinwire.runs.schema import FinishedRun
 from thinwire.train import recipes
+from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.schedule import WarmupCosine
 
 __all__ = ["command_of", "compare_command", "flags_of", "report_command"]
 
 _RECIPES: Final = ("laptop", "paper")
 _OF_ROUNDS: Final = ("sync-every", "outer-lr", "outer-momentum")
+_PARTS: Final[Mapping[str, type]] = {
+    "": TrainConfig,
+    "data.": Data,
+    "schedule.": WarmupCosine,
+    "machine.": Machine,
+    "periods.": Periods,
+}
+_WITHOUT_FLAG: Final = ("validation_sequences", "final_fraction")
+# A flag has the name of the field that it sets, unless it sets one inside of a slot.
 _FLAGS: Final[Mapping[str, str]] = {
-    "workers": "workers",
-    "steps": "steps",
-    "global_batch": "global-batch",
-    "accumulate": "accumulate",
-    "clip_norm": "clip-norm",
-    "seed": "seed",
-    "data.corpus": "corpus",
-    "data.tokenizer": "tokenizer",
-    "data.sequence_length": "sequence-length",
     "model.size": "model",
-    "schedule.warmup_steps": "warmup-steps",
     "method.sync_every": "sync-every",
     "method.inner.lr": "inner-lr",
     "method.outer.lr": "outer-lr",
     "method.outer.momentum": "outer-momentum",
-    "machine.device": "device",
-    "machine.outer_device": "outer-device",
-    "machine.precision": "precision",
-    "machine.compile": "compile",
-    "machine.simulation": "simulation",
-    "machine.threads": "threads",
-    "machine.timeout_s": "timeout-s",
-    "machine.worker_size": "worker-size",
-    "periods.log_steps": "log-steps",
-    "periods.evaluate_steps": "evaluate-steps",
-    "periods.checkpoint_steps": "checkpoint-steps",
-    "periods.keep_checkpoints": "keep-checkpoints",
-    "periods.statistics_steps": "statistics-steps",
+} | {
+    f"{part}{field.name}": field.name.replace("_", "-")
+    for part, kind in _PARTS.items()
+    for field in fields(kind)
+    if field.name not in _WITHOUT_FLAG
 }
 
 
-def flags_of(run: Finished) -> dict[str, str] | None:
-    """The flags besides --method with which a built-in recipe is what `run` was.
+def flags_of(run: FinishedRun) -> dict[str, str] | None:
+    """The flags besides --method with which a built-in recipe trains what `run` trained.
 
     Args:
         run: whose.
@@ -61,13 +56,13 @@ def flags_of(run: Finished) -> dict[str, str] | None:
     return min(known, key=len) if known else None
 
 
-def _flags(run: Finished, recipe: str) -> dict[str, str] | None:
+def _flags(run: FinishedRun, recipe: str) -> dict[str, str] | None:
     try:
-        made = recipes.find(recipe)(run.method).describe()
+        made = recipes.find(recipe)(run.config.method).describe()
     except ThinwireError:  # a method of one's own
         return None
-    base = flatten_description(json.loads(json.dumps(made)))
-    its = flatten_description(dict(run.config))
+    base = flatten_description(made)
+    its = flatten_description(run.config.described)
     flags = {} if recipe == _RECIPES[0] else {"recipe": recipe}
     # A field that it lacks came with a later version; of another kind of slot the kind is there.
     for field in sorted(its):
@@ -87,16 +82,16 @@ def _follows(field: str, base: Mapping[str, str], its: Mapping[str, str]) -> boo
     return its[field] == str(float(its[momentum]) > 0)
 
 
-def command_of(run: Finished, out: str) -> str | None:
-    """What begins `run` anew in the folder `out`; None if no flags do."""
-    flags = None if run.is_elastic else flags_of(run)
+def command_of(run: FinishedRun, out: str) -> str | None:
+    """The command that trains `run` again in the folder `out`; None if no flags do."""
+    flags = None if run.summary.is_elastic else flags_of(run)
     if flags is None:
         return None
-    given = {"method": run.method, **flags, "out": out}
+    given = {"method": run.config.method, **flags, "out": out}
     return _command("train", given)
 
 
-def compare_command(runs: Sequence[Finished]) -> str | None:
+def compare_command(runs: Sequence[FinishedRun]) -> str | None:
     """One command for all of `runs`, if they are one comparison; else None.
 
     Args:
@@ -108,7 +103,7 @@ def compare_command(runs: Sequence[Finished]) -> str | None:
     common.pop("seed", None)
     if not all(_is_made_by(common, run) for run in runs):
         return None
-    methods = list(dict.fromkeys(run.method for run in runs))
+    methods = list(dict.fromkeys(run.config.method for run in runs))
     seeds = sorted({run.seed for run in runs})
     if len(runs) != len(methods) * len(seeds):
         return None
@@ -116,19 +111,21 @@ def compare_command(runs: Sequence[Finished]) -> str | None:
     return _command("compare", given | {"out": "runs/compare"})
 
 
-def _is_made_by(common: Mapping[str, str], run: Finished) -> bool:
+def _is_made_by(common: Mapping[str, str], run: FinishedRun) -> bool:
     flags = flags_of(run)
     if flags is None:
         return False
     # `thinwire compare` keeps these from a method that averages at every step.
-    direct = run.config["method"].get("outer", {}).get("kind") == "Direct"
+    direct = (
+        run.config.described["method"].get("outer", {}).get("kind") == GradientAveraging.__name__
+    )
     hidden = _OF_ROUNDS if direct else ()
     wanted = {flag: value for flag, value in common.items() if flag not in hidden}
     return wanted == {flag: value for flag, value in flags.items() if flag != "seed"}
 
 
 def report_command(paths: Sequence[Path], out: Path) -> str:
-    """What wrote the page."""
+    """The command that wrote the page."""
     return " ".join(["thinwire report", *(shlex.quote(str(p)) for p in paths), "--out", str(out)])
 
 

@@ -5,15 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thinwire.plan.units import nbytes_text
-from thinwire.report.arms import Arm, styles_of
 from thinwire.report.blocks import Chart
-from thinwire.report.front import final_loss, front_of, senders, sent_bytes
-from thinwire.report.seeds import Curve, mean_curve
+from thinwire.report.pareto import front_of, senders
+from thinwire.report.traces import LOSSES, band, line, styles_of
+from thinwire.runs.schema import RunRecord
+from thinwire.runs.variants import Variant
 
-__all__ = ["LOSSES", "front_chart", "link_charts", "loss_charts", "waits_chart"]
-
-LOSSES: Final[Mapping[str, str]] = {"validation": "val_loss", "training": "loss"}
-"""What a reader chooses between, and its name in a record."""
+__all__ = ["front_chart", "link_charts", "loss_charts", "waits_chart"]
 
 _FEW: Final = 12
 _LOSS_AXIS: Final[Mapping[str, Any]] = {"title": {"text": "loss, nats per token"}}
@@ -25,19 +23,19 @@ _LEGEND: Final[Mapping[str, Any]] = {
 }
 
 
-def loss_charts(arms: Sequence[Arm]) -> list[Chart]:
+def loss_charts(variants: Sequence[Variant]) -> list[Chart]:
     """Loss against tokens, and against the bytes that a worker sent."""
     return [
         Chart(
             title="Loss against tokens",
-            traces=_curves(arms, lambda arm, curve: _at(arm, curve, "tokens")),
+            traces=_curves(variants, lambda record: record.tokens),
             layout=_layout({"title": {"text": "tokens of all workers"}, "rangemode": "tozero"}),
             alt="Lines of loss against tokens, one for each method; the table below has the "
             "numbers.",
         ),
         Chart(
             title="Loss against bytes sent",
-            traces=_curves(arms, lambda arm, curve: _at(arm, curve, "sent_bytes")),
+            traces=_curves(variants, lambda record: record.sent_bytes),
             layout=_layout(_bytes_axis("bytes sent by a worker")),
             alt="Lines of loss against the bytes that a worker sent, one for each method; the "
             "table below has the numbers.",
@@ -45,13 +43,13 @@ def loss_charts(arms: Sequence[Arm]) -> list[Chart]:
     ]
 
 
-def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
-    """What is worked out in the page, for the link that its reader chooses.
+def link_charts(variants: Sequence[Variant]) -> dict[str, Chart]:
+    """Charts that the page works out for the link that its reader chooses.
 
     Args:
-        arms: of all methods; the page leaves out those that cannot be played.
+        variants: all; the page leaves out those that cannot be played.
     """
-    curves = _curves(arms, lambda _arm, curve: list(curve.steps))
+    curves = _curves(variants, lambda record: record.step)
     return {
         "wall": Chart(
             title="Loss against wall-clock on this link",
@@ -71,7 +69,7 @@ def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
                 "yaxis": {},
                 "legend": _LEGEND | {"traceorder": "normal"},
             },
-            height_px=130 + 34 * len(arms),
+            height_px=130 + 34 * len(variants),
             alt="A bar for each method: the shares of computing with an idle link, of computing "
             "while something is on it, and of waiting; the table below has the numbers.",
         ),
@@ -92,19 +90,22 @@ def link_charts(arms: Sequence[Arm]) -> dict[str, Chart]:
     }
 
 
-def front_chart(arms: Sequence[Arm]) -> Chart:
+def front_chart(variants: Sequence[Variant]) -> Chart:
     """Final loss against bytes, and the methods that no other beats in both."""
-    sending = senders(arms)
-    styles = [style for style, arm in zip(styles_of(arms), arms, strict=True) if arm in sending]
-    arms = sending
-    losses, sent = [final_loss(arm) for arm in arms], [sent_bytes(arm) for arm in arms]
-    front = [(sent_bytes(arm), final_loss(arm).mean) for arm in front_of(arms)]
-    line: Mapping[str, Any] = {
+    sending = senders(variants)
+    styled = [
+        (style, variant)
+        for style, variant in zip(styles_of(variants), variants, strict=True)
+        if variant in sending
+    ]
+    sent = [variant.sent_bytes for variant in sending]
+    front = front_of(variants)
+    stairs: Mapping[str, Any] = {
         "type": "scatter",
         "mode": "lines",
         "name": "front",
-        "x": [x for x, _ in front],
-        "y": [y for _, y in front],
+        "x": [variant.sent_bytes for variant in front],
+        "y": [variant.loss.mean for variant in front],
         "line": {"shape": "hv", "width": 1.5, "dash": "dot"},
         "hoverinfo": "skip",
         "meta": {},
@@ -113,24 +114,24 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
     dots = [
         {
             "type": "scatter",
-            "mode": "markers+text" if len(arms) <= _FEW else "markers",
-            "name": arm.label,
-            "x": [x],
-            "y": [loss.mean],
-            "text": [arm.label],
-            "textposition": "top left" if x > right else "top right",
+            "mode": "markers+text" if len(sending) <= _FEW else "markers",
+            "name": variant.label,
+            "x": [variant.sent_bytes],
+            "y": [variant.loss.mean],
+            "text": [variant.label],
+            "textposition": "top left" if variant.sent_bytes > right else "top right",
             "textfont": {"size": 11},
             "cliponaxis": False,
-            "hovertemplate": f"{arm.label}<br>%{{x:.3s}}B, loss %{{y:.4f}}<extra></extra>",
-            "error_y": {"type": "data", "array": [loss.error or 0.0]},
+            "hovertemplate": f"{variant.label}<br>%{{x:.3s}}B, loss %{{y:.4f}}<extra></extra>",
+            "error_y": {"type": "data", "array": [variant.loss.standard_error or 0.0]},
             "marker": {"size": 11},
             "meta": style,
         }
-        for style, arm, x, loss in zip(styles, arms, sent, losses, strict=True)
+        for style, variant in styled
     ]
     return Chart(
         title="Pareto front of loss and bytes",
-        traces=[line, *dots],
+        traces=[stairs, *dots],
         layout=_layout(_bytes_axis("bytes sent by a worker in the whole run"))
         | {
             "hovermode": "closest",
@@ -142,23 +143,21 @@ def front_chart(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def waits_chart(arms: Sequence[Arm]) -> Chart:
-    """What the runs themselves waited, and what travelled meanwhile."""
+def waits_chart(variants: Sequence[Variant]) -> Chart:
+    """Seconds that the runs themselves waited, and seconds of exchanges while they trained."""
     traces: list[dict[str, Any]] = []
-    for style, arm in zip(styles_of(arms), arms, strict=True):
-        runs = [run.records for run in arm.runs]
-        for name, words in (("wait_s", "waited"), ("overlapped_s", "hidden")):
-            curve, wall = mean_curve(runs, name), mean_curve(runs, "wall_s")
-            dots = {"width": 1.2, "dash": "dot"} if name == "overlapped_s" else {}
-            traces.append(
-                _line(style, arm, curve, wall.means)
-                | {"name": f"{arm.label}: {words}"}
-                # The chart's own dashes tell the two quantities apart, and not the methods.
-                | {"line": dots or {"dash": "solid"}, "mode": "lines"}
-            )
+    for style, variant in zip(styles_of(variants), variants, strict=True):
+        x = variant.curve(lambda record: record.wall_s).means
+        waited = line(style, variant.label, variant.curve(lambda record: record.wait_s), x)
+        hidden = line(style, variant.label, variant.curve(lambda record: record.overlapped_s), x)
+        # The chart's own dashes tell the two quantities apart, and not the variants.
+        traces += [
+            waited | {"name": f"{variant.label}: waited", "line": {"dash": "solid"}},
+            hidden | {"name": f"{variant.label}: hidden", "line": {"width": 1.2, "dash": "dot"}},
+        ]
     return Chart(
         title="Waits and hidden exchanges, as measured",
-        traces=traces,
+        traces=[trace | {"mode": "lines"} for trace in traces],
         layout=_layout({"title": {"text": "wall-clock of the run itself, seconds"}})
         | {"yaxis": {"title": {"text": "seconds so far"}, "rangemode": "tozero"}},
         alt="Two lines for each method against the run's own wall-clock: seconds that a worker "
@@ -166,61 +165,23 @@ def waits_chart(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def _curves(arms: Sequence[Arm], where: Callable[[Arm, Curve], list[Any]]) -> list[dict[str, Any]]:
-    """A band and a line for each method and loss."""
+def _curves(
+    variants: Sequence[Variant], quantity: Callable[[RunRecord], float]
+) -> list[dict[str, Any]]:
+    """A band and a line for each variant and loss, against `quantity`."""
     traces: list[dict[str, Any]] = []
-    for style, arm in zip(styles_of(arms), arms, strict=True):
-        for loss, name in LOSSES.items():
-            curve = mean_curve([run.records for run in arm.runs], name)
-            if not curve.steps:
-                continue
-            x = where(arm, curve)
-            lines = [_band(style, curve, x), _line(style, arm, curve, x)]
-            for trace in lines:
-                if trace:
+    for style, variant in zip(styles_of(variants), variants, strict=True):
+        against = variant.curve(quantity)
+        at = dict(zip(against.steps, against.means, strict=True))
+        for loss, value in LOSSES.items():
+            curve = variant.curve(value)
+            x = [at[step] for step in curve.steps]
+            found = (band(style, curve, x), line(style, variant.label, curve, x))
+            for trace in found if x else ():
+                if trace is not None:
                     trace["meta"] |= {"loss": loss}
                     traces.append(trace)
     return traces
-
-
-def _line(style: Mapping[str, int], arm: Arm, curve: Curve, x: list[Any]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(x) <= 20 else "lines",
-        "name": arm.label,
-        "x": x,
-        "y": curve.means,
-        "meta": {**style, "steps": list(curve.steps)},
-    }
-
-
-def _band(style: Mapping[str, int], curve: Curve, x: list[Any]) -> dict[str, Any]:
-    """The mean and its standard error above and below; nothing of one seed."""
-    if any(point.error is None for point in curve.points):
-        return {}
-    errors = [point.error or 0.0 for point in curve.points]
-    high = [mean + error for mean, error in zip(curve.means, errors, strict=True)]
-    low = [mean - error for mean, error in zip(curve.means, errors, strict=True)]
-    steps = list(curve.steps)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*high, *reversed(low)],
-        "hoverinfo": "skip",
-        "meta": {
-            **style,
-            "steps": [*steps, *reversed(steps)],
-            "band": True,
-        },
-    }
-
-
-def _at(arm: Arm, curve: Curve, name: str) -> list[float]:
-    """The mean of `name` over the seeds at the steps of `curve`."""
-    found = mean_curve([run.records for run in arm.runs], name)
-    by_step = dict(zip(found.steps, found.means, strict=True))
-    return [by_step[step] for step in curve.steps]
 
 
 def _bytes_axis(title: str) -> dict[str, Any]:

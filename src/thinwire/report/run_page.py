@@ -3,19 +3,27 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Final, final
 
 from thinwire.errors import ConfigurationError, ThinwireError
+from thinwire.plan.topology import TOPOLOGIES
 from thinwire.report.agreement_charts import agreement_blocks
-from thinwire.report.arms import Arm, arms_of, styles_of, without_doubles
-from thinwire.report.blocks import Block, Text
-from thinwire.report.controls import LinkControls, MethodControls
-from thinwire.report.folders import LeftOut, comparable, find_runs
-from thinwire.report.front import final_loss, front_of, senders, sent_bytes
+from thinwire.report.blocks import (
+    Block,
+    Commands,
+    Details,
+    Heading,
+    LinkControls,
+    MethodControls,
+    Notice,
+    PageData,
+    Paragraph,
+    TimelineControls,
+)
+from thinwire.report.link_replay import LinkReplay, ShapeCache, replay_data
 from thinwire.report.page import Page
-from thinwire.report.parts import Commands, Data, Details, Heading, Notice
+from thinwire.report.pareto import front_of, senders
 from thinwire.report.reproduce import command_of, compare_command, report_command
 from thinwire.report.results import (
     curves_table,
@@ -29,9 +37,13 @@ from thinwire.report.results import (
 )
 from thinwire.report.run_charts import front_chart, link_charts, loss_charts, waits_chart
 from thinwire.report.scaling import scaling_charts
-from thinwire.report.voyage import TOPOLOGIES, Shapes, Voyage, voyage_of
+from thinwire.report.traces import styles_of
+from thinwire.runs.comparable import not_comparable
+from thinwire.runs.find import find_runs
+from thinwire.runs.status import RunState, RunStatus
+from thinwire.runs.variants import Variant, repeated_runs, variants_of
 
-__all__ = ["Evidence", "gather_evidence", "run_page"]
+__all__ = ["ReportData", "read_report_data", "run_page"]
 
 _SCRIPTS: Final = ("link.js", "report.js", "table.js")
 _ON_THE_LINK: Final = (
@@ -47,19 +59,19 @@ _FEW_COMMANDS: Final = 6
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class ReportData:
     """What a report shows.
 
     Args:
-        arms: methods whose runs can be compared.
-        left_out: folders that are shown as left out.
+        variants: whose runs can be compared.
+        left_out: folders that are shown as left out, and why.
     """
 
-    arms: tuple[Arm, ...]
-    left_out: tuple[LeftOut, ...]
+    variants: tuple[Variant, ...]
+    left_out: Mapping[Path, RunStatus]
 
 
-def gather_evidence(paths: Sequence[Path]) -> Evidence:
+def read_report_data(paths: Sequence[Path]) -> ReportData:
     """The runs in `paths` that can be compared, and what else is there.
 
     Args:
@@ -69,59 +81,68 @@ def gather_evidence(paths: Sequence[Path]) -> Evidence:
         ConfigurationError: there is not one run to be shown.
     """
     found = find_runs(paths)
-    distinct, doubles = without_doubles(found.runs)
-    kept, apart = comparable(distinct)
-    left_out = (*found.left_out, *doubles, *apart)
-    if not kept:
-        first = f"{left_out[0].folder}: {left_out[0].reason}" if left_out else "no folder was given"
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+    left_out = {folder: status for folder, status in found.items() if status.run is None}
+    runs = [status.run for status in found.values() if status.run is not None]
+    for unrelated in (repeated_runs, not_comparable):
+        apart = unrelated(runs)
+        runs = [run for run in runs if run.folder not in apart]
+        left_out |= {
+            folder: RunStatus(state=RunState.UNRELATED, why=why) for folder, why in apart.items()
+        }
+    if not runs:
+        first = "no folder was given"
+        for folder, status in list(left_out.items())[:1]:
+            more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+            first = f"{folder}: {status}{more}"
         raise ConfigurationError(
             "write a report",
-            because=f"there is no finished run to show; {first}{more}",
+            because=f"there is no finished run to show; {first}",
             do="pass folders of thinwire train or compare whose runs are finished",
         )
-    return Evidence(arms=tuple(arms_of(kept)), left_out=left_out)
+    return ReportData(variants=tuple(variants_of(runs)), left_out=left_out)
 
 
-def run_page(evidence: Evidence, paths: Sequence[Path], out: Path) -> Page:
+def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
     """All of a report.
 
     Args:
-        evidence: of `gather_evidence`.
+        data: of `read_report_data`.
         paths: as they were given.
         out: where the page goes; it says how it was made.
     """
-    arms = evidence.arms
-    played, unplayed = _voyages(arms)
+    variants = data.variants
+    played, unplayed = _replays(variants)
     blocks: list[Block] = [
-        *_summary(evidence),
-        results_table(arms),
-        Text(text=_READING),
-        Heading(text="Loss and bytes", name="loss", below=_errors(arms)),
+        *_summary(data),
+        results_table(variants),
+        Paragraph(text=_READING),
+        Heading(text="Loss and bytes", name="loss", below=_errors(variants)),
         MethodControls(
-            labels=[arm.label for arm in arms], styles=styles_of(arms), front=_front(arms)
+            labels=[variant.label for variant in variants],
+            styles=styles_of(variants),
+            front=_front(variants),
         ),
-        *loss_charts(arms),
-        front_chart(arms),
-        Details(title="The numbers of these charts", blocks=[curves_table(arms)]),
-        *_link(arms, played, unplayed),
-        *scaling_charts(arms),
+        *loss_charts(variants),
+        front_chart(variants),
+        Details(title="The numbers of these charts", blocks=[curves_table(variants)]),
+        *_link(variants, played, unplayed),
+        *scaling_charts(variants),
         Heading(text="In the runs themselves", name="measured", below=_MEASURED),
-        waits_chart(arms),
-        *agreement_blocks(arms),
+        waits_chart(variants),
+        *agreement_blocks(variants),
         Heading(text="Settings and versions", name="settings"),
-        differences_table(arms),
-        Details(title="Settings that all have in common", blocks=[shared_table(arms)]),
-        versions_table(arms),
-        *_reproduction(arms, paths, out),
-        *_left_out(evidence.left_out),
-        Data(name="report-data", data=_data(arms, played)),
+        differences_table(variants),
+        Details(title="Settings that all have in common", blocks=[shared_table(variants)]),
+        versions_table(variants),
+        *_reproduction(variants, paths, out),
+        *_left_out(data.left_out),
+        PageData(name="report-data", data=_data(variants, played)),
     ]
-    first = arms[0].first
+    summary = variants[0].runs[0].summary
     return Page(
-        title=f"{_count(len(arms), 'method')}, {int(first.summary['parameters']):,} parameters, "
-        f"{int(first.summary['tokens']):,} tokens",
-        lead=_lead(arms),
+        title=f"{_count(len(variants), 'method')}, {summary.parameters:,} parameters, "
+        f"{summary.tokens:,} tokens",
+        lead=_lead(variants),
         blocks=blocks,
         scripts=_SCRIPTS,
     )
@@ -143,48 +164,47 @@ _MEASURED: Final = (
 )
 
 
-def _front(arms: Sequence[Arm]) -> list[int]:
-    return [list(arms).index(arm) for arm in front_of(arms)]
+def _front(variants: Sequence[Variant]) -> list[int]:
+    return [list(variants).index(variant) for variant in front_of(variants)]
 
 
-def _lead(arms: Sequence[Arm]) -> str:
-    config = arms[0].first.config
-    workers = sorted({arm.workers for arm in arms})
-    seeds = sorted({seed for arm in arms for seed in arm.seeds})
+def _lead(variants: Sequence[Variant]) -> str:
+    config = variants[0].config
+    workers = sorted({variant.config.workers for variant in variants})
+    seeds = sorted({seed for variant in variants for seed in variant.seeds})
     return (
-        f"Model {config['model'].get('size')} on {config['data'].get('corpus')}, tokens by "
-        f"{config['data'].get('tokenizer')}, sequences of {config['data']['sequence_length']}; "
-        f"K = {_listed(workers)}; {'seeds' if len(seeds) > 1 else 'seed'} {_listed(seeds)}."
+        f"Model {config.model_size} on {config.corpus}, tokens by {config.tokenizer}, sequences of "
+        f"{config.sequence_length}; K = {_listed(workers)}; "
+        f"{'seeds' if len(seeds) > 1 else 'seed'} {_listed(seeds)}."
     )
 
 
-def _summary(evidence: Evidence) -> list[Block]:
-    arms = evidence.arms
-    best, *_ = ranked(arms)
+def _summary(data: ReportData) -> list[Block]:
+    variants = data.variants
+    best, *_ = ranked(variants)
     # Of those that send as little, the one that makes the most of it.
-    least = min(senders(ranked(arms)), key=sent_bytes)
-    fewest = f"Fewest bytes: {least.label}, with a loss of {final_loss(least).text('.4f')}."
+    least = min(senders(ranked(variants)), key=lambda variant: variant.sent_bytes)
+    fewest = f"Fewest bytes: {least.label}, with a loss of {least.loss.text('.4f')}."
     if least is best:
         fewest = "It also sends the fewest bytes."
     found = (
-        f"Lowest loss: {best.label} with {final_loss(best).text('.4f')}. {fewest} "
-        f"{_confidence(arms)}"
+        f"Lowest loss: {best.label} with {best.loss.text('.4f')}. {fewest} {_confidence(variants)}"
     )
-    blocks: list[Block] = [Text(text=found)]
-    if evidence.left_out:
-        left = _count(len(evidence.left_out), "folder")
+    blocks: list[Block] = [Paragraph(text=found)]
+    if data.left_out:
+        left = _count(len(data.left_out), "folder")
         blocks.append(Notice(text=f"Left out of everything here: {left}.", target="left-out"))
     return blocks
 
 
-def _confidence(arms: Sequence[Arm]) -> str:
-    if any(len(arm.runs) == 1 for arm in arms):
+def _confidence(variants: Sequence[Variant]) -> str:
+    if any(len(variant.runs) == 1 for variant in variants):
         return "One seed says nothing about how far a difference can be trusted."
     return "Differences below about two standard errors may be chance."
 
 
-def _errors(arms: Sequence[Arm]) -> str:
-    counts = sorted({len(arm.runs) for arm in arms})
+def _errors(variants: Sequence[Variant]) -> str:
+    counts = sorted({len(variant.runs) for variant in variants})
     if counts == [1]:
         return "One seed for each method, so there are no bands."
     return (
@@ -193,72 +213,57 @@ def _errors(arms: Sequence[Arm]) -> str:
     )
 
 
-def _voyages(arms: Sequence[Arm]) -> tuple[dict[int, Voyage], dict[str, str]]:
-    """Of each arm that can be played over a link, by its number; and why others cannot."""
-    shapes, played = Shapes(), dict[int, Voyage]()
+def _replays(variants: Sequence[Variant]) -> tuple[dict[int, LinkReplay], dict[str, str]]:
+    """The replays over a link by the variant's index, and why other variants have none."""
+    shapes, played = ShapeCache(), dict[int, LinkReplay]()
     refused: dict[str, str] = {}
-    for index, arm in enumerate(arms):
+    for index, variant in enumerate(variants):
         try:
-            played[index] = voyage_of(arm.first, shapes)
+            played[index] = replay_data(variant.runs[0], shapes)
         except ThinwireError as error:
-            refused[arm.label] = error.because
+            refused[variant.label] = error.because
     return played, refused
 
 
 def _link(
-    arms: Sequence[Arm], played: Mapping[int, Voyage], unplayed: Mapping[str, str]
+    variants: Sequence[Variant], played: Mapping[int, LinkReplay], unplayed: Mapping[str, str]
 ) -> list[Block]:
-    several = len({arms[index].workers for index in played}) > 1
+    several = len({variants[index].config.workers for index in played}) > 1
     below = _ON_THE_LINK + (_SEVERAL_K if several else "")
     heading = Heading(text="On a link of your choice", name="link-section", below=below)
-    missing = [Text(text=f"{label} is not among them: {why}.") for label, why in unplayed.items()]
+    missing = [
+        Paragraph(text=f"{label} is not among them: {why}.") for label, why in unplayed.items()
+    ]
     if not played:
         return [Heading(text=heading.text, name=heading.name), *missing]
-    labels = {index: arms[index].label for index in played}
-    charts = link_charts(arms)
+    labels = {index: variants[index].label for index in played}
+    charts = link_charts(variants)
     return [
         heading,
         *missing,
-        LinkControls(labels=list(labels.values()), topologies=list(TOPOLOGIES)),
+        LinkControls(topologies=list(TOPOLOGIES)),
         charts["wall"],
         link_table(labels),
         charts["shares"],
-        _TimelineControls(labels=labels),
+        TimelineControls(labels=labels),
         charts["timeline"],
     ]
 
 
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TimelineControls(Block):
-    labels: Mapping[int, str]
-
-    def html(self) -> str:
-        options = "".join(
-            f'<option value="{index}">{escape(label)}</option>'
-            for index, label in self.labels.items()
-        )
-        return (
-            '<div class="controls"><label class="field"><span>Timeline of</span>'
-            f'<select id="timeline-arm">{options}</select></label>'
-            '<p class="told" id="timeline-told" role="status"></p></div>'
-        )
-
-
-def _data(arms: Sequence[Arm], played: Mapping[int, Voyage]) -> dict[str, Any]:
+def _data(variants: Sequence[Variant], played: Mapping[int, LinkReplay]) -> dict[str, Any]:
     return {
-        "arms": [
+        "variants": [
             {
-                "label": arm.label,
-                "voyage": played[index].describe() if index in played else None,
+                "label": variant.label,
+                "replay": played[index].describe() if index in played else None,
             }
-            for index, arm in enumerate(arms)
+            for index, variant in enumerate(variants)
         ]
     }
 
 
-def _reproduction(arms: Sequence[Arm], paths: Sequence[Path], out: Path) -> list[Block]:
-    runs = [run for arm in arms for run in arm.runs]
+def _reproduction(variants: Sequence[Variant], paths: Sequence[Path], out: Path) -> list[Block]:
+    runs = [run for variant in variants for run in variant.runs]
     together = compare_command(runs)
     above = Path(os.path.commonpath([run.folder.absolute().parent for run in runs]))
     commands = {
@@ -283,15 +288,15 @@ def _of_own_recipes(folders: Sequence[str]) -> list[Block]:
         return []
     told = (
         f"No flags of thinwire train make {_count(len(folders), 'run')} of these: they came from "
-        "a recipe of somebody's own, and their config.json says all of it"
+        "a recipe that is not built in, and their config.json says all of it"
     )
     if len(folders) <= _FEW_COMMANDS:
-        return [Text(text=f"{told}: {', '.join(folders)}.")]
-    named = Details(title="Their folders", blocks=[Text(text=", ".join(folders))])
-    return [Text(text=f"{told}."), named]
+        return [Paragraph(text=f"{told}: {', '.join(folders)}.")]
+    named = Details(title="Their folders", blocks=[Paragraph(text=", ".join(folders))])
+    return [Paragraph(text=f"{told}."), named]
 
 
-def _left_out(left_out: Sequence[LeftOut]) -> list[Block]:
+def _left_out(left_out: Mapping[Path, RunStatus]) -> list[Block]:
     if not left_out:
         return []
     below = "Nothing of these is in any chart or table above."

@@ -1,13 +1,12 @@
-"""How methods bear more workers and longer rounds, where the runs have several of either."""
+"""How the loss of methods changes with more workers and longer rounds."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from thinwire.report.arms import Arm, differing
 from thinwire.report.blocks import Chart
-from thinwire.report.front import final_loss
+from thinwire.runs.variants import Variant, differing
 
 __all__ = ["Family", "families", "scaling_charts"]
 
@@ -15,16 +14,16 @@ __all__ = ["Family", "families", "scaling_charts"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Methods that differ in one quantity.
+    """Variants of a method that differ in K or in H: a line of a chart.
 
     Args:
-        name: of all of them.
-        arms: by the rising quantity; no two have the same.
+        name: of the method.
+        variants: by the rising quantity; no two have the same.
         besides: what else differs between them: learning rates that were tuned for each, say.
     """
 
     name: str
-    arms: tuple[Arm, ...]
+    variants: tuple[Variant, ...]
     besides: tuple[str, ...]
 
 
@@ -34,8 +33,8 @@ class _Quantity:
     symbol: str
     words: str
     field: str
-    of: Callable[[Arm], int]
-    other: Callable[[Arm], int]
+    of: Callable[[Variant], int]
+    other: Callable[[Variant], int]
 
 
 _QUANTITIES: Final[Mapping[str, _Quantity]] = {
@@ -43,78 +42,75 @@ _QUANTITIES: Final[Mapping[str, _Quantity]] = {
         symbol="K",
         words="workers",
         field="workers",
-        of=lambda arm: arm.workers,
-        other=lambda arm: arm.sync_every,
+        of=lambda variant: variant.config.workers,
+        other=lambda variant: variant.config.sync_every,
     ),
     "H": _Quantity(
         symbol="H",
         words="inner steps between two exchanges",
         field="method.sync_every",
-        of=lambda arm: arm.sync_every,
-        other=lambda arm: arm.workers,
+        of=lambda variant: variant.config.sync_every,
+        other=lambda variant: variant.config.workers,
     ),
 }
 
 
-def families(arms: Sequence[Arm], symbol: str) -> list[Family]:
+def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
     """Methods of one name that were run with several K, or several H, and the same H, or K.
 
-    Where several arms of a name have one value (several learning rates, say), only those that
+    Where several variants of a name have one value (several learning rates, say), only those that
     differ in nothing else make a family; so do those that are alone with their name.
 
     Args:
-        arms: all.
+        variants: all.
         symbol: K or H.
     """
     quantity = _QUANTITIES[symbol]
-    alike: dict[tuple[object, ...], list[Arm]] = {}
-    for arm in arms:
-        alike.setdefault((_name(arm), quantity.other(arm)), []).append(arm)
-    groups = [part for group in alike.values() for part in _unambiguous(group, quantity)]
+
+    def all_else(variant: Variant) -> object:
+        return sorted((f, v) for f, v in variant.settings.items() if f != quantity.field)
+
+    groups: list[list[Variant]] = []
+    for group in _grouped(variants, lambda its: (_name(its), quantity.other(its))):
+        distinct = len({quantity.of(variant) for variant in group}) == len(group)
+        groups += [group] if distinct else _grouped(group, all_else)
     # A recipe may give each K, or H, a name of its own.
-    alone = [arm for group in groups if len(group) == 1 for arm in group]
-    groups = [group for group in groups if len(group) > 1] + _strictly(alone, quantity)
-    return [_family(group, quantity) for group in groups if len(group) > 1]
+    alone = [group[0] for group in groups if len(group) == 1]
+    groups = [group for group in groups if len(group) > 1] + _grouped(alone, all_else)
+    return [
+        Family(
+            name=min((_name(variant) for variant in group), key=len),
+            variants=tuple(sorted(group, key=quantity.of)),
+            besides=tuple(
+                f for f in differing([its.settings for its in group]) if f != quantity.field
+            ),
+        )
+        for group in groups
+        if len(group) > 1
+    ]
 
 
-def _unambiguous(group: list[Arm], quantity: _Quantity) -> list[list[Arm]]:
-    values = [quantity.of(arm) for arm in group]
-    if len(set(values)) == len(values):
-        return [group]
-    return _strictly(group, quantity)
+def _grouped(variants: Sequence[Variant], key: Callable[[Variant], object]) -> list[list[Variant]]:
+    """Variants with equal keys together, in the order of the first of each group."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(repr(key(variant)), []).append(variant)
+    return list(groups.values())
 
 
-def _strictly(arms: Sequence[Arm], quantity: _Quantity) -> list[list[Arm]]:
-    """Those that differ in the quantity and in nothing else."""
-    strict: dict[tuple[object, ...], list[Arm]] = {}
-    for arm in arms:
-        rest = tuple(sorted((f, v) for f, v in arm.fields.items() if f != quantity.field))
-        strict.setdefault(rest, []).append(arm)
-    return list(strict.values())
+def _name(variant: Variant) -> str:
+    """The method of `variant`, without an H in its text."""
+    return re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", variant.config.method).rstrip(":,")
 
 
-def _family(group: list[Arm], quantity: _Quantity) -> Family:
-    besides = [f for f in differing([arm.fields for arm in group]) if f != quantity.field]
-    return Family(
-        name=min((_name(arm) for arm in group), key=len),
-        arms=tuple(sorted(group, key=quantity.of)),
-        besides=tuple(besides),
-    )
-
-
-def _name(arm: Arm) -> str:
-    """Of its method, without an H that was asked for in it."""
-    return re.sub(r"(?<=[:,])sync_every=\d+,?|[:,]$", "", arm.first.method).rstrip(":,")
-
-
-def scaling_charts(arms: Sequence[Arm]) -> list[Chart]:
-    """Final loss against K, and against H, as far as the runs have several."""
-    found = ((quantity, families(arms, symbol)) for symbol, quantity in _QUANTITIES.items())
+def scaling_charts(variants: Sequence[Variant]) -> list[Chart]:
+    """Final loss against K, and against H, where the runs have several values of it."""
+    found = ((quantity, families(variants, symbol)) for symbol, quantity in _QUANTITIES.items())
     return [_chart(quantity, members) for quantity, members in found if members]
 
 
 def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
-    values = sorted({quantity.of(arm) for family in members for arm in family.arms})
+    values = sorted({quantity.of(variant) for family in members for variant in family.variants})
     return Chart(
         title=f"Loss against {quantity.symbol}, {quantity.words}",
         traces=[_trace(index, family, quantity) for index, family in enumerate(members)],
@@ -137,16 +133,16 @@ def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
 
 
 def _trace(index: int, family: Family, quantity: _Quantity) -> dict[str, Any]:
-    losses = [final_loss(arm) for arm in family.arms]
-    other = quantity.other(family.arms[0])
+    losses = [variant.loss for variant in family.variants]
+    other = quantity.other(family.variants[0])
     symbol = "H" if quantity.symbol == "K" else "K"
     besides = f" ({', '.join(f.rpartition('.')[2] for f in family.besides)} differ as well)"
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": f"{family.name} {symbol}={other}" + (besides if family.besides else ""),
-        "x": [quantity.of(arm) for arm in family.arms],
+        "x": [quantity.of(variant) for variant in family.variants],
         "y": [loss.mean for loss in losses],
-        "error_y": {"type": "data", "array": [loss.error or 0.0 for loss in losses]},
+        "error_y": {"type": "data", "array": [loss.standard_error or 0.0 for loss in losses]},
         "meta": {"series": index},
     }

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Estimate", "estimate", "paired_difference", "standard_error"]
+__all__ = ["Estimate", "MeanCurve", "estimate", "mean_curve", "paired_difference", "standard_error"]
 
 
 @final
@@ -26,8 +26,21 @@ class Estimate:
     standard_error: float | None
     seeds: tuple[int, ...]
 
+    def text(self, form: str) -> str:
+        """The mean, and its standard error if there is one.
+
+        >>> Estimate(mean=1.75, standard_error=0.5, seeds=(0, 1)).text(".2f")
+        '1.75 ± 0.50'
+        >>> Estimate(mean=1.75, standard_error=None, seeds=(0,)).text("+.2f")
+        '+1.75'
+        """
+        mean = format(self.mean, form)
+        if self.standard_error is None:
+            return mean
+        return f"{mean} ± {format(self.standard_error, form.replace('+', ''))}"
+
     def describe(self) -> dict[str, Any]:
-        """As JSON-able data."""
+        """Return the fields as JSON-able data."""
         return {
             "mean": self.mean,
             "standard_error": self.standard_error,
@@ -69,16 +82,15 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
         raise ConfigurationError(
             "average over seeds", because="there is no run", do="pass at least one"
         )
-    values = [by_seed[seed] for seed in sorted(by_seed)]
+    seeds = sorted(by_seed)
+    values = [by_seed[seed] for seed in seeds]
     return Estimate(
-        mean=statistics.fmean(values),
-        standard_error=standard_error(values),
-        seeds=tuple(sorted(by_seed)),
+        mean=statistics.fmean(values), standard_error=standard_error(values), seeds=tuple(seeds)
     )
 
 
 def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Mean of x_s - b_s over the seeds that both have; None if there is none.
+    """Mean of x_s - b_s over the seeds that both have; None without a common seed.
 
     Runs of one seed share initial weights and data, so that their difference varies less than they
     do.
@@ -92,3 +104,38 @@ def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -
     """
     common = by_seed.keys() & base.keys()
     return estimate({seed: by_seed[seed] - base[seed] for seed in common}) if common else None
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeanCurve:
+    """A quantity over the steps of a run, averaged over seeds.
+
+    Args:
+        steps: inner steps, rising.
+        points: of the quantity.
+    """
+
+    steps: tuple[int, ...]
+    points: tuple[Estimate, ...]
+
+    @property
+    def means(self) -> list[float]:
+        """The mean of each point."""
+        return [point.mean for point in self.points]
+
+
+def mean_curve(by_seed: Mapping[int, Mapping[int, float]]) -> MeanCurve:
+    """The mean of a quantity at every step at which it is known of all seeds.
+
+    Args:
+        by_seed: seed to step to value.
+
+    >>> curve = mean_curve({0: {1: 2.0, 2: 3.0}, 1: {2: 5.0}})
+    >>> curve.steps, curve.means
+    ((2,), [4.0])
+    """
+    each = by_seed.values()
+    steps = sorted(set[int].intersection(*(set(values) for values in each))) if each else []
+    points = (estimate({seed: values[step] for seed, values in by_seed.items()}) for step in steps)
+    return MeanCurve(steps=tuple(steps), points=tuple(points))

@@ -9,12 +9,12 @@ from thinwire.errors import ConfigurationError
 from thinwire.train import recipes
 from thinwire.train.recipes import Recipe
 
-__all__ = ["Experiment", "Settings", "Tuning", "find", "number_text", "product"]
+__all__ = ["Experiment", "Rates", "Tuning", "load_experiment", "number_text", "product"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Rates:
     """Rates of a method; None keeps the recipe's.
 
     Args:
@@ -28,7 +28,7 @@ class Settings:
     outer_momentum: float | None = None
 
     def given(self) -> dict[str, float]:
-        """Those that are not None."""
+        """The rates that are not None, by name."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
 
 
@@ -37,15 +37,15 @@ def product(
     inner_lr: Sequence[float] = (),
     outer_lr: Sequence[float] = (),
     outer_momentum: Sequence[float] = (),
-) -> tuple[Settings, ...]:
+) -> tuple[Rates, ...]:
     """All combinations; an empty sequence keeps the recipe's value.
 
-    >>> [settings.given() for settings in product(inner_lr=(0.1, 0.2), outer_lr=(1.0,))]
+    >>> [rates.given() for rates in product(inner_lr=(0.1, 0.2), outer_lr=(1.0,))]
     [{'inner_lr': 0.1, 'outer_lr': 1.0}, {'inner_lr': 0.2, 'outer_lr': 1.0}]
     """
     axes = (inner_lr or (None,), outer_lr or (None,), outer_momentum or (None,))
     return tuple(
-        Settings(inner_lr=i, outer_lr=o, outer_momentum=m) for i, o, m in itertools.product(*axes)
+        Rates(inner_lr=i, outer_lr=o, outer_momentum=m) for i, o, m in itertools.product(*axes)
     )
 
 
@@ -54,8 +54,8 @@ def product(
 class Tuning:
     """How each method's rates are searched: all with the first seed, the best with all seeds.
 
-    A method that averages at every step has no outer optimizer; candidates that differ in nothing
-    else are one.
+    A method that averages at every step has no outer optimizer; candidates that differ only there
+    count as one.
 
     Args:
         candidates: a method's name as in `Experiment.methods` to what is tried for it; "" stands
@@ -67,7 +67,7 @@ class Tuning:
         ConfigurationError: nothing to search, or nothing to choose from.
     """
 
-    candidates: Mapping[str, tuple[Settings, ...]]
+    candidates: Mapping[str, tuple[Rates, ...]]
     repeated: int = 2
 
     def __post_init__(self) -> None:
@@ -78,11 +78,11 @@ class Tuning:
                 do="give every method at least one candidate, and pass repeated >= 1",
             )
 
-    def of(self, method: str) -> tuple[Settings, ...]:
-        """What is tried for `method`.
+    def of(self, method: str) -> tuple[Rates, ...]:
+        """The candidates for `method`.
 
         Raises:
-            ConfigurationError: nothing.
+            ConfigurationError: it has no candidates.
         """
         found = self.candidates.get(method, self.candidates.get(""))
         if found is None:
@@ -102,10 +102,10 @@ _NOTHING: Mapping[str, Any] = {}
 class Experiment:
     """A grid of runs over the same model, data and tokens.
 
-    Every method is crossed with every axis that has a meaning for it: what averages at every step
-    has no H and no outer optimizer, and only some presets have bits or a density. An axis of one
-    value sets it, and the names of methods and folders do not mention it. The global batch stays
-    as K changes.
+    Every method is crossed with every axis that has a meaning for it: a method that averages at
+    every step has no H and no outer optimizer, and only some presets have bits or a density. An
+    axis of one value sets it, and the names of methods and folders do not mention it. The global
+    batch stays as K changes.
 
     Args:
         recipe: from a method's name to a configuration.
@@ -121,7 +121,7 @@ class Experiment:
         changes: what all runs have that the recipe has not, such as `{"steps": 1600,
             "periods.evaluate_steps": 400}`.
         baseline: what differences are taken to: a method, or a row's full label; None is diloco,
-            or the first method where there is none.
+            or else the first method.
         tuning: how rates are searched; None takes them as they are.
 
     Raises:
@@ -170,15 +170,17 @@ class Experiment:
                     do="leave one of the two out",
                 )
 
-    def settings(self) -> tuple[Settings, ...]:
+    def rates(self) -> tuple[Rates, ...]:
         """All combinations of the rates."""
         return product(
             inner_lr=self.inner_lr, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum
         )
 
 
-def find(name: str) -> Experiment:
-    """What FUNCTION of a file given as `FILE.py:FUNCTION` returns; it takes no arguments.
+def load_experiment(name: str) -> Experiment:
+    """The experiment that FUNCTION of a file returns; `name` is `FILE.py:FUNCTION`.
+
+    The function takes no arguments.
 
     Raises:
         ConfigurationError: there is no such function, or it returns something else.
@@ -194,7 +196,7 @@ def find(name: str) -> Experiment:
 
 
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    """`values` without those that came before."""
+    """`values`, each once, in the order of their first occurrence."""
     return tuple(dict.fromkeys(values))
 
 

@@ -1,47 +1,30 @@
-"""A run's folder: config.json, data.json, metrics.jsonl, summary.json."""
+"""The files of a run, written while it trains: config.json, metrics.jsonl, summary.json, ..."""
 
 import json
-import os
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.handshake import check_same, flatten_description
+from thinwire.files import replace_text
+from thinwire.handshake import check_same
+from thinwire.runs.identity import identity_fields
+from thinwire.runs.schema import read_object
 
-__all__ = ["WITH_WORKERS", "RunFolder", "what_counts", "without", "write_json"]
+__all__ = ["WITH_WORKERS", "RunFolder", "without", "write_json"]
 
-# Where a run happens and what it writes may change when it is resumed; what it computes may not.
-_MAY_CHANGE = (
-    "machine.device",
-    "machine.outer_device",
-    "machine.timeout_s",
-    "periods.keep_checkpoints",
-    "periods.checkpoint_steps",
-    "periods.statistics_steps",
-)
-
-# What else changes with the number of workers: each has its part of the cores.
 WITH_WORKERS = ("workers", "machine.threads")
+"""Fields that change with the number of workers: each has its share of the cores."""
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write `data` so that a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(path.name + ".partial")
-    text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
-    temporary.write_text(text + "\n")
-    os.replace(temporary, path)
-
-
-def what_counts(config: dict[str, Any]) -> dict[str, str]:
-    """The fields of a configuration that decide what a run computes, flat."""
-    fields = flatten_description(config)
-    return {field: value for field, value in fields.items() if field not in _MAY_CHANGE}
+    replace_text(path, json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def without(fields: Mapping[str, str], left_out: Collection[str]) -> dict[str, str]:
-    """`fields` but for those of `left_out`."""
+    """`fields` except those named in `left_out`."""
     return {field: value for field, value in fields.items() if field not in left_out}
 
 
@@ -59,15 +42,14 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
-        file = self.path / "summary.json"
-        return _read(file) if file.exists() else None
+        return self._read("summary.json") if (self.path / "summary.json").exists() else None
 
     def check_free(self) -> None:
         """Raise `ConfigurationError` if there is a run here; nothing of it is touched."""
         if self.has_run():
             raise ConfigurationError(
                 f"start a run in {self.path}",
-                because="it holds one already",
+                because="it holds a run already",
                 do="add --resume to continue that one, or pass another --out",
             )
 
@@ -78,7 +60,8 @@ class RunFolder:
             ConfigurationError: the folder cannot be written.
         """
         if self.has_run():
-            self._keep_up(config)
+            if self.workers() != config["workers"]:
+                write_json(self.path / "config.json", config)
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +73,7 @@ class RunFolder:
             ) from error
 
     def note_data(self, fingerprint: str) -> None:
-        """Note which tokens the run is about; a corpus of one name may differ between machines.
+        """Note the fingerprint of the tokens: a corpus of one name may differ between machines.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -106,20 +89,38 @@ class RunFolder:
             may_differ: fields that may have changed.
         """
         check_same(
-            without(what_counts(_read(self.path / "config.json")), may_differ),
-            without(what_counts(json.loads(json.dumps(config))), may_differ),
+            without(identity_fields(self.config()), may_differ),
+            without(identity_fields(config), may_differ),
             cannot=f"resume {self.path}",
             whose="the run there",
             do="repeat the arguments it was started with, or pass another --out",
         )
 
+    def config(self) -> dict[str, Any]:
+        """The description of the run here, as config.json has it.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        return self._read("config.json")
+
+    def is_elastic(self) -> bool:
+        """Whether the run here is of an elastic worker: only these write events."""
+        return (self.path / "events.jsonl").exists()
+
     def workers(self) -> int:
         """K of the run here."""
-        return int(_read(self.path / "config.json")["workers"])
+        return int(self.config()["workers"])
 
-    def _keep_up(self, config: dict[str, Any]) -> None:
-        if self.workers() != config["workers"]:
-            write_json(self.path / "config.json", config)
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return read_object(self.path / name)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"read {self.path / name}",
+                because=error.because,
+                do="restore the file, or start again with another --out",
+            ) from error
 
     def has_run(self) -> bool:
         """Whether a run was begun here."""
@@ -135,10 +136,8 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         kept = [line for line in lines if _step(line) <= step]
-        temporary = file.with_name(file.name + ".partial")
         with _writing(file):
-            temporary.write_text("".join(kept))
-            os.replace(temporary, file)
+            replace_text(file, "".join(kept))
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl.
@@ -179,17 +178,6 @@ def _writing(file: Path) -> Generator[None]:
             f"write to {file}",
             because=str(error),
             do="free space or fix permissions, then add --resume",
-        ) from error
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"read {file}",
-            because=str(error),
-            do="restore the file, or start anew with another --out",
         ) from error
 
 

@@ -1,0 +1,180 @@
+"""Several runs at a time, each in a process of its own with its share of the cores."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, Runner, carry_out
+from thinwire.train.observers import Observer
+from thinwire.train.workers.group import cores
+
+__all__ = ["ParallelRunner"]
+
+# A run whose process died is continued once from its checkpoint; if it dies again, it always would.
+_ATTEMPTS = 2
+
+
+@final
+class ParallelRunner(Runner):
+    """Carries out `jobs` runs at a time.
+
+    Each has a process of its own, bound to a share of the cores. A run whose process dies is
+    continued once, in another one.
+
+    Args:
+        jobs: how many.
+
+    Raises:
+        ConfigurationError: fewer than one.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        if jobs < 1:
+            raise ConfigurationError(
+                f"run {jobs} jobs", because="runs need at least one", do="pass jobs >= 1"
+            )
+        self._jobs = jobs
+
+    def carry_out(
+        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
+    ) -> list[RunFailure | None]:
+        """See `Runner`.
+
+        Raises:
+            ConfigurationError: a configuration cannot be sent to another process.
+        """
+        packed = [_pack(run) for run in runs]
+        left = deque(range(len(runs)))
+        attempts = [0] * len(runs)
+        failures: list[RunFailure | None] = [None] * len(runs)
+        shares = _shares(cores(), min(self._jobs, len(runs)))
+        running: dict[Connection, _Process] = {}
+        try:
+            while left or running:
+                while left and shares:
+                    number = left.popleft()
+                    attempts[number] += 1
+                    observer = make_observer(runs[number])
+                    process = _Process(number, packed[number], shares.pop(0), observer)
+                    running[process.pipe] = process
+                for pipe in wait(list(running)):
+                    process = running[cast(Connection, pipe)]
+                    if process.is_alive():
+                        continue
+                    del running[process.pipe]
+                    shares.append(process.share)
+                    failures[process.number] = process.failure
+                    if process.died and attempts[process.number] < _ATTEMPTS:
+                        left.appendleft(process.number)
+        finally:
+            for process in running.values():
+                process.stop()
+        return failures
+
+
+def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
+    """A part of the cores for each job; with more jobs than cores, some share one.
+
+    >>> _shares([0, 1, 2], 2), _shares([5], 2)
+    ([[0, 2], [1]], [[5], [5]])
+    """
+    return [all_cores[job::jobs] or [all_cores[job % len(all_cores)]] for job in range(jobs)]
+
+
+def _pack(run: PlannedRun) -> bytes:
+    try:
+        return pickle.dumps(run)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"send {run.title} to another process",
+            because=str(error),
+            do="pass --jobs 1, or define what the recipe uses in a module that can be imported",
+        ) from error
+
+
+@final
+class _Process:
+    """A process that carries out one run and tells its records through a pipe.
+
+    Args:
+        number: of the run.
+        packed: the run.
+        share: cores for it.
+        observer: is shown the records.
+    """
+
+    def __init__(self, number: int, packed: bytes, share: list[int], observer: Observer) -> None:
+        self.number, self.share, self._observer = number, share, observer
+        self.failure: RunFailure | None = None
+        self.died = False
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_carry_out, args=(packed, theirs, share), daemon=True
+        )
+        self._process.start()
+        # Held here as well, it would hide that the process has ended: the pipe would stay open.
+        theirs.close()
+
+    def is_alive(self) -> bool:
+        """Take one message of the process; False after its last one."""
+        try:
+            message: dict[str, Any] | RunFailure | None = self.pipe.recv()
+        except (EOFError, OSError):
+            self.died = True
+            self._process.join()
+            status = self._process.exitcode
+            message = RunFailure(kind="killed", why=f"its process ended with status {status}")
+        if isinstance(message, dict):
+            self._observer.record(message)
+            return True
+        self.failure = message
+        self.stop()
+        return False
+
+    def stop(self) -> None:
+        """End the process; what it had not finished is in its checkpoint."""
+        self._observer.close()
+        self._process.terminate()
+        self._process.join()
+        self.pipe.close()
+
+
+# -- in the other process --------------------------------------------------------------------------
+
+
+def _carry_out(packed: bytes, pipe: Connection, share: list[int]) -> None:
+    """Carry out a run, send its records, and last its failure, or None if it has a result."""
+    # Ctrl-C reaches this process as well; the one that started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, share)
+    try:
+        run = pickle.loads(packed)
+    except Exception as error:  # a class that this process cannot import
+        _send(pipe, RunFailure(kind=type(error).__name__, why=str(error)))
+    else:
+        _send(pipe, carry_out(run, lambda: _Messenger(pipe), len(share)))
+
+
+@final
+class _Messenger(Observer):
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def record(self, record: dict[str, Any]) -> None:
+        _send(self._pipe, record)
+
+
+def _send(pipe: Connection, message: dict[str, Any] | RunFailure | None) -> None:
+    try:
+        pipe.send(message)
+    except OSError as error:
+        # The process that started this one is gone; its next start continues from the checkpoint.
+        raise SystemExit from error

@@ -1,0 +1,227 @@
+"""The runs of an experiment: which are missing, and how they are begun or continued."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.grid import VariantSpec, configure
+from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
+from thinwire.runs.schema import read_config
+from thinwire.runs.status import (
+    RunState,
+    RunStatus,
+    forget_failure,
+    note_failure,
+    status_of,
+    unrelated_runs,
+)
+from thinwire.train.config import TrainConfig
+from thinwire.train.observers import Observer
+from thinwire.train.trainer import resume
+from thinwire.train.workers.group import cores
+
+__all__ = [
+    "ExperimentRunner",
+    "MakeObserver",
+    "PlannedRun",
+    "RunFailure",
+    "RunKey",
+    "Runner",
+    "SequentialRunner",
+    "carry_out",
+    "no_observer",
+]
+
+RunKey: TypeAlias = tuple[VariantSpec, int]
+"""A variant and a seed."""
+
+_TO_DO = (RunState.ABSENT, RunState.UNFINISHED, RunState.FAILED)
+_NOTED = (RunState.DIVERGED, RunState.FAILED)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """A run that is to be carried out.
+
+    Args:
+        title: its name in messages.
+        folder: where it goes.
+        config: what it trains.
+    """
+
+    title: str
+    folder: Path
+    config: TrainConfig
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFailure:
+    """Why a run ended without a result.
+
+    Args:
+        kind: of the error.
+        why: its text.
+    """
+
+    kind: str
+    why: str
+
+
+MakeObserver: TypeAlias = Callable[[PlannedRun], Observer]
+"""Makes what is shown the records of a run while it trains."""
+
+
+@final
+class _Silent(Observer):
+    def record(self, record: dict[str, Any]) -> None:
+        del record
+
+
+def no_observer(run: PlannedRun) -> Observer:
+    """An observer that ignores the records of `run`."""
+    del run
+    return _Silent()
+
+
+class Runner(ABC):
+    """Carries out runs."""
+
+    @abstractmethod
+    def carry_out(
+        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
+    ) -> list[RunFailure | None]:
+        """Begin or continue each of `runs`; what went wrong with each, in their order.
+
+        Args:
+            runs: each in a folder of its own.
+            make_observer: called for each run when it starts.
+        """
+
+
+@final
+class SequentialRunner(Runner):
+    """Carries out one run after the other, in this process."""
+
+    def carry_out(
+        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
+    ) -> list[RunFailure | None]:
+        """See `Runner`."""
+        return [carry_out(run, lambda run=run: make_observer(run), len(cores())) for run in runs]
+
+
+def carry_out(run: PlannedRun, observer: Callable[[], Observer], cores: int) -> RunFailure | None:
+    """Begin or continue one run here.
+
+    Args:
+        run: to carry out.
+        observer: makes what is shown its records.
+        cores: that it may use.
+    """
+    try:
+        forget_failure(run.folder)
+        resume(_with_threads(run, cores), run.folder, lambda _config, _step: [observer()])
+    except Exception as error:  # the other runs go on, whatever it is
+        failure = RunFailure(kind=type(error).__name__, why=str(error).strip() or repr(error))
+        # After a ConfigurationError the folder may belong to another process, which writes there.
+        if not isinstance(error, ConfigurationError):
+            note_failure(run.folder, failure.kind, failure.why)
+        return failure
+    return None
+
+
+def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
+    """The run's configuration with its share of the cores, or with the threads it began with."""
+    machine = run.config.machine
+    if machine.threads:
+        return run.config
+    try:
+        # Sums depend on the number: a run that is continued keeps what it had.
+        threads = read_config(run.folder).threads
+    except CheckpointError:
+        threads = 0
+    threads = threads or max(1, cores // run.config.workers)
+    return dataclasses.replace(run.config, machine=dataclasses.replace(machine, threads=threads))
+
+
+# -- which runs are missing ------------------------------------------------------------------------
+
+
+@final
+class ExperimentRunner:
+    """Variants times seeds, carried out until each has a result or a reason why it has none.
+
+    Args:
+        experiment: the grid that the variants are from.
+        out: folder of the run folders.
+        runner: carries the runs out.
+        make_observer: makes what is shown the records of a run.
+    """
+
+    def __init__(
+        self, experiment: Experiment, out: Path, runner: Runner, make_observer: MakeObserver
+    ) -> None:
+        self.experiment, self.out = experiment, out
+        self._runner, self._make_observer = runner, make_observer
+        self._first: PlannedRun | None = None
+        self._ground: Mapping[str, str] | None = None
+        self._known: set[str] = set()
+
+    def complete(self, keys: Sequence[RunKey]) -> dict[RunKey, RunStatus]:
+        """Carry out what is missing of `keys`, and return the status of each after that.
+
+        Raises:
+            ConfigurationError: values that do not fit, or runs that cannot be compared; nothing has
+                run then.
+        """
+        runs = self._plan(keys)
+        statuses = {key: status_of(run.folder, run.config.describe()) for key, run in runs.items()}
+        missing = [key for key, status in statuses.items() if status.state in _TO_DO]
+        failures = self._runner.carry_out([runs[key] for key in missing], self._make_observer)
+        for key, failure in zip(missing, failures, strict=True):
+            statuses[key] = status_of(runs[key].folder, runs[key].config.describe())
+            if failure is not None and statuses[key].state not in _NOTED:
+                why = f"{failure.kind}: {failure.why}"
+                statuses[key] = RunStatus(state=RunState.FAILED, why=why)
+        return self._of_one_ground(statuses)
+
+    def unrelated(self) -> dict[str, RunStatus]:
+        """Folders of runs that no call of `complete` asked for."""
+        if self._first is None:
+            return {}
+        return unrelated_runs(self.out, self._known, self._first.config.describe())
+
+    def _plan(self, keys: Sequence[RunKey]) -> dict[RunKey, PlannedRun]:
+        runs: dict[RunKey, PlannedRun] = {}
+        for spec, seed in keys:
+            folder = spec.folder(seed)
+            rates = "".join(f" {name}={value}" for name, value in spec.searched)
+            runs[spec, seed] = PlannedRun(
+                title=f"{spec.label}{rates} seed {seed}",
+                folder=self.out / folder,
+                config=configure(self.experiment, spec, seed),
+            )
+            self._known.add(folder)
+        planned = list(runs.values())
+        self._first = self._first or next(iter(planned), None)
+        if self._first is not None:
+            compared = {run.title: run.config.describe() for run in [self._first, *planned]}
+            check_comparable(compared)
+        return runs
+
+    def _of_one_ground(self, statuses: dict[RunKey, RunStatus]) -> dict[RunKey, RunStatus]:
+        """`statuses`, with runs of another corpus or size than the majority set apart."""
+        grounds = {key: common_ground(s.run) for key, s in statuses.items() if s.run is not None}
+        # The majority of the first call: a search and the runs after it are one comparison.
+        self._ground = self._ground or most_common(list(grounds.values()))
+        for key, ground in grounds.items():
+            if self._ground is not None and ground != self._ground:
+                why = differences(ground, self._ground)
+                statuses[key] = RunStatus(state=RunState.UNRELATED, why=why)
+        return statuses

@@ -1,0 +1,123 @@
+"""What the page needs to replay a run over a link that its reader chooses, by the planner's model.
+
+What an exchange takes is linear in the two numbers of a link:
+
+    transfer_s = 8 moved / rate        latency_s = hops latency        lag_s = last latency
+
+and the planner itself says what `moved`, `hops` and `last` are.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.method import Method
+from thinwire.plan.calibration import planned_traffic
+from thinwire.plan.compute import Compute
+from thinwire.plan.link import Link
+from thinwire.plan.resolve import resolve
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.shape import Shape
+from thinwire.plan.topology import TOPOLOGIES, Topology
+from thinwire.plan.traffic import Traffic
+from thinwire.runs.schema import FinishedRun
+
+__all__ = ["LinkReplay", "ShapeCache", "crossing_of", "replay_data"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkReplay:
+    """The exchanges of a run.
+
+    Args:
+        traffic: what is sent when.
+        steps: inner steps.
+    """
+
+    traffic: Traffic
+    steps: int
+
+    def describe(self) -> dict[str, Any]:
+        """What `simulate` of link.js takes, as JSON-able data."""
+        return {
+            "steps": self.steps,
+            "every": self.traffic.sync_every,
+            "tau": self.traffic.tau,
+            "messages": [
+                {
+                    "offset": message.offset,
+                    "first": message.first,
+                    "crossing": {
+                        name: crossing_of(self.traffic, index, topology)
+                        for name, topology in TOPOLOGIES.items()
+                    },
+                }
+                for index, message in enumerate(self.traffic.messages)
+            ],
+        }
+
+
+def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]:
+    """`moved`, `hops` and `last` of the exchange of a message.
+
+    Args:
+        traffic: what is sent, and among how many.
+        index: of the message.
+        topology: over which.
+    """
+    scenario = Scenario(
+        traffic=traffic,
+        compute=Compute(step_s=1),
+        link=Link.of(8.0, latency_s=1.0),
+        topology=topology,
+    )
+    taken = scenario.transfer_time(index)
+    return [taken.transfer_s, taken.latency_s, taken.lag_s]
+
+
+@final
+class ShapeCache:
+    """Shapes of models: each is resolved once, because that takes a second."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Shape] = {}
+
+    def of(self, run: FinishedRun) -> Shape:
+        """The shape of the model of `run`.
+
+        Raises:
+            ConfigurationError: neither the name of its size nor a saved model says what it was.
+        """
+        source = _source(run)
+        if source not in self._known:
+            self._known[source] = resolve(source)
+        return self._known[source]
+
+
+def _source(run: FinishedRun) -> str:
+    """The model that the run saved, or its size if that determines it."""
+    saved = run.folder / "model"
+    byte_level = run.config.tokenizer == "bytes"
+    has_saved = (saved / "config.json").is_file()
+    return str(saved) if has_saved and not byte_level else run.config.model_size
+
+
+def replay_data(run: FinishedRun, shapes: ShapeCache) -> LinkReplay:
+    """The exchanges of `run`, if they come to the bytes that it counted.
+
+    Args:
+        run: to be replayed.
+        shapes: of models.
+
+    Raises:
+        ConfigurationError: the planner cannot say what it sent.
+    """
+    if run.summary.is_elastic:
+        raise ConfigurationError(
+            f"replay the run in {run.folder} over another link",
+            because="its workers came and went",
+            do="plan for its method with thinwire plan",
+        )
+    method = Method.from_dict(run.config.described["method"])
+    return LinkReplay(traffic=planned_traffic(run, method, shapes.of(run)), steps=run.summary.steps)

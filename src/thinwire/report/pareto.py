@@ -1,0 +1,46 @@
+"""The Pareto front: variants that no other beats in both loss and bytes."""
+
+import math
+from collections.abc import Sequence
+
+from thinwire.runs.variants import Variant
+
+__all__ = ["front_of", "pareto_front", "senders"]
+
+
+def senders(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants that send something: a lone worker has no peer to save bytes for.
+
+    Args:
+        variants: all; if none of them sends, all are returned.
+    """
+    return [variant for variant in variants if variant.sent_bytes] or list(variants)
+
+
+def front_of(variants: Sequence[Variant]) -> list[Variant]:
+    """The Pareto front of loss and bytes among those that send something, by rising bytes."""
+    sending = senders(variants)
+    front = pareto_front([(variant.sent_bytes, variant.loss.mean) for variant in sending])
+    return [sending[index] for index in front]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other point is as good as in both and better in one.
+
+    Args:
+        points: both of their numbers are better if they are smaller.
+
+    Returns:
+        By the rising first number.
+
+    >>> pareto_front([(1, 5), (2, 5), (3, 1), (2, 7)])
+    [0, 2]
+    """
+    front: list[int] = []
+    best = math.inf
+    for index in sorted(range(len(points)), key=lambda i: points[i]):
+        x, y = points[index]
+        if y < best or (front and points[front[-1]] == (x, y)):
+            front.append(index)
+            best = y
+    return front

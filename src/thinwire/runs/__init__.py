@@ -1,0 +1,11 @@
+"""Run folders: the only code that knows what is in one.
+
+identity     which run a configuration describes, also under the names of earlier versions
+schema       config.json, summary.json and metrics.jsonl as dataclasses, checked as they are read
+folder       writes them while a run trains
+status       how far the run in a folder has come
+find         the runs below some folders
+comparable   what runs must have in common for their losses to be compared
+variants     runs that differ in nothing but their seed
+statistics   means, standard errors and paired differences over seeds
+"""

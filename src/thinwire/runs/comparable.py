@@ -1,0 +1,109 @@
+"""What runs must have in common for their losses to be compared, before and after they have run."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.errors import ConfigurationError
+from thinwire.handshake import flatten_description
+from thinwire.method import with_present_names
+from thinwire.runs.schema import FinishedRun
+
+__all__ = [
+    "check_comparable",
+    "common_fields",
+    "common_ground",
+    "differences",
+    "most_common",
+    "not_comparable",
+]
+
+_COMMON = ("model", "data", "steps", "global_batch")
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
+
+
+def common_fields(described: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a described configuration that all runs of a comparison share, flat.
+
+    They fix the model, the tokens that are read in all and in a step, and what is validated on.
+    """
+    return flatten_description(with_present_names({name: described.get(name) for name in _COMMON}))
+
+
+def common_ground(run: FinishedRun) -> dict[str, str]:
+    """What runs must have in common for their losses to be compared, flat.
+
+    Besides `common_fields`, what only the run itself knew.
+    """
+    # The built-in corpora are files of an installation: another Python, other tokens.
+    unknown = f"not recorded (Python {run.summary.versions.get('python', 'unknown')})"
+    return common_fields(run.config.described) | {
+        "parameters": str(run.summary.parameters),
+        "tokens": str(run.summary.tokens),
+        "corpus fingerprint": unknown if run.corpus is None else run.corpus,
+        "elastic": "yes" if run.summary.is_elastic else "no",
+    }
+
+
+def most_common(grounds: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
+    """The most frequent of `grounds`, of several the first; None without any."""
+    counted = Counter(tuple(sorted(ground.items())) for ground in grounds).most_common(1)
+    return dict(counted[0][0]) if counted else None
+
+
+def not_comparable(runs: Sequence[FinishedRun]) -> dict[Path, str]:
+    """Folders of the runs that cannot be compared with most of `runs`, and why not.
+
+    Args:
+        runs: if two groups of them are as large, the one that begins first is the majority.
+    """
+    grounds = {run.folder: common_ground(run) for run in runs}
+    majority = most_common(list(grounds.values()))
+    return {
+        folder: differences(ground, majority)
+        for folder, ground in grounds.items()
+        if majority is not None and ground != majority
+    }
+
+
+def differences(its: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """All fields in which a run's ground is not that of the others.
+
+    >>> differences({"steps": "3", "tokens": "9"}, {"steps": "3", "tokens": "6", "corpus": "x"})
+    'corpus is missing, not x; tokens is 9, not 6'
+    """
+    return "; ".join(
+        f"{field} is {_shown(its.get(field))}, not {_shown(others.get(field))}"
+        for field in sorted(its.keys() | others.keys())
+        if its.get(field) != others.get(field)
+    )
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    return value[:12] if _FINGERPRINT.fullmatch(value) else value
+
+
+def check_comparable(described: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse runs of different tokens, models or data before they are trained.
+
+    Args:
+        described: configurations, by what messages call them.
+
+    Raises:
+        ConfigurationError: two differ; names the fields and both values.
+    """
+    (first, config), *others = described.items()
+    reference = common_fields(config)
+    for label, other in others:
+        fields = common_fields(other)
+        if fields != reference:
+            raise ConfigurationError(
+                f"compare {label} with {first}",
+                because=f"{differences(fields, reference)}, and all runs of a comparison have one "
+                "model, one corpus and as many tokens",
+                do="let the recipe give all methods the same model, data, steps and global batch",
+            )

@@ -1,0 +1,186 @@
+"""How far the run in a folder has come, by the folder's own files; nothing of it is changed."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, final
+
+from thinwire.errors import CheckpointError
+from thinwire.handshake import first_difference
+from thinwire.runs.comparable import common_fields, differences
+from thinwire.runs.folder import RunFolder, without, write_json
+from thinwire.runs.identity import identity_fields
+from thinwire.runs.schema import FinishedRun, read_config, read_finished, read_object
+
+__all__ = [
+    "RunState",
+    "RunStatus",
+    "forget_failure",
+    "has_files_of_run",
+    "note_failure",
+    "read_run",
+    "status_of",
+    "unrelated_runs",
+]
+
+_FAILURE: Final = "failed.json"
+_FILES: Final = ("config.json", "summary.json", "metrics.jsonl", "checkpoints")
+
+
+@final
+class RunState(StrEnum):
+    """How far a run has come."""
+
+    FINISHED = "finished"
+    ABSENT = "not begun"
+    UNFINISHED = "unfinished"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    CORRUPT = "corrupt"
+    MISMATCH = "another run"
+    UNRELATED = "not of this comparison"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run's state, and the run itself if it is finished.
+
+    Args:
+        state: how far it has come.
+        why: what is wrong, for people; empty where nothing is.
+        run: None unless the state is finished.
+    """
+
+    state: RunState
+    why: str = ""
+    run: FinishedRun | None = None
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.why}"
+
+
+def read_run(folder: Path) -> RunStatus:
+    """The run in `folder`, or why it has no result.
+
+    Args:
+        folder: of one run.
+    """
+    try:
+        return _read(folder)
+    except CheckpointError as error:
+        return RunStatus(state=RunState.CORRUPT, why=error.because)
+
+
+def _read(folder: Path) -> RunStatus:
+    if not folder.exists():
+        return RunStatus(state=RunState.ABSENT, why="there is no such folder")
+    if not folder.is_dir():
+        return RunStatus(state=RunState.CORRUPT, why="it is a file, not the folder of a run")
+    if not has_files_of_run(folder):
+        return RunStatus(state=RunState.ABSENT, why="no run was begun in it")
+    if (folder / "summary.json").exists():
+        return RunStatus(state=RunState.FINISHED, run=read_finished(folder))
+    reached = f"{_last_step(folder)} of {read_config(folder).steps} steps recorded"
+    try:
+        failure = read_object(folder / _FAILURE)
+    except CheckpointError:
+        return RunStatus(state=RunState.UNFINISHED, why=f"it has no summary, {reached}")
+    kind, why = str(failure.get("kind")), str(failure.get("why"))
+    if kind == "NonFiniteError":
+        return RunStatus(state=RunState.DIVERGED, why=f"{why} ({reached})")
+    return RunStatus(state=RunState.FAILED, why=f"{kind}: {why} ({reached})")
+
+
+def has_files_of_run(folder: Path) -> bool:
+    """Whether something of a run lies in `folder`, be it damaged."""
+    return any((folder / name).exists() for name in _FILES)
+
+
+def _last_step(folder: Path) -> str:
+    """The last step that was recorded, also of a run that was killed while it wrote."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return str(max(json.loads(line)["step"] for line in lines[-2:] if line.endswith("}")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "none"
+
+
+def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
+    """How far one certain run has come, in the folder that it has or would have.
+
+    Args:
+        folder: where it is or would be.
+        described: configuration of the run that is asked for.
+    """
+    different = _difference(folder, described)
+    if different is not None:  # the folder of another configuration: its state does not matter
+        return RunStatus(state=RunState.MISMATCH, why=different)
+    status = read_run(folder)
+    if status.run is not None and status.run.summary.is_elastic:
+        return RunStatus(state=RunState.MISMATCH, why="it is of one worker of an elastic run")
+    return status
+
+
+def _difference(folder: Path, described: Mapping[str, Any]) -> str | None:
+    """The field in which the run there, if it can be read, is not the one asked for."""
+    try:
+        theirs = read_config(folder)
+    except CheckpointError:
+        return None
+    # Its own part of the cores is no reason to run again, unless a certain number was asked for.
+    ignored: Collection[str] = () if described["machine"]["threads"] else ("machine.threads",)
+    there = without(identity_fields(theirs.described), ignored)
+    here = without(identity_fields(described), ignored)
+    field = first_difference(there, here)
+    if field is None:
+        return None
+    return f"{field} is {there.get(field, 'missing')} there and {here.get(field, 'missing')} here"
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def note_failure(folder: Path, kind: str, why: str) -> None:
+    """Leave in a run's folder why it ended; a folder without a run gets nothing."""
+    if RunFolder(folder).has_run():
+        write_json(folder / _FAILURE, {"kind": kind, "why": why})
+
+
+def forget_failure(folder: Path) -> None:
+    """Remove what `note_failure` left, because the run is tried again."""
+    (folder / _FAILURE).unlink(missing_ok=True)
+
+
+# -- other folders ---------------------------------------------------------------------------------
+
+
+def unrelated_runs(
+    out: Path, known: Collection[str], described: Mapping[str, Any]
+) -> dict[str, RunStatus]:
+    """Runs in `out` that do not belong to a comparison, and in what they differ from it.
+
+    Args:
+        out: the comparison's folder.
+        known: names of the folders that belong to it.
+        described: configuration of any of its runs.
+    """
+    others = sorted(out.iterdir()) if out.is_dir() else []
+    return {
+        folder.name: RunStatus(state=RunState.UNRELATED, why=_unrelated(folder, described))
+        for folder in others
+        if folder.name not in known and has_files_of_run(folder)
+    }
+
+
+def _unrelated(folder: Path, described: Mapping[str, Any]) -> str:
+    try:
+        theirs = common_fields(read_config(folder).described)
+    except CheckpointError as error:
+        return error.because
+    mine = common_fields(described)
+    if theirs == mine:
+        return "the same model and tokens, but no run that was asked for"
+    return differences(theirs, mine)

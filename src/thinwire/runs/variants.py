@@ -1,0 +1,173 @@
+"""Variants of a comparison: runs that differ in nothing but their seed."""
+
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+from thinwire.runs.identity import identity_fields
+from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord
+from thinwire.runs.statistics import Estimate, MeanCurve, estimate, mean_curve
+
+__all__ = ["Variant", "differing", "repeated_runs", "variants_of"]
+
+# Where a run happened, how often something was noted, and the seed: not what was trained.
+_NOT_OF_A_VARIANT: Final = ("seed", "method.name", "machine.threads")
+_SYMBOLS: Final = {"workers": "K", "method.sync_every": "H"}
+_FEW: Final = 3
+
+_Key: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Runs that differ in nothing but their seed, and what they say together.
+
+    Args:
+        label: of charts and tables; unique in a comparison.
+        runs: by rising seed; at least one.
+    """
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def config(self) -> RunConfig:
+        """Configuration of the first run: the others differ in the seed only."""
+        return self.runs[0].config
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Fields of the configuration, flat, without those that all variants may differ in."""
+        return _settings(self.runs[0])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the runs."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Validation loss at the end, by seed."""
+        return {run.seed: run.summary.val_loss for run in self.runs}
+
+    @property
+    def loss(self) -> Estimate:
+        """Mean validation loss at the end."""
+        return estimate(self.losses)
+
+    @property
+    def sent_bytes(self) -> float:
+        """By a worker in the whole run, mean over seeds."""
+        return self.mean(lambda run: run.summary.sent_bytes_per_worker)
+
+    def mean(self, quantity: Callable[[FinishedRun], float]) -> float:
+        """A quantity of a run, mean over seeds."""
+        return statistics.fmean(quantity(run) for run in self.runs)
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Bytes of all states of a worker over those of its weights; None if not recorded."""
+        held = [run.memory_bytes for run in self.runs]
+        if not all(held):
+            return None
+        return statistics.fmean(sum(its.values()) / its["live_weights"] for its in held)
+
+    def curve(self, quantity: Callable[[RunRecord], float | None]) -> MeanCurve:
+        """A quantity of a record, averaged over seeds at the steps where all runs have it.
+
+        Args:
+            quantity: None in records that lack it.
+        """
+        return mean_curve(
+            {
+                run.seed: {
+                    record.step: value
+                    for record in run.records
+                    if (value := quantity(record)) is not None
+                }
+                for run in self.runs
+            }
+        )
+
+
+def repeated_runs(runs: Sequence[FinishedRun]) -> dict[Path, str]:
+    """Folders of runs whose configuration and seed an earlier one has, and which that is.
+
+    A copy says nothing about the spread over seeds.
+    """
+    first: dict[tuple[_Key, int], FinishedRun] = {}
+    repeated: dict[Path, str] = {}
+    for run in runs:
+        kept = first.setdefault((_key(run), run.seed), run)
+        if kept is not run:
+            repeated[run.folder] = (
+                f"the same configuration and seed as {kept.folder}, which is shown"
+            )
+    return repeated
+
+
+def variants_of(runs: Sequence[FinishedRun]) -> list[Variant]:
+    """`runs` by what was trained: methods in the order of their first runs, then by K and H.
+
+    Args:
+        runs: no two with the same configuration and seed.
+    """
+    methods = list(dict.fromkeys(run.config.method for run in runs))
+
+    def place(run: FinishedRun) -> tuple[int, int, int]:
+        return methods.index(run.config.method), run.config.workers, run.config.sync_every
+
+    together: dict[_Key, list[FinishedRun]] = {}
+    for run in sorted(runs, key=place):
+        together.setdefault(_key(run), []).append(run)
+    groups = [sorted(group, key=lambda run: run.seed) for group in together.values()]
+    labels = _labels([group[0] for group in groups])
+    return [
+        Variant(label=label, runs=tuple(group)) for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def _settings(run: FinishedRun) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in identity_fields(run.config.described).items()
+        if name not in _NOT_OF_A_VARIANT and not name.startswith("periods.")
+    }
+
+
+def _key(run: FinishedRun) -> _Key:
+    return tuple(sorted(_settings(run).items()))
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of the fields that are not the same in all of `settings`, sorted.
+
+    >>> differing([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
+    ['b']
+    """
+    names = sorted({name for its in settings for name in its})
+    return [name for name in names if len({its.get(name) for its in settings}) > 1]
+
+
+def _labels(runs: Sequence[FinishedRun]) -> list[str]:
+    """The method of each, and what tells it from others of that method; no two are the same."""
+    settings: dict[str, list[dict[str, str]]] = {}
+    for run in runs:
+        settings.setdefault(run.config.method, []).append(_settings(run))
+    different = {name: differing(its) for name, its in settings.items()}
+    labels: list[str] = []
+    for run in runs:
+        name = run.config.method
+        label = _label(name, _settings(run), different[name])
+        twins = sum(given == label or given.startswith(f"{label} (") for given in labels)
+        labels.append(f"{label} ({twins + 1})" if twins else label)
+    return labels
+
+
+def _label(name: str, its: Mapping[str, str], different: Collection[str]) -> str:
+    first = [*(f for f in _SYMBOLS if f in different), *(f for f in different if f not in _SYMBOLS)]
+    told = [f"{_SYMBOLS.get(f, f.rpartition('.')[2])}={its.get(f, 'none')}" for f in first[:_FEW]]
+    return " ".join([name, *told])
