@@ -22,7 +22,7 @@ from typing import Any
 
 from setting import write_runs
 
-from thinwire.elastic.lighthouse import Lighthouse
+from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.elastic.token import TOKEN_VARIABLE, Token
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells every quorum otherwise
@@ -70,8 +70,8 @@ def one(out: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
     return found
 
 
-def light(secret: str) -> Lighthouse:
-    return Lighthouse(
+def light(secret: str) -> LighthouseServer:
+    return LighthouseServer(
         Token(secret),
         host="127.0.0.1",
         port=0,

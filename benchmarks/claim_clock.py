@@ -49,8 +49,8 @@ def clock(
 def _over(
     link: Link, setting: Setting, config: TrainConfig, curve: Curve, target: float
 ) -> dict[str, float | None]:
-    freight = traffic(config.method, resolve(config.model.size), workers=config.workers)
-    scenario = Scenario(freight=freight, compute=Compute(step_s=setting.step_s), link=link)
+    sent = traffic(config.method, resolve(config.model.size), workers=config.workers)
+    scenario = Scenario(traffic=sent, compute=Compute(step_s=setting.step_s), link=link)
     steps = first_below(curve, target)
     return {
         "whole_run_s": simulate(scenario, steps=config.steps).wall_s,

@@ -7,6 +7,17 @@ from typing import Any
 from claim_settings import Setting, tuned
 
 MARKS = {"shown": "**shown**", "contradicted": "**contradicted**"}
+NOTES = {
+    "SparseLoCo, density and H": (
+        "These and all other verdicts on SparseLoCo are about *our preset*, which divides by all",
+        "K workers, as the paper's formula does. Every released implementation divides a number",
+        "by the workers that sent it. With that rule (`MeanOverSenders`) and density 1/32",
+        "SparseLoCo is level with tuned DiLoCo at the small setting, -0.007 ± 0.012 nats (three",
+        "seeds, three candidate rates), where the preset is 0.088 above:",
+        "[evidence.md](evidence.md#sparseloco-by-senders). The preset will follow.",
+    )
+}
+"""What must be known before a group's verdicts are read; by the group's name."""
 
 
 def page(setting: Setting, found: Mapping[str, Any]) -> str:
@@ -43,6 +54,7 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[str]:
     for group, same in groupby(found["claims"], key=lambda claim: claim["group"]):
         yield f"## {group}"
         yield ""
+        yield from (*NOTES[group], "") if group in NOTES else ()
         yield "| claim | verdict | effect, nats | seeds | claimed by |"
         yield "|---|---|---|---|---|"
         for claim in same:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinwire.experiments import Experiment, Settings, Tuning, product
+from thinwire.experiments import Experiment, Rates, Tuning, product
 from thinwire.experiments.configuring import with_changes, with_rates
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
@@ -59,14 +59,14 @@ class Setting:
     jobs: int
     step_s: float
     links_bits_per_s: Mapping[str, float]
-    candidates: Mapping[str, tuple[Settings, ...]]
-    rates: Mapping[str, Settings] = field(default_factory=dict)
+    candidates: Mapping[str, tuple[Rates, ...]]
+    rates: Mapping[str, Rates] = field(default_factory=dict)
 
     def method(self, family: str) -> Method:
         """The recipe's method of a family, with this setting's H and rates."""
         method = _method(family)
         every = self.sync_every if method.sync_every > 1 else None
-        return with_rates(method, sync_every=every, settings=self.rates.get(family, Settings()))
+        return with_rates(method, sync_every=every, rates=self.rates.get(family, Rates()))
 
     def config(self, method: Method, workers: int | None = None) -> TrainConfig:
         """A run of `method`."""
@@ -105,15 +105,15 @@ def search(setting: Setting) -> Experiment:
     )
 
 
-def _rates(*lrs: float) -> tuple[Settings, ...]:
+def _rates(*lrs: float) -> tuple[Rates, ...]:
     return product(inner_lr=lrs)
 
 
-def _with_outers(*lrs: float) -> tuple[Settings, ...]:
+def _with_outers(*lrs: float) -> tuple[Rates, ...]:
     """Each rate with plain averaging and with Nesterov momentum."""
     outers = ((1.0, 0.0), (0.8, 0.6))
     return tuple(
-        Settings(inner_lr=lr, outer_lr=outer_lr, outer_momentum=momentum)
+        Rates(inner_lr=lr, outer_lr=outer_lr, outer_momentum=momentum)
         for lr in lrs
         for outer_lr, momentum in outers
     )
@@ -203,5 +203,5 @@ def tuning_file(setting: Setting) -> Path:
 def tuned(setting: Setting) -> Setting:
     """`setting` with the rates that its search chose."""
     rows = json.loads(tuning_file(setting).read_text())["rows"]
-    rates = {family: Settings(**rows[family]["chosen"]) for family in FAMILIES}
+    rates = {family: Rates(**rows[family]["chosen"]) for family in FAMILIES}
     return dataclasses.replace(setting, rates=rates)

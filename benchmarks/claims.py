@@ -31,16 +31,15 @@ from thinwire.errors import ConfigurationError, IncompleteError
 from thinwire.experiments import (
     Comparison,
     Experiment,
-    InTurn,
+    ParallelRunner,
     Runner,
-    SideBySide,
+    SequentialRunner,
     compare,
     estimate,
     paired_difference,
 )
-from thinwire.experiments.records import read_finished
-from thinwire.report.seeds import mean_curve
-from thinwire.train.run_folder import write_json
+from thinwire.runs.folder import write_json
+from thinwire.runs.variants import Variant
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,7 +84,7 @@ def _test(setting: Setting, command: Command) -> None:
         # A seed at a time, so that what is there early is a whole table.
         comparison, seconds = _run(setting, command.out / "runs", command.seeds[:count])
         print(f"seed {command.seeds[count - 1]}: {seconds / 60:.1f} minutes", flush=True)
-    found = result(setting, comparison, command.out / "runs")
+    found = result(setting, comparison)
     if command.write or (command.seeds == SEEDS and not _file(setting).is_file()):
         _write(setting, found)
     else:
@@ -97,7 +96,7 @@ def _time_is_up(*_: object) -> None:
 
 
 def _runner(setting: Setting) -> Runner:
-    return InTurn() if setting.jobs == 1 else SideBySide(setting.jobs)
+    return SequentialRunner() if setting.jobs == 1 else ParallelRunner(setting.jobs)
 
 
 def _search(setting: Setting, out: Path) -> None:
@@ -116,27 +115,29 @@ def _run(setting: Setting, out: Path, seeds: tuple[int, ...]) -> tuple[Compariso
 
 
 def _check(comparison: Comparison, out: Path) -> None:
-    troubles = comparison.troubles()
-    if troubles:
-        folder, standing = next(iter(troubles.items()))
+    problems = comparison.problems()
+    if problems:
+        folder, status = next(iter(problems.items()))
         raise IncompleteError(
             f"judge the claims from {out}",
-            because=f"{len(troubles)} runs have no result; {folder}: {standing.why}",
-            do="mend the cause and repeat the command",
+            because=f"{len(problems)} runs have no result; {folder}: {status.why}",
+            do="fix the cause and repeat the command",
         )
 
 
 # -- what came of it -------------------------------------------------------------------------------
 
 
-def result(setting: Setting, comparison: Comparison, out: Path) -> dict[str, Any]:
+def result(setting: Setting, comparison: Comparison) -> dict[str, Any]:
     """Everything that is committed."""
-    losses = {row.arm.text: row.values("val_loss") for row in comparison.rows}
+    # All rows have runs: a comparison with problems is refused before.
+    variants = {row.spec.text: row.variant for row in comparison.rows if row.variant}
+    losses = {text: variant.losses for text, variant in variants.items()}
     configs = arms(setting)
-    curves = {
-        row.arm.text: _curve([out / run["folder"] for run in row.runs]) for row in comparison.rows
+    curves = {text: _curve(variant) for text, variant in variants.items()}
+    sent = {
+        text: variant.runs[0].summary.sent_bytes_per_worker for text, variant in variants.items()
     }
-    sent = {row.arm.text: row.runs[0]["sent_bytes_per_worker"] for row in comparison.rows}
     return {
         "what": f"validation loss in nats per byte, {setting.what}",
         "command": f"python benchmarks/claims.py {setting.name} OUT --write",
@@ -173,9 +174,9 @@ def _row(
     }
 
 
-def _curve(folders: list[Path]) -> list[tuple[int, float]]:
+def _curve(variant: Variant) -> list[tuple[int, float]]:
     """Mean validation loss of runs, by step."""
-    curve = mean_curve([read_finished(folder).records for folder in folders], "val_loss")
+    curve = variant.curve(lambda record: record.val_loss)
     return list(zip(curve.steps, curve.means, strict=True))
 
 

@@ -56,28 +56,27 @@ class Recording(Codec):
         return self.codec.id
 
     def bind(self, layout: Layout) -> BoundCodec:
-        return RecordingCoder(self.codec.bind(layout), self.into, round_number=0)
+        return RecordingCoder(self.codec.bind(layout), self.into)
 
 
 @final
 class RecordingCoder(BoundCodec):
-    def __init__(self, coder: BoundCodec, into: list[Recorded], *, round_number: int) -> None:
+    def __init__(self, coder: BoundCodec, into: list[Recorded]) -> None:
         super().__init__(coder.id, coder.layout, coder.nbytes)
-        self._coder, self._into, self._round = coder, into, round_number
+        self._coder, self._into = coder, into
 
-    def at(self, round_number: int) -> BoundCodec:
-        return RecordingCoder(self._coder.at(round_number), self._into, round_number=round_number)
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
+        return self._coder.encode(x, round)
 
-    def encode(self, x: Tensor) -> Tensor:
-        return self._coder.encode(x)
+    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
+        if round in ROUNDS:
+            self._into.append(Recorded(x.clone(), self.layout, round))
+        return self._coder.encode_residual(x, round)
 
-    def encode_residual(self, x: Tensor) -> Tensor:
-        if self._round in ROUNDS:
-            self._into.append(Recorded(x.clone(), self.layout, self._round))
-        return self._coder.encode_residual(x)
-
-    def add_to(self, out: Tensor, payloads: Sequence[Tensor], *, weight: float) -> None:
-        self._coder.add_to(out, payloads, weight=weight)
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
+        self._coder.add_to(out, payloads, weight=weight, round=round)
 
 
 @final
@@ -121,11 +120,11 @@ def record(method: Method) -> list[Recorded]:
     method = dataclasses.replace(method, codec=Recording(codec=method.codec, into=into))
     config = TrainConfig(method=method, model=Model(size=SIZE), steps=STEPS)
     config = launch.resolve(config)
-    crew = launch.assemble(config, config.data.load())
+    group = launch.assemble(config, config.data.load())
     for _ in range(STEPS):
-        crew.inner_step()
-        crew.outer_step()
-    crew.close()
+        group.inner_step()
+        group.outer_step()
+    group.close()
     return into
 
 

@@ -17,16 +17,14 @@ from typing import Any
 
 from setting import setting
 
-from thinwire.fragments import Whole
-from thinwire.plan.closed_form import wall_s
 from thinwire.plan.compute import Compute
-from thinwire.plan.ideal import ideal_freight
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.simulate import simulate
-from thinwire.plan.topology import Once
+from thinwire.plan.traffic import MessageSpec, Traffic
 
-PARAMETERS, LAYERS, TOKENS, STEP_S = 15 * 10**9, 1, 304.6e9, 1.0
+PARAMETERS, TOKENS, STEP_S = 15 * 10**9, 304.6e9, 1.0
+NBYTES = 2 * PARAMETERS
 METHODS = {  # tokens of all workers in a step, inner steps from one exchange to the next
     "DP Muon": (4.2e6, 1),
     "DP AdamW": (2.1e6, 1),
@@ -45,13 +43,9 @@ def row(gbit_per_s: int, method: str, published_h: float) -> dict[str, Any]:
     batch_tokens, sync_every = METHODS[method]
     steps = round(TOKENS / batch_tokens)
     scenario = Scenario(
-        # What crosses the link once does so for any K but 1.
-        freight=ideal_freight(
-            Whole(), parameters=PARAMETERS, layers=LAYERS, bits=16, sync_every=sync_every
-        ),
+        traffic=once_over_the_link(sync_every),
         compute=Compute(step_s=STEP_S),
         link=Link.of(gbit_per_s * 1e9),
-        topology=Once(),
     )
     outcome = simulate(scenario, steps=steps)
     hours = outcome.wall_s / 3600
@@ -60,11 +54,33 @@ def row(gbit_per_s: int, method: str, published_h: float) -> dict[str, Any]:
         "method": method,
         "steps": steps,
         "hours": hours,
-        "closed_form_hours": wall_s(scenario, steps=steps) / 3600,
+        "closed_form_hours": closed_form_s(gbit_per_s, steps, sync_every) / 3600,
         "published_hours": published_h,
         "off": hours / published_h - 1,
         "utilisation": outcome.utilisation,
     }
+
+
+def once_over_the_link(sync_every: int) -> Traffic:
+    """One message without a header, which between two workers crosses the link once."""
+    message = MessageSpec(
+        offset=0,
+        first=sync_every,
+        parameters=PARAMETERS,
+        payload_nbytes=NBYTES,
+        result_nbytes=0,
+        sent_nbytes=NBYTES,
+        received_nbytes=NBYTES,
+        vote_nbytes=0,
+        exchange="gather",
+    )
+    return Traffic(sync_every=sync_every, tau=0, messages=(message,), workers=2)
+
+
+def closed_form_s(gbit_per_s: int, steps: int, sync_every: int) -> float:
+    """S steps and ceil(S / H) exchanges, one after the other."""
+    exchange_s = 8 * NBYTES / (gbit_per_s * 1e9)
+    return steps * STEP_S + -(-steps // sync_every) * exchange_s
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 Two workers, a process with one thread each, train the laptop recipe over tools/wan.py: TCP between
 two network namespaces at a few Mbit/s. For each rate there is one link, and on it the methods train
-one after the other. Waiting is what worker 0 spent in `Pending.wait`, the other worker's lateness
+one after the other. Waiting is what worker 0 spent in `Round.wait`, the other worker's lateness
 included; its share is of the seconds spent training, without start, evaluation and saving.
 
 The link's packets are moved by the processor that also trains: with two cores, a busy link slows
@@ -27,9 +27,9 @@ from typing import Any
 import thinwire
 from thinwire.codecs import E3M0, CastBF16, Codec
 from thinwire.method import Method
+from thinwire.runs.folder import RunFolder
 from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.recipes import laptop
-from thinwire.train.run_folder import RunFolder
 
 HERE = Path(__file__).resolve()
 RATES_MBIT, DELAY_MS, WORKERS, STEPS = (20.0, 14.0, 10.0), 20.0, 2, 400

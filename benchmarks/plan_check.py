@@ -34,9 +34,9 @@ from thinwire.plan.calibration import Calibration, calibrate
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
+from thinwire.runs.folder import write_json
 from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.recipes import laptop
-from thinwire.train.run_folder import write_json
 from thinwire.train.trainer import train
 
 HERE = Path(__file__).resolve()
@@ -46,7 +46,7 @@ RATES_MBIT = (10.0, 3.0, 1.0)
 UNLIMITED_MBIT = 10_000.0
 # Room for a payload: where TCP overruns the queue, an exchange now and then takes twice as long.
 QUEUE_S = 2.0
-# Shares of time for which worker 0, and anybody on the machine, may wait for a processor.
+# Shares of time for which worker 0, and any process of the machine, may wait for a processor.
 QUEUED_SHARE, QUIET_PERCENT, PATIENCE_S = 0.1, 15.0, 60.0
 
 
@@ -116,7 +116,7 @@ def wait_for_quiet() -> None:
 
 
 def pressure() -> float:
-    """Percent of the last ten seconds in which somebody waited for a processor."""
+    """Percent of the last ten seconds in which any process waited for a processor."""
     return float(Path("/proc/pressure/cpu").read_text().split()[1].partition("=")[2])
 
 
@@ -237,7 +237,7 @@ def compare(job: Calibration, out: Path, name: str, rate_mbit: float) -> dict[st
         "measured_utilisation": measured.utilisation,
         "utilisation_error": predicted.utilisation / measured.utilisation - 1,
         "limit": predicted.limit,
-        "predicted_sent_bytes": predicted.sent_nbytes,
+        "predicted_sent_bytes": job.traffic.sent_after(STEPS),
         "measured_sent_bytes": measured.sent_nbytes,
         "measured_step_s": own.step_s,
         "error_if_steps_were_known": known.wall_s / measured.training_s - 1,

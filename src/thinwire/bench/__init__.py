@@ -2,15 +2,15 @@
 
 from thinwire.bench.codecs import CodecReport, CodecTimes, codecs
 from thinwire.bench.outer_step import outer_step
-from thinwire.bench.result import Report, Result, Table, compare_alternating
+from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_alternating
 from thinwire.bench.simulation import simulation, stacked_simulation
 
 __all__ = [
+    "BenchReport",
+    "BenchResult",
+    "BenchTable",
     "CodecReport",
     "CodecTimes",
-    "Report",
-    "Result",
-    "Table",
     "codecs",
     "compare_alternating",
     "outer_step",

@@ -18,15 +18,15 @@ from typing import Any, Generic, TypeVar, final
 import torch
 from torch import Tensor
 
-from thinwire.bench.naive import ChunkedTopK, Naive, Record, TensorTopK
-from thinwire.bench.result import Report, Table, seconds
+from thinwire.bench.naive import ChunkedTopK, NaiveTopK, Record, TensorTopK
+from thinwire.bench.result import BenchReport, BenchTable, seconds
 from thinwire.bench.shapes import gpt2, heavy_tailed
 from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.codecs import E3M0, Blocks, CastBF16, Codec, Quantise, SignLevels, SignMean, TopK
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.feedback import ErrorFeedback
 from thinwire.fragments.layout import Layout
-from thinwire.storage import Ledger, OnDevice
+from thinwire.storage import OnDevice
 
 __all__ = ["CodecReport", "CodecTimes", "codecs"]
 
@@ -90,7 +90,7 @@ class CodecTimes:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CodecReport(Report):
+class CodecReport(BenchReport):
     """Codecs and baselines on one thread and on all.
 
     Args:
@@ -104,8 +104,8 @@ class CodecReport(Report):
     blocks: list[list[CodecTimes]]
     name: str = "codecs"
 
-    def tables(self) -> Sequence[Table]:
-        """One for each number of threads."""
+    def tables(self) -> Sequence[BenchTable]:
+        """A table for each number of threads."""
         return [self._table(block) for block in self.blocks]
 
     def describe(self) -> dict[str, Any]:
@@ -119,9 +119,9 @@ class CodecReport(Report):
             "rows": rows,
         }
 
-    def _table(self, block: Sequence[CodecTimes]) -> Table:
+    def _table(self, block: Sequence[CodecTimes]) -> BenchTable:
         threads = f"{block[0].threads} thread" + ("s" if block[0].threads > 1 else "")
-        return Table(
+        return BenchTable(
             title=f"{self.parameters:,} parameters, {threads}: bits and ns per parameter to encode "
             f"and to average {self.workers}; over the memory floor; speed over {block[0].name}",
             columns=("codec", "bits", "encode", "/floor", "speed", "mean", "/floor", "speed"),
@@ -150,7 +150,9 @@ def codecs(
         repeats: most repetitions of each.
         budget_s: seconds after which no further repetition begins; one there is always.
     """
-    setting = _Setting(layout=layout or gpt2(), workers=workers, repeats=repeats, budget_s=budget_s)
+    setting = _Conditions(
+        layout=layout or gpt2(), workers=workers, repeats=repeats, budget_s=budget_s
+    )
     blocks: list[list[CodecTimes]] = []
     for threads in dict.fromkeys((1, os.cpu_count() or 1)):
         with _threads(threads):
@@ -159,8 +161,8 @@ def codecs(
 
 
 @final
-class _Setting:
-    """What all codecs are measured with: the vector, floors, and when to stop."""
+class _Conditions:
+    """Same for all codecs: the vector, the floors, and when to stop."""
 
     def __init__(self, *, layout: Layout, workers: int, repeats: int, budget_s: float) -> None:
         self.layout, self.workers = layout, workers
@@ -201,19 +203,19 @@ class _Subject(ABC, Generic[P]):
 
 
 @final
-class _Ours(_Subject[Tensor]):
+class _CodecSubject(_Subject[Tensor]):
     def __init__(self, codec: Codec, layout: Layout) -> None:
         super().__init__(codec.id)
         self._coder, self._mean = codec.bind(layout), torch.zeros(layout.numel)
         self._feedback = ErrorFeedback(decay=_DECAY).bind(
-            layout.numel, OnDevice(torch.device("cpu"), Ledger())
+            layout.numel, OnDevice(torch.device("cpu"))
         )
 
     def encode(self, delta: Tensor) -> Tensor:
         return self._feedback.encode(delta, self._coder)
 
     def mean(self, payloads: Sequence[Tensor]) -> Tensor:
-        # Into memory that is there: what fresh pages cost is the allocator's affair.
+        # Into memory that is there: what fresh pages cost is the allocator's cost.
         self._mean.zero_()
         self._coder.add_to(self._mean, payloads, weight=1.0 / len(payloads))
         return self._mean
@@ -223,8 +225,8 @@ class _Ours(_Subject[Tensor]):
 
 
 @final
-class _Usual(_Subject[list[Record]]):
-    def __init__(self, naive: Naive) -> None:
+class _NaiveSubject(_Subject[list[Record]]):
+    def __init__(self, naive: NaiveTopK) -> None:
         super().__init__(naive.name)
         self._naive = naive
 
@@ -242,11 +244,13 @@ class _Usual(_Subject[list[Record]]):
 class _Measurement(Generic[P]):
     """The repetitions of one subject; the first ones, which are not timed, count its memory."""
 
-    def __init__(self, subject: _Subject[P], setting: _Setting) -> None:
+    def __init__(self, subject: _Subject[P], setting: _Conditions) -> None:
         self._subject, self._setting = subject, setting
         payload, self._encode_nbytes = peak_temporary_nbytes(lambda: subject.encode(setting.delta))
         self._payloads = [payload]
-        _, self._decode_nbytes = peak_temporary_nbytes(lambda: subject.mean(self._everyones()))
+        _, self._decode_nbytes = peak_temporary_nbytes(
+            lambda: subject.mean(self._payloads_of_all())
+        )
         self._encode_s: list[tuple[float, float]] = []
         self._decode_s: list[tuple[float, float]] = []
 
@@ -288,31 +292,31 @@ class _Measurement(Generic[P]):
         del self._payloads[: -self._setting.workers]
 
     def _decode_once(self) -> None:
-        payloads = self._everyones()
+        payloads = self._payloads_of_all()
         taken_s = seconds(lambda: self._subject.mean(payloads))
         self._decode_s.append((taken_s, seconds(self._setting.write)))
 
-    def _everyones(self) -> list[P]:
+    def _payloads_of_all(self) -> list[P]:
         count = len(self._payloads)
         return [self._payloads[worker % count] for worker in range(self._setting.workers)]
 
 
-def _block(setting: _Setting, compared: Sequence[Codec]) -> list[CodecTimes]:
-    naive = _Measurement(_usual(TensorTopK, setting), setting)
+def _block(setting: _Conditions, compared: Sequence[Codec]) -> list[CodecTimes]:
+    naive = _Measurement(_naive_subject(TensorTopK, setting), setting)
     rows: list[CodecTimes] = []
     for number, codec in enumerate(compared):
-        ours = _Measurement(_Ours(codec, setting.layout), setting)
+        ours = _Measurement(_CodecSubject(codec, setting.layout), setting)
         ours.repeat()
         if number % 3 == 0:
             naive.once()
         rows.append(ours.times())
-    chunked = _Measurement(_usual(ChunkedTopK, setting), setting)
+    chunked = _Measurement(_naive_subject(ChunkedTopK, setting), setting)
     chunked.repeat()
     return [naive.times(), chunked.times(), *rows]
 
 
-def _usual(kind: type[Naive], setting: _Setting) -> _Usual:
-    return _Usual(kind(setting.layout, decay=_DECAY))
+def _naive_subject(kind: type[NaiveTopK], setting: _Conditions) -> _NaiveSubject:
+    return _NaiveSubject(kind(setting.layout, decay=_DECAY))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.fragments.layout import CHUNK, Layout, Segment
 
-__all__ = ["ChunkedTopK", "Naive", "Record", "TensorTopK"]
+__all__ = ["ChunkedTopK", "NaiveTopK", "Record", "TensorTopK"]
 
 Record = tuple[Tensor, Tensor]
 """int64 indices and fp32 values of one tensor."""
@@ -17,7 +17,7 @@ Record = tuple[Tensor, Tensor]
 _ONE_OF = 64
 
 
-class Naive(ABC):
+class NaiveTopK(ABC):
     """A loop over tensors: e = beta e + Delta; send the largest 1/64 of e; e = e - sent.
 
     Args:
@@ -58,7 +58,7 @@ class Naive(ABC):
 
 
 @final
-class TensorTopK(Naive):
+class TensorTopK(NaiveTopK):
     """torch.topk over a whole tensor."""
 
     name = "per-tensor torch.topk"
@@ -75,7 +75,7 @@ class TensorTopK(Naive):
 
 
 @final
-class ChunkedTopK(Naive):
+class ChunkedTopK(NaiveTopK):
     """torch.topk over the chunks of a tensor, and over what is left of it."""
 
     name = "chunked torch.topk"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire import presets
-from thinwire.bench.result import Result, compare_alternating
+from thinwire.bench.result import BenchResult, compare_alternating
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import in_process
 
@@ -15,7 +15,7 @@ __all__ = ["outer_step"]
 _MOMENTUM, _LR = 0.9, 0.7
 
 
-def outer_step(*, width: int = 512, layers: int = 16, repeats: int = 9) -> Result:
+def outer_step(*, width: int = 512, layers: int = 16, repeats: int = 9) -> BenchResult:
     """One DiLoCo round of one worker against a loop over tensors with torch's SGD on each.
 
     Args:
@@ -28,7 +28,7 @@ def outer_step(*, width: int = 512, layers: int = 16, repeats: int = 9) -> Resul
     loop = OuterLoop(model, [], method, transport=in_process(1)[0])
     naive = _Naive(nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))))
     ours_s, baseline_s = compare_alternating(loop.step, naive.step, repeats=repeats)
-    return Result(
+    return BenchResult(
         name="outer-step",
         ours="OuterLoop.step of diloco, K=1",
         baseline="per-tensor delta, copy and torch.optim.SGD",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-__all__ = ["Report", "Result", "Table", "compare_alternating", "seconds"]
+__all__ = ["BenchReport", "BenchResult", "BenchTable", "compare_alternating", "seconds"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class BenchTable:
     """Text in rows and columns; tables of one title are one table.
 
     Args:
@@ -26,14 +26,14 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-class Report(ABC):
+class BenchReport(ABC):
     """What a benchmark found."""
 
     name: str
 
     @abstractmethod
-    def tables(self) -> Sequence[Table]:
-        """For a person."""
+    def tables(self) -> Sequence[BenchTable]:
+        """Tables for a terminal."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Report(ABC):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Result(Report):
+class BenchResult(BenchReport):
     """`ours` against `baseline`, both in seconds per repetition.
 
     Args:
@@ -66,14 +66,14 @@ class Result(Report):
             base / mine for base, mine in zip(self.baseline_s, self.ours_s, strict=True)
         )
 
-    def tables(self) -> Sequence[Table]:
-        """One row."""
+    def tables(self) -> Sequence[BenchTable]:
+        """A table of one row."""
         ours_ms, baseline_ms = (
             f"{1000 * statistics.median(s):.1f}" for s in (self.ours_s, self.baseline_s)
         )
         ratio = f"{self.speed_ratio:.2f}"
         return [
-            Table(
+            BenchTable(
                 title="speed against a baseline, median of paired repetitions",
                 columns=("benchmark", "ours", "baseline", "ratio", "ours ms", "baseline ms"),
                 rows=((self.name, self.ours, self.baseline, ratio, ours_ms, baseline_ms),),

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from thinwire.bench.result import Result, compare_alternating
+from thinwire.bench.result import BenchResult, compare_alternating
 from thinwire.train import launch
 from thinwire.train.config import TrainConfig
-from thinwire.train.crew import Crew
 from thinwire.train.recipes import laptop
+from thinwire.train.workers.group import WorkerGroup
 
 __all__ = ["simulation", "stacked_simulation"]
 
 
-def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result:
+def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> BenchResult:
     """K simulated workers against one worker with the same global batch: tokens per second.
 
     Both run the laptop recipe's DiLoCo with all the machine's cores.
@@ -24,7 +24,7 @@ def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result
     config = laptop("diloco")
     many, one = (replace(config, workers=k) for k in (workers, 1))
     ours_s, baseline_s = _in_turns(many, one, steps=steps, repeats=repeats)
-    return Result(
+    return BenchResult(
         name="simulation",
         ours=f"{workers} simulated workers",
         baseline="one worker, same global batch",
@@ -33,7 +33,7 @@ def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> Result
     )
 
 
-def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -> Result:
+def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -> BenchResult:
     """K simulated workers stacked into one set of matrices against the same workers on threads.
 
     Both run the laptop recipe's DiLoCo with all the machine's cores.
@@ -46,7 +46,7 @@ def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -
     config = replace(laptop("diloco"), workers=workers)
     stacked_config = replace(config, machine=replace(config.machine, simulation="stacked"))
     ours_s, baseline_s = _in_turns(stacked_config, config, steps=steps, repeats=repeats)
-    return Result(
+    return BenchResult(
         name="stacked-simulation",
         ours=f"{workers} stacked workers",
         baseline="the same workers on threads",
@@ -59,21 +59,21 @@ def _in_turns(
     ours: TrainConfig, baseline: TrainConfig, *, steps: int, repeats: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of each repetition."""
-    crews = _crew(ours), _crew(baseline)
+    groups = _group(ours), _group(baseline)
     seconds = compare_alternating(
-        lambda: _run(crews[0], steps), lambda: _run(crews[1], steps), repeats=repeats
+        lambda: _run(groups[0], steps), lambda: _run(groups[1], steps), repeats=repeats
     )
-    for crew in crews:
-        crew.close()
+    for group in groups:
+        group.close()
     return seconds
 
 
-def _crew(config: TrainConfig) -> Crew:
+def _group(config: TrainConfig) -> WorkerGroup:
     config = launch.resolve(config)
     return launch.assemble(config, config.data.load())
 
 
-def _run(crew: Crew, steps: int) -> None:
+def _run(group: WorkerGroup, steps: int) -> None:
     for _ in range(steps):
-        crew.inner_step()
-        crew.outer_step()
+        group.inner_step()
+        group.outer_step()

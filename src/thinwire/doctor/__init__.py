@@ -1,4 +1,4 @@
-"""What is looked at before a run: this machine, and the way from it to the others."""
+"""Checks before a run: this machine, and the network between it and the others."""
 
 from thinwire.doctor.finding import Finding, Status, examine
 from thinwire.doctor.machine import machine_checks

@@ -1,4 +1,4 @@
-"""A finding, and how checks are made without any of them hanging."""
+"""A finding, and how a check is run that may hang."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Args:
-        name: of what was looked at.
+        name: of the check.
         status: `fail` if a run cannot work so.
-        found: what there is.
+        found: what the check saw.
         do: what to do about it; empty if nothing.
     """
 
@@ -29,16 +29,16 @@ class Finding:
 
 
 Check: TypeAlias = Callable[[], Finding]
-"""Looks at one thing."""
+"""Checks one thing."""
 
 
 def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
-    """What `check` finds within `limit_s`; else a finding which says that it was not established.
+    """What `check` finds within `limit_s`, or a warning that it did not finish or broke.
 
     Args:
-        name: of what is looked at.
-        check: looks at it.
-        limit_s: a check that takes longer is left behind.
+        name: of the check.
+        check: is run in a thread.
+        limit_s: a check that takes longer is abandoned.
 
     >>> examine("it", lambda: Finding(name="it", status="ok", found="there")).found
     'there'
@@ -52,11 +52,11 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
         except Exception as error:
             failures[name].append(error)
 
-    # A look-up of a name cannot be interrupted: a daemon does not keep the process from ending.
+    # A look-up of a name cannot be interrupted: a daemon thread lets the process end all the same.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(limit_s)
     if answers:
         return answers[0]
     why = repr(failures[name][0]) if failures[name] else f"no answer within {limit_s:g} s"
-    return Finding(name=name, status="warn", found=f"not established: {why}", do="look at it")
+    return Finding(name=name, status="warn", found=f"not established: {why}", do="look into it")

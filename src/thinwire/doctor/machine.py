@@ -1,4 +1,4 @@
-"""Checks of this machine alone."""
+"""Checks of this machine, without a network."""
 
 import importlib.metadata
 import platform
@@ -27,7 +27,7 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
     """Checks that need no network, by name.
 
     Args:
-        lacking: how bad it is to lack what only an elastic run needs.
+        lacking: status where something is missing that only an elastic run needs.
         token_file: holds the token; default THINWIRE_TOKEN.
     """
     return {

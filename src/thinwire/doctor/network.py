@@ -1,4 +1,4 @@
-"""Checks of the way from this machine to the door of a run, and to its workers."""
+"""Checks of the network from this machine to the lighthouse of a run, and to its workers."""
 
 import ipaddress
 import os
@@ -9,9 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 from thinwire.doctor.finding import Finding, Status, examine
-from thinwire.elastic.address import address_text, local_address, split_address
-from thinwire.elastic.network_interfaces import interface_addresses
-from thinwire.elastic.signed_http import ask_json
+from thinwire.elastic.address import (
+    address_text,
+    interface_addresses,
+    local_address,
+    split_address,
+)
+from thinwire.elastic.signed_http import send_request
 from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, MismatchError
 
@@ -28,38 +32,38 @@ _OPEN = (
 
 
 def network_findings(address: str, token: Token | None) -> Iterator[Finding]:
-    """What is found on the way to a run, one after the other; none takes more than 5 s.
+    """What each check finds, one after the other; no check takes more than 5 s.
 
     Args:
-        address: HOST:PORT of the door.
-        token: of the run; without it only names and ports can be looked at.
+        address: HOST:PORT that `thinwire lighthouse` printed.
+        token: of the run; without it only names and ports can be checked.
 
     Raises:
         ConfigurationError: `address` is no HOST:PORT.
     """
-    road = _Road(address, token)
-    for name, check in {"name": road.name, "door": road.door}.items():
+    checks = _NetworkChecks(address, token)
+    for name, check in {"name": checks.name, "registry": checks.registry}.items():
         finding = examine(name, check)
         yield finding
         if finding.status != "ok":
-            rest = "clock, lighthouse, route, gloo, way back, peers"
+            rest = "clock, lighthouse, route, gloo, inbound, peers"
             yield Finding(name="the rest", status="warn", found=f"not established: {rest}")
             return
-    checks = {
-        "clock": road.clock,
-        "lighthouse": road.lighthouse,
-        "route": road.route,
-        "gloo": road.gloo,
-        "way back": road.back,
-        "peers": road.peers,
+    others = {
+        "clock": checks.clock,
+        "lighthouse": checks.lighthouse,
+        "route": checks.route,
+        "gloo": checks.gloo,
+        "inbound": checks.inbound,
+        "peers": checks.peers,
     }
-    for name, check in checks.items():
+    for name, check in others.items():
         yield examine(name, check)
 
 
 @final
-class _Road:
-    """What is known so far about the way to one door; `door` comes before the rest."""
+class _NetworkChecks:
+    """Checks of one address; `registry` comes before the others, which use what it was told."""
 
     def __init__(self, address: str, token: Token | None) -> None:
         self._address, self._token = address, token
@@ -78,25 +82,27 @@ class _Road:
         text = f"{self._host} is {', '.join(addresses)}{itself}"
         return Finding(name="name", status="ok", found=text)
 
-    def door(self) -> Finding:
+    def registry(self) -> Finding:
         if self._token is None:
-            return self._door_unasked()
+            return self._registry_unasked()
         try:
             self._time_it(self._token)
-            self._facts = ask_json(self._token, self._address, "/peers", timeout_s=_ANSWER_S)
+            self._facts = send_request(
+                self._token, self._address, "/peers", timeout_s=_ANSWER_S
+            ).json()
         except (ExchangeError, MismatchError) as error:
             do = "set this machine's clock (NTP)" if "clock" in error.because else error.do
             if isinstance(error, ExchangeError):
                 do = f"start thinwire lighthouse there, or let TCP port {self._port} through"
             found = f"{self._address}: {error.because}"
-            return Finding(name="door", status="fail", found=found, do=do)
+            return Finding(name="registry", status="fail", found=found, do=do)
         found = f"{self._address} answers in {1000 * self._round_trip_s:.1f} ms"
-        return Finding(name="door", status="ok", found=found)
+        return Finding(name="registry", status="ok", found=found)
 
     def clock(self) -> Finding:
         ahead_s, within_s = self._ahead_s, self._round_trip_s / 2
         word = "ahead of" if ahead_s > 0 else "behind"
-        found = f"{abs(ahead_s):.3f} s {word} the door's, give or take {within_s:.3f} s"
+        found = f"{abs(ahead_s):.3f} s {word} the lighthouse, give or take {within_s:.3f} s"
         if abs(ahead_s) <= _CLOCK_WARN_S:
             return Finding(name="clock", status="ok", found=found)
         status: Status = "fail" if abs(ahead_s) > _CLOCK_FAIL_S else "warn"
@@ -119,8 +125,8 @@ class _Road:
             do = f"export {_INTERFACE}={interface}"
             found += f", but {_INTERFACE} is {chosen}"
             return Finding(name="route", status="warn", found=found, do=do)
-        door = socket.gethostbyname(self._host)
-        if _is_loopback(local) and not _is_loopback(door):
+        remote = socket.gethostbyname(self._host)
+        if _is_loopback(local) and not _is_loopback(remote):
             do = f"export {_INTERFACE}= the interface that other machines reach"
             return Finding(name="route", status="warn", found=found, do=do)
         return Finding(name="route", status="ok", found=found)
@@ -141,28 +147,29 @@ class _Road:
             return Finding(name="gloo", status="warn", found=found, do=do)
         return Finding(name="gloo", status="ok", found=f"can listen on {local}")
 
-    def back(self) -> Finding:
+    def inbound(self) -> Finding:
         assert self._token is not None
         local = local_address(self._host)
         with socket.create_server((local, 0)) as listener:
             port = listener.getsockname()[1]
             asked = {"host": local, "port": port}
-            options = {"timeout_s": _ANSWER_S * 2}
-            told = ask_json(self._token, self._address, "/probe", asked, **options)
-            came = told["reached"] and _somebody_came(listener)
+            asked_s = 2 * _ANSWER_S
+            told = send_request(
+                self._token, self._address, "/probe", asked, timeout_s=asked_s
+            ).json()
+            reached = told["reached"] and _was_connected(listener)
         where = address_text(local, port)
-        if came:
-            return Finding(
-                name="way back", status="ok", found=f"the door's machine reaches {where}"
-            )
+        if reached:
+            found = f"the lighthouse's machine reaches {where}"
+            return Finding(name="inbound", status="ok", found=found)
         why = told["why"] or "it reached another machine that has this address"
-        found = f"the door's machine does not reach {where}: {why}"
-        return Finding(name="way back", status="fail", found=found, do=_OPEN)
+        found = f"the lighthouse's machine does not reach {where}: {why}"
+        return Finding(name="inbound", status="fail", found=found, do=_OPEN)
 
     def peers(self) -> Finding:
         addresses = {p["identity"]: split_address(p["address"]) for p in self._facts["peers"]}
         if not addresses:
-            return Finding(name="peers", status="ok", found="nobody is there yet")
+            return Finding(name="peers", status="ok", found="no workers yet")
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             whys = list(pool.map(lambda a: _connect(*a), addresses.values()))
         missed = [
@@ -176,28 +183,28 @@ class _Road:
         do = f"on the machines of those: {_OPEN}"
         return Finding(name="peers", status="fail", found=found, do=do)
 
-    def _door_unasked(self) -> Finding:
+    def _registry_unasked(self) -> Finding:
         why = _connect(self._host, self._port)
         if why:
             do = f"start thinwire lighthouse there, or let TCP port {self._port} through"
-            return Finding(name="door", status="fail", found=f"{self._address}: {why}", do=do)
-        found = f"{self._address} takes connections; not asked more, for want of a token"
-        return Finding(name="door", status="warn", found=found)
+            return Finding(name="registry", status="fail", found=f"{self._address}: {why}", do=do)
+        found = f"{self._address} takes connections; no token to ask more with"
+        return Finding(name="registry", status="warn", found=found)
 
     def _time_it(self, token: Token) -> None:
         trips: list[tuple[float, float]] = []
         until_s = time.monotonic() + _ASKING_S
         while len(trips) < _ASKS and (not trips or time.monotonic() < until_s):
             sent_s, start_s = time.time(), time.perf_counter()
-            told = ask_json(token, self._address, "/time", timeout_s=_ANSWER_S)
+            told = send_request(token, self._address, "/time", timeout_s=_ANSWER_S).json()
             took_s = time.perf_counter() - start_s
             trips.append((took_s, sent_s + took_s / 2 - float(told["time"])))
-        # The shortest one was least held up, and says most about the clock.
+        # The shortest round trip was delayed least, and says most about the clock.
         self._round_trip_s, self._ahead_s = min(trips)
 
 
 def _connect(host: str, port: int) -> str:
-    """Why no connection can be made; empty if one can."""
+    """Why no connection can be made; empty if it can."""
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except OSError as error:
@@ -205,7 +212,7 @@ def _connect(host: str, port: int) -> str:
     return ""
 
 
-def _somebody_came(listener: socket.socket) -> bool:
+def _was_connected(listener: socket.socket) -> bool:
     listener.settimeout(0.5)
     try:
         listener.accept()[0].close()
@@ -235,7 +242,7 @@ def _gloo_refuses(address: str) -> str:
 
 
 def _gloo_address() -> str:
-    """Where gloo listens by default: on the interface it was given, or at the machine's name."""
+    """Where gloo listens: on the interface it was given, or else at the machine's name."""
     chosen = os.environ.get(_INTERFACE)
     if chosen:
         return interface_addresses().get(chosen, "")

@@ -9,30 +9,13 @@ MI300X, MI325X, MI350X, MI355X.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import final
+from typing import Final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import unknown_name
 
-__all__ = ["ACCELERATORS", "Accelerator", "accelerator"]
+__all__ = ["PEAK_TFLOPS_PER_S", "peak_flops_per_s"]
 
-
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accelerator:
-    """A device.
-
-    Args:
-        name: as its maker writes it.
-        flops_per_s: peak, dense, bf16.
-    """
-
-    name: str
-    flops_per_s: float
-
-
-_TFLOPS_PER_S: Mapping[str, float] = {
+PEAK_TFLOPS_PER_S: Final[Mapping[str, float]] = {
     "A10": 125,
     "A30": 165,
     "A100": 312,
@@ -61,36 +44,30 @@ _TFLOPS_PER_S: Mapping[str, float] = {
     "MI350X": 2306.9,
     "MI355X": 2516.6,
 }
-
-ACCELERATORS: tuple[Accelerator, ...] = tuple(
-    Accelerator(name=name, flops_per_s=tflops * 1e12) for name, tflops in _TFLOPS_PER_S.items()
-)
-"""All that are known; an H100 or H200 without a word more is the SXM one."""
+"""Tera-operations a second by name, as the maker writes it; "H100" and "H200" are SXM modules."""
 
 
-def accelerator(name: str) -> Accelerator:
-    """The accelerator called `name`; capitals, spaces and dashes do not matter.
+def peak_flops_per_s(name: str) -> float:
+    """The peak of the accelerator called `name`; capitals, spaces and dashes do not matter.
 
     Args:
-        name: without its maker's.
+        name: without the maker's.
 
     Raises:
-        ConfigurationError: it is not known here.
+        ConfigurationError: its peak is not known here.
 
-    >>> accelerator("h100-nvl").flops_per_s
+    >>> peak_flops_per_s("h100-nvl")
     835500000000000.0
     """
-    known = {_plain(device.name): device for device in ACCELERATORS}
-    wanted = _plain(name)
-    if wanted in known:
-        return known[wanted]
-    close = get_close_matches(wanted, known, n=1, cutoff=0.5)
-    hint = f" (the closest is {known[close[0]].name})" if close else ""
-    raise ConfigurationError(
+    for known, tflops_per_s in PEAK_TFLOPS_PER_S.items():
+        if _plain(known) == _plain(name):
+            return tflops_per_s * 1e12
+    raise unknown_name(
         f"plan for accelerator {name!r}",
+        name,
+        PEAK_TFLOPS_PER_S,
         because="its peak is not known here",
-        do=f"measure a step and pass --step-time, or pass one of "
-        f"{', '.join(device.name for device in ACCELERATORS)}{hint}",
+        do="measure a step and pass --step-time, or pass one of " + ", ".join(PEAK_TFLOPS_PER_S),
     )
 
 

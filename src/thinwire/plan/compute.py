@@ -12,34 +12,23 @@ __all__ = ["Coding", "Compute"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """One inner step of a worker of normal speed.
+    """One inner step of a worker.
 
     Args:
         step_s: forward, backward and the inner optimizer.
-        forward_share: of it; the rest is backward.
 
     Raises:
-        ConfigurationError: a step of no time or of infinite time, or a share outside of [0, 1].
-
-    >>> Compute(step_s=0.8).forward_share
-    0.3333333333333333
+        ConfigurationError: a step of no time or of infinite time.
     """
 
     step_s: float
-    forward_share: float = 1 / 3
 
     def __post_init__(self) -> None:
         if not 0 < self.step_s < math.inf:
             raise ConfigurationError(
                 f"plan with steps of {self.step_s:g} s",
-                because="utilisation is the share of the time in which steps are computed",
-                do="pass a step time above 0 s",
-            )
-        if not 0 <= self.forward_share <= 1:
-            raise ConfigurationError(
-                f"plan with {self.forward_share:g} of a step spent forward",
-                because="it is a share",
-                do="pass forward_share from 0 to 1; a third if backward costs twice as much",
+                because="it must be above 0 s and finite",
+                do="pass a finite step time above 0 s",
             )
 
     @classmethod
@@ -55,7 +44,7 @@ class Compute:
             mfu: share of the peak that training reaches, in (0, 1].
 
         Raises:
-            ConfigurationError: a quantity that is not above 0, or an `mfu` above 1.
+            ConfigurationError: a quantity of 0 or less, or an `mfu` above 1.
 
         >>> Compute.of_flops(1e9, 1e6, 1e15, 0.5).step_s
         12.0
@@ -64,8 +53,8 @@ class Compute:
             raise ConfigurationError(
                 f"work out the time of a step from {parameters:g} parameters, {tokens:g} tokens, "
                 f"{flops_per_s:g} flop/s and an MFU of {mfu:g}",
-                because="all of them are above 0, and the MFU is at most 1",
-                do="correct the one that is not",
+                because="each must be above 0, and the MFU at most 1",
+                do="correct the number that is not",
             )
         return cls(step_s=6 * parameters * tokens / (flops_per_s * mfu))
 
@@ -73,7 +62,7 @@ class Compute:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """What it takes to make messages and to use them: `thinwire bench codecs` measures it.
+    """Seconds to make messages and to use them: `thinwire bench codecs` measures them.
 
     Args:
         encode_s_per_parameter: with error feedback.
@@ -98,18 +87,18 @@ class Coding:
             if not 0 <= seconds < math.inf:
                 raise ConfigurationError(
                     f"plan with {name}_s_per_parameter={seconds:g}",
-                    because="it is a time",
+                    because="it is a time in seconds, and cannot be negative or infinite",
                     do="pass 0 or more, as measured by thinwire bench codecs",
                 )
 
     def encode_s(self, parameters: float) -> float:
-        """For the messages of a pseudo-gradient."""
+        """Seconds to encode the messages of a pseudo-gradient."""
         return self.encode_s_per_parameter * parameters
 
     def decode_s(self, parameters: float, payloads: float = 1) -> float:
-        """For `payloads` of `parameters` each, and their mean."""
+        """Seconds to decode `payloads` of `parameters` each, and to average them."""
         return self.decode_s_per_parameter * parameters * payloads
 
     def outer_s(self, parameters: float) -> float:
-        """For the outer step of `parameters`."""
+        """Seconds of the outer step of `parameters`."""
         return self.outer_s_per_parameter * parameters

@@ -1,4 +1,4 @@
-"""A forecast: what a method sends for a job, how busy it keeps the workers, and what limits it."""
+"""A forecast: what a method sends for a job, how busy the workers are, and what limits them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,15 @@ from typing import Final, TypeAlias, final
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
 from thinwire.plan.job import Job
-from thinwire.plan.outcome import Seconds
 from thinwire.plan.required import required_bandwidth, steady_utilisation
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.simulate import simulate
 from thinwire.plan.traffic import Traffic
 
-__all__ = ["UTILISATIONS", "Forecast", "Refusal", "Row", "forecast", "forecasts"]
+__all__ = ["UTILISATIONS", "Forecast", "RefusedMethod", "Row", "forecast", "forecasts"]
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""For which the required bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
+"""Utilisations for which the bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
 
 _DAY_S: Final = 86_400
 _BUSY: Final = 0.99
@@ -26,14 +25,14 @@ _ROUNDS: Final = 16
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What comes of a method, as one worker sees it in the long run.
+    """What a method costs and brings, as one worker sees it in the long run.
 
     Args:
         method: name.
         sync_every_steps: H.
         tau_steps: inner steps that an answer may take.
         fragments: that are sent apart from each other.
-        exchanges: gather, reduce_scatter, pairs: what occurs.
+        exchanges: those that occur: gather, reduce_scatter, pairs.
         sent_bytes_per_round: each message counted once, as a run counts.
         received_bytes_per_round: from all others.
         sent_bytes_per_day: at the pace that the link allows.
@@ -44,8 +43,8 @@ class Forecast:
         limit: what most of the other time goes to.
         fits: whether the utilisation reaches the target.
         step_s: an inner step and its share of all that it waits for.
-        target_bits_per_s: the least rate, up and down, that reaches the target; 0: any, infinity:
-            none.
+        target_bits_per_s: the least rate, up and down, that reaches the target; 0: any does,
+            infinity: no rate does.
         required_bits_per_s: likewise for each of `UTILISATIONS`.
         tokens_per_day: of all workers together; None: not known.
         steps: of the whole run.
@@ -80,7 +79,7 @@ class Forecast:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class RefusedMethod:
     """A method that cannot train the model in rounds of that length.
 
     Args:
@@ -92,11 +91,11 @@ class Refusal:
     error: str
 
 
-Row: TypeAlias = Forecast | Refusal
+Row: TypeAlias = Forecast | RefusedMethod
 
 
 def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> list[Row]:
-    """A row for each of several methods, or for one that fits.
+    """A row for each method; one that does not fit is an error only where it is the only one.
 
     Args:
         methods: to be compared.
@@ -104,31 +103,31 @@ def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> li
         target: utilisation at which a link carries a method.
 
     Raises:
-        ConfigurationError: a method that is alone does not fit, or the target is no share.
+        ConfigurationError: the only method does not fit, or the target is outside of (0, 1).
     """
     if len(methods) == 1:
         return [forecast(methods[0], job, target=target)]
     rows: list[Row] = []
     for method in methods:
         try:
-            freight = job.traffic(method)
+            sent = job.traffic(method)
         except ConfigurationError as error:
-            rows.append(Refusal(method=method.name, error=str(error)))
+            rows.append(RefusedMethod(method=method.name, error=str(error)))
         else:
-            rows.append(_forecast(method.name, freight, job, target))
+            rows.append(_forecast(method.name, sent, job, target))
     return rows
 
 
 def forecast(method: Method, job: Job, *, target: float = 0.9) -> Forecast:
-    """What `method` comes to.
+    """The forecast of one method.
 
     Args:
         method: as a run would have it.
-        job: what it does.
+        job: what it is forecast for.
         target: utilisation at which the link carries it.
 
     Raises:
-        ConfigurationError: the method does not fit the model, or the target is no share.
+        ConfigurationError: the method does not fit the model, or the target is outside of (0, 1).
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -147,8 +146,8 @@ def forecast(method: Method, job: Job, *, target: float = 0.9) -> Forecast:
     return _forecast(method.name, job.traffic(method), job, target)
 
 
-def _forecast(name: str, freight: Traffic, job: Job, target: float) -> Forecast:
-    scenario = job.scenario(freight)
+def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
+    scenario = job.scenario(sent)
     utilisation = steady_utilisation(scenario)
     if not utilisation:
         raise ConfigurationError(
@@ -158,19 +157,19 @@ def _forecast(name: str, freight: Traffic, job: Job, target: float) -> Forecast:
         )
     step_s, steps = job.compute.step_s / utilisation, job.steps
     required = {share: required_bandwidth(share, scenario) for share in {*UTILISATIONS, target}}
-    rounds_per_day = _DAY_S / (step_s * freight.sync_every)
+    rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
         method=name,
-        sync_every_steps=freight.sync_every,
-        tau_steps=freight.tau,
-        fragments=len(freight.messages),
-        exchanges=tuple(sorted({message.exchange for message in freight.messages})),
-        sent_bytes_per_round=freight.sent_per_round,
-        received_bytes_per_round=freight.received_per_round,
-        sent_bytes_per_day=rounds_per_day * freight.sent_per_round,
-        received_bytes_per_day=rounds_per_day * freight.received_per_round,
-        peak_sent_bytes_per_step=freight.peak_sent_per_step,
-        peak_sent_bits_per_s=8 * freight.peak_sent_per_step / job.compute.step_s,
+        sync_every_steps=sent.sync_every,
+        tau_steps=sent.tau,
+        fragments=len(sent.messages),
+        exchanges=tuple(sorted({message.exchange for message in sent.messages})),
+        sent_bytes_per_round=sent.sent_per_round,
+        received_bytes_per_round=sent.received_per_round,
+        sent_bytes_per_day=rounds_per_day * sent.sent_per_round,
+        received_bytes_per_day=rounds_per_day * sent.received_per_round,
+        peak_sent_bytes_per_step=sent.peak_sent_per_step,
+        peak_sent_bits_per_s=8 * sent.peak_sent_per_step / job.compute.step_s,
         utilisation=utilisation,
         limit=_limit(scenario, utilisation),
         fits=utilisation >= target,
@@ -180,8 +179,8 @@ def _forecast(name: str, freight: Traffic, job: Job, target: float) -> Forecast:
         tokens_per_day=_tokens_per_day(job, step_s),
         steps=steps,
         wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
-        sent_bytes=None if steps is None else freight.sent_after(steps),
-        received_bytes=None if steps is None else freight.received_after(steps),
+        sent_bytes=None if steps is None else sent.sent_after(steps),
+        received_bytes=None if steps is None else sent.received_after(steps),
     )
 
 
@@ -192,25 +191,18 @@ def _tokens_per_day(job: Job, step_s: float) -> float | None:
 
 
 def _limit(scenario: Scenario, utilisation: float) -> str:
-    """Of rounds in the middle: a run's first rounds and its end are not like the others."""
+    """What limits rounds in the middle of a run: its first rounds and its end differ from them."""
     if utilisation >= _BUSY:
         return "compute"
-    every = scenario.freight.sync_every
+    every = scenario.traffic.sync_every
     early, late = (
         simulate(scenario, steps=rounds * every).seconds for rounds in (_ROUNDS, 2 * _ROUNDS)
     )
-    return Seconds(
-        compute_s=late.compute_s - early.compute_s,
-        coding_s=late.coding_s - early.coding_s,
-        slowest_s=late.slowest_s - early.slowest_s,
-        bandwidth_s=late.bandwidth_s - early.bandwidth_s,
-        latency_s=late.latency_s - early.latency_s,
-    ).limit(satisfied=_BUSY)
+    return late.since(early).limit(satisfied=_BUSY)
 
 
 def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
-    """Of a run whose first rounds and end are simulated, and whose other rounds are all alike."""
-    every = scenario.freight.sync_every
+    """Seconds of a run: its first rounds and end are simulated, its other rounds are all alike."""
+    every = scenario.traffic.sync_every
     simulated = min(steps, 4 * _ROUNDS * every + steps % every)
-    outcome = simulate(scenario, steps=simulated)
-    return outcome.wall_s + (steps - simulated) * step_s
+    return simulate(scenario, steps=simulated).wall_s + (steps - simulated) * step_s

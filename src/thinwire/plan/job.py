@@ -7,8 +7,6 @@ from thinwire.errors import ConfigurationError
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.engine import Engine, StepWise
-from thinwire.plan.freight import Freight
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.shape import Shape
@@ -28,16 +26,15 @@ class Job:
         workers: K.
         compute: an inner step of a worker.
         link: of every worker.
-        topology: who sends to whom; default what `tw.transport.Distributed` does over gloo.
+        topology: which worker sends to which; default the ring of `tw.transport.Distributed`.
         coding: what encoding and decoding take.
-        engine: where in a step something is sent; default what the outer loop does.
         sync_every: H of the methods that have rounds; default each one's own.
         tokens_per_step: of one worker in an inner step.
         tokens: of all workers in the whole run.
 
     Raises:
-        ConfigurationError: K, H or a number of tokens below 1, or `tokens` of which it is not known
-            how many steps they are.
+        ConfigurationError: K, H or a number of tokens below 1, or `tokens` without
+            `tokens_per_step`.
 
     >>> from thinwire import presets
     >>> job = Job(
@@ -53,7 +50,6 @@ class Job:
     link: Link
     topology: Topology = field(default_factory=Ring)
     coding: Coding = field(default_factory=Coding)
-    engine: Engine = field(default_factory=StepWise)
     sync_every: int | None = None
     tokens_per_step: int | None = None
     tokens: int | None = None
@@ -64,19 +60,19 @@ class Job:
             if value is not None and value < 1:
                 raise ConfigurationError(
                     f"plan with {name}={value}",
-                    because="there is at least one",
+                    because="it must be at least 1",
                     do=f"pass {name} >= 1",
                 )
         if self.tokens is not None and self.tokens_per_step is None:
             raise ConfigurationError(
                 f"plan for {self.tokens} tokens",
-                because="nothing says how many of them a worker takes in a step",
+                because="the number of steps depends on how many of them a worker takes in each",
                 do="pass tokens_per_step as well",
             )
 
     @property
     def steps(self) -> int | None:
-        """Inner steps of the whole run, the last one perhaps of fewer tokens; None: not known."""
+        """Inner steps of the whole run, rounded up; None: not known."""
         if self.tokens is None or self.tokens_per_step is None:
             return None
         return -(-self.tokens // (self.workers * self.tokens_per_step))
@@ -99,13 +95,12 @@ class Job:
         """
         return traffic(self.scheduled(method), self.shape, workers=self.workers)
 
-    def scenario(self, freight: Freight) -> Scenario:
-        """What is simulated for a method that sends `freight`."""
+    def scenario(self, sent: Traffic) -> Scenario:
+        """What is simulated for a method that sends `sent`."""
         return Scenario(
-            freight=freight,
+            traffic=sent,
             compute=self.compute,
             link=self.link,
             topology=self.topology,
-            engine=self.engine,
             coding=self.coding,
         )

@@ -1,4 +1,4 @@
-"""A link: how a worker reaches the others, and what one exchange over it takes."""
+"""A link between workers, and how long an exchange over it takes."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from typing import final
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["NOTHING", "Crossing", "Link"]
+__all__ = ["Link", "TransferTime"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What joins every worker to all others: full duplex, and the same for everyone.
+    """What joins every worker to all others: full duplex, and the same for every worker.
 
     Args:
         up_bits_per_s: what a worker sends at; infinity is allowed.
@@ -41,32 +41,32 @@ class Link:
         if not 0 <= self.latency_s < math.inf:
             raise ConfigurationError(
                 f"plan with a latency of {self.latency_s:g} s",
-                because="what is sent arrives later, and some time",
+                because="it must be finite and cannot be negative",
                 do="pass a latency of 0 s or more",
             )
 
     @classmethod
     def of(cls, bits_per_s: float, *, latency_s: float = 0.0) -> "Link":
-        """As fast up as down."""
+        """A link of one rate both ways."""
         return cls(up_bits_per_s=bits_per_s, down_bits_per_s=bits_per_s, latency_s=latency_s)
 
     def seconds(self, nbytes: float) -> float:
-        """For `nbytes` that one worker sends and another receives as they come, latency apart."""
+        """Seconds to move `nbytes` from one worker to another, without latency."""
         return 8 * nbytes / min(self.up_bits_per_s, self.down_bits_per_s)
 
     def up_s(self, nbytes: float) -> float:
-        """For `nbytes` up."""
+        """Seconds to send `nbytes`."""
         return 8 * nbytes / self.up_bits_per_s
 
     def down_s(self, nbytes: float) -> float:
-        """For `nbytes` down."""
+        """Seconds to receive `nbytes`."""
         return 8 * nbytes / self.down_bits_per_s
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crossing:
-    """What one exchange takes from when all are ready for it.
+class TransferTime:
+    """How long one exchange takes, from when all workers are ready for it.
 
     The link is held for `held_s`; the answer is there `lag_s` after that. So the last hop's latency
     does not keep the next exchange waiting, as those of the hops before do.
@@ -77,7 +77,7 @@ class Crossing:
         lag_s: latency of the last hop.
         coding_s: in which messages are decoded and encoded between the halves of a reduction.
 
-    >>> Crossing(transfer_s=2, latency_s=3, lag_s=1).held_s
+    >>> TransferTime(transfer_s=2, latency_s=3, lag_s=1).held_s
     4.0
     """
 
@@ -88,23 +88,19 @@ class Crossing:
 
     @property
     def total_s(self) -> float:
-        """From the start to the answer."""
+        """Seconds from the start to the answer."""
         return self.transfer_s + self.latency_s + self.coding_s
 
     @property
     def held_s(self) -> float:
-        """In which no other exchange can use the link."""
+        """Seconds in which no other exchange can use the link."""
         return self.transfer_s + (self.latency_s - self.lag_s) + self.coding_s
 
-    def then(self, later: "Crossing", *, coding_s: float = 0.0) -> "Crossing":
+    def then(self, later: "TransferTime", *, coding_s: float = 0.0) -> "TransferTime":
         """This one, something done in between, and `later`."""
-        return Crossing(
+        return TransferTime(
             transfer_s=self.transfer_s + later.transfer_s,
             latency_s=self.latency_s + later.latency_s,
             lag_s=later.lag_s,
             coding_s=self.coding_s + later.coding_s + coding_s,
         )
-
-
-NOTHING = Crossing()
-"""Of a worker that is alone."""

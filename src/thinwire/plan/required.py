@@ -1,49 +1,60 @@
-"""What a link must carry for a given compute utilisation."""
+"""How busy a link keeps the workers in the long run, and which rate a given utilisation needs."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from thinwire.errors import ConfigurationError
-from thinwire.plan.closed_form import least_round_s
 from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import is_regular, simulate
+from thinwire.plan.simulate import simulate
 
-__all__ = ["grid_reading", "required_bandwidth", "steady_utilisation"]
+__all__ = [
+    "least_rate",
+    "least_round_s",
+    "required_bandwidth",
+    "steady_round_s",
+    "steady_utilisation",
+]
 
-_MOST_ROUNDS = 64
-_PRECISION = 1e-9
+_MOST_ROUNDS: Final = 64
+_PRECISION: Final = 1e-9
 _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S = 1e-3, 1e21
 
 
-def steady_utilisation(scenario: Scenario, *, seed: int = 0) -> float:
-    """Share of the time in which workers compute, in the long run: not in its beginning or end.
+def steady_utilisation(scenario: Scenario) -> float:
+    """Share of the time in which workers compute, in the long run: without its beginning and end.
 
-    For workers that are alike, rounds are simulated until two in a row take the same time, and as
-    long as the link is busy in each. Else it is that of a run of 64 rounds.
+    >>> from thinwire import presets
+    >>> from thinwire.plan.compute import Compute
+    >>> from thinwire.plan.link import Link
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
+    >>> link = Link.of(8 * sent.sent_per_round)
+    >>> steady_utilisation(Scenario(traffic=sent, compute=Compute(step_s=1), link=link))
+    0.75
+    """
+    every = scenario.traffic.sync_every
+    round_s = steady_round_s(
+        lambda rounds: simulate(scenario, steps=rounds * every).round_s,
+        least_s=least_round_s(scenario),
+    )
+    return min(1.0, every * scenario.compute.step_s / round_s)  # but for rounding
+
+
+def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) -> float:
+    """How long a round takes in the long run.
+
+    Rounds are simulated until two in a row take the same time, and as long as the link is busy in
+    each: a link that is a little too slow falls behind for many equal rounds before workers wait.
 
     Args:
-        scenario: what is simulated.
-        seed: of paces, presence and pairs.
+        ends_s: the times at which the rounds of a run of so many end.
+        least_s: no round is shorter in the long run.
     """
-    every = scenario.freight.sync_every
-    if not is_regular(scenario):
-        return simulate(scenario, steps=_MOST_ROUNDS * every, seed=seed).utilisation
-    return min(1.0, _computed_s(scenario) / _period_s(scenario))  # but for rounding
-
-
-def _computed_s(scenario: Scenario) -> float:
-    factors = scenario.pace.constant(scenario.freight.workers)
-    assert factors is not None
-    return scenario.freight.sync_every * scenario.compute.step_s * float(factors[0])
-
-
-def _period_s(scenario: Scenario) -> float:
-    """Of a round in the long run."""
-    every, rounds, round_s = scenario.freight.sync_every, 4, (0.0,)
-    # A link that is a little too slow falls behind for many equal rounds before anybody waits.
-    least_s = least_round_s(scenario)
+    rounds, round_s = 4, (0.0,)
     while rounds <= _MOST_ROUNDS:
-        round_s = simulate(scenario, steps=rounds * every).round_s
+        round_s = ends_s(rounds)
         before_s, last_s = round_s[-2] - round_s[-3], round_s[-1] - round_s[-2]
         if math.isclose(before_s, last_s, rel_tol=1e-12) and last_s > least_s * (1 - 1e-9):
             return last_s
@@ -53,29 +64,43 @@ def _period_s(scenario: Scenario) -> float:
     return max(least_s, (round_s[-1] - round_s[half - 1]) / (len(round_s) - half))
 
 
-def required_bandwidth(target: float, scenario: Scenario, *, seed: int = 0) -> float:
+def least_round_s(scenario: Scenario) -> float:
+    """A bound for every overlap, reached where everything overlaps.
+
+    round >= max(H s + sum_p (encode_p + decode_p), sum_p held_p)
+    """
+    traffic = scenario.traffic
+    busy_s, held_s = traffic.sync_every * scenario.compute.step_s, 0.0
+    for index in range(len(traffic.messages)):
+        busy_s += scenario.encode_s(index)
+        busy_s += scenario.decode_s(index)
+        held_s += scenario.transfer_time(index).held_s
+    return max(busy_s, held_s)
+
+
+def required_bandwidth(target: float, scenario: Scenario) -> float:
     """The least rate, up and down, at which workers compute for a share `target` of the time.
 
     Args:
         target: compute utilisation, in (0, 1).
         scenario: what is simulated; the rates of its link do not matter.
-        seed: of paces, presence and pairs.
 
     Returns:
-        Bits per second, exact to 1e-9 of it; 0 if any rate will do, infinity if none will, because
-        latency, coding or slow workers take more than the rest.
+        Bits per second, exact to 1e-9 of it; 0 if any rate will do, infinity if no rate will,
+        because latency or coding takes more than the rest of the time.
 
     Raises:
-        ConfigurationError: a target that is no share.
+        ConfigurationError: a target outside of (0, 1).
 
-    >>> from thinwire.fragments import Whole
+    >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
-    >>> from thinwire.plan.ideal import ideal_freight
     >>> from thinwire.plan.link import Link
-    >>> freight = ideal_freight(Whole(), parameters=8, layers=2, bits=16, sync_every=3)
-    >>> scenario = Scenario(freight=freight, compute=Compute(step_s=1), link=Link.of(1))
-    >>> round(required_bandwidth(0.6, scenario), 6)
-    64.0
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
+    >>> scenario = Scenario(traffic=sent, compute=Compute(step_s=1), link=Link.of(1))
+    >>> round(required_bandwidth(0.75, scenario)) == 8 * sent.sent_per_round
+    True
     """
     if not 0 < target < 1:
         raise ConfigurationError(
@@ -83,17 +108,18 @@ def required_bandwidth(target: float, scenario: Scenario, *, seed: int = 0) -> f
             because="it is a share of the time, and an exchange takes some",
             do="pass a target between 0 and 1",
         )
+    return least_rate(lambda rate: steady_utilisation(scenario.at_rate(rate)) >= target)
 
-    def reaches(bits_per_s: float) -> bool:
-        return steady_utilisation(scenario.at_rate(bits_per_s), seed=seed) >= target
 
+def least_rate(reaches: Callable[[float], bool]) -> float:
+    """The least of all rates that reach something, in bit/s; 0: any does, infinity: no rate does.
+
+    Args:
+        reaches: false up to some rate, and true from there on.
+    """
+    low, high = _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S
     if not reaches(math.inf):
         return math.inf
-    return _least(reaches)
-
-
-def _least(reaches: Callable[[float], bool]) -> float:
-    low, high = _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S
     if reaches(low):
         return 0.0
     if not reaches(high):
@@ -102,24 +128,3 @@ def _least(reaches: Callable[[float], bool]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
-
-
-def grid_reading(required: float, grid: Sequence[float]) -> float:
-    """How a paper prints `required`: the grid point just below the first one that reaches it.
-
-    Args:
-        required: what `required_bandwidth` found.
-        grid: rising.
-
-    Returns:
-        The first point where `required` does not come after it, infinity where it is beyond all.
-
-    Source: worked out from Streaming DiLoCo (arXiv 2501.18512), Table 4.
-
-    >>> grid_reading(3.5, (1, 2, 4, 8)), grid_reading(4, (1, 2, 4, 8)), grid_reading(9, (1, 2))
-    (2, 2, inf)
-    """
-    for below, point in zip((grid[0], *grid), grid, strict=False):
-        if point >= required:
-            return below
-    return math.inf

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from thinwire.errors import ConfigurationError
-from thinwire.llama_sizes import LLAMA_SIZES
+from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
 from thinwire.plan.shape import Shape
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only resolving pays for it
@@ -19,7 +17,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only resolving pays f
 
 __all__ = ["resolve"]
 
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 # Where positions are rotated, their number changes no parameter.
 _ANY_LENGTH: Final = 1
 
@@ -30,12 +27,12 @@ def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
     Args:
         source: a built-in size of `thinwire train`, such as "150m"; or the path of a `config.json`,
             or of a folder with one; or the `org/name` of a configuration in the local Hugging Face
-            cache. The network is not asked.
+            cache. The network is not used.
         vocabulary: tokens of a built-in size; default the number that its name is counted with. A
             run trains as many as its tokenizer has.
 
     Raises:
-        ConfigurationError: it is none of these, or transformers cannot build a causal language
+        ConfigurationError: it is not one of these, or transformers cannot build a causal language
             model of it; a vocabulary below 1, or for what has its own.
 
     >>> resolve("250k").parameters, resolve("250k", vocabulary=97).layers
@@ -66,7 +63,7 @@ def _configuration(source: str, vocabulary: int | None) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     try:
-        # Code that comes with a configuration is not run, and nobody is asked whether it may be.
+        # Code that comes with a configuration is never run, and no prompt asks whether it may be.
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above
         raise _unreadable(source, error) from error
@@ -78,7 +75,7 @@ def _built_in(source: str, vocabulary: int | None) -> PreTrainedConfig:
     if tokens < 1:
         raise ConfigurationError(
             f"plan for model {source!r} with a vocabulary of {tokens}",
-            because="a language model needs a token",
+            because="a language model has at least one token",
             do="pass vocabulary >= 1",
         )
     return size.configuration(tokens, _ANY_LENGTH)
@@ -96,8 +93,8 @@ def _path(source: str) -> Path:
             because="the folder has no config.json",
             do="pass the folder of a saved model, such as RUN/model",
         )
-    if not _HUB_NAME.fullmatch(source):
-        raise _unknown(source)
+    if not HUB_NAME.fullmatch(source):
+        raise unknown_model(f"plan for model {source!r}", source)
     return _cached(source)
 
 
@@ -109,7 +106,7 @@ def _cached(source: str) -> Path:
         return Path(found)
     raise ConfigurationError(
         f"plan for model {source!r}",
-        because="its config.json is not in the local Hugging Face cache, and a plan asks no "
+        because="its config.json is not in the local Hugging Face cache, and a plan uses no "
         "network",
         do=f"run `hf download {source} config.json` once, or pass the path of a config.json",
     )
@@ -124,16 +121,6 @@ def _check_installed(source: str) -> None:
             because=str(error),
             do="pip install 'thinwire[train]', or give the numbers of parameters and layers",
         ) from error
-
-
-def _unknown(source: str) -> ConfigurationError:
-    close = get_close_matches(source.lower(), LLAMA_SIZES, n=1, cutoff=0.5)
-    hint = f" (the closest is {close[0]})" if close else ""
-    return ConfigurationError(
-        f"plan for model {source!r}",
-        because="it is no built-in size, no file or folder that exists, and no org/name",
-        do=f"pass one of {', '.join(LLAMA_SIZES)}{hint}, or the path of a config.json",
-    )
 
 
 def _unreadable(source: str, error: Exception) -> ConfigurationError:

@@ -1,131 +1,102 @@
-"""A scenario: a method's freight, the workers that carry it, and what joins them."""
+"""A scenario: what a method sends, how fast its workers compute, and what joins them."""
 
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Final, final
 
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.engine import Engine, Piece, StepWise
-from thinwire.plan.freight import Freight, Parcel
-from thinwire.plan.link import NOTHING, Crossing, Link
-from thinwire.plan.pace import Pace, Steady
-from thinwire.plan.patience import Everyone, Patience
-from thinwire.plan.presence import Always, Presence
+from thinwire.plan.link import Link, TransferTime
 from thinwire.plan.topology import Ring, Topology
+from thinwire.plan.traffic import MessageSpec, Traffic
 
 __all__ = ["Scenario"]
 
-_EXCHANGES = ("gather", "reduce_scatter", "pairs")
+_EXCHANGES: Final = ("gather", "reduce_scatter", "pairs")
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """Everything that a simulation depends on, besides its length and seed.
+    """Everything that a simulation depends on, besides its length.
 
     Args:
-        freight: what a method sends, when and among how many: a `thinwire.plan.traffic.Traffic`.
-        compute: an inner step of a worker of normal speed.
+        traffic: what a method sends, when and among how many.
+        compute: an inner step of every worker.
         link: of every worker.
-        topology: who sends to whom.
-        engine: where in a step something is sent, and where its answer is needed.
+        topology: which worker sends to which.
         coding: what encoding and decoding take.
-        pace: how workers and steps differ from normal.
-        presence: who takes part in which round.
-        patience: for how many workers an exchange waits.
 
     Raises:
-        ConfigurationError: there is nothing to be sent, or in a way that is not known, or a number
-            of workers or of speeds that does not fit.
+        ConfigurationError: nothing is sent, or by an exchange that is not known, or a size, a
+            number of workers or a tau that cannot be.
 
-    >>> from thinwire.fragments import Whole
-    >>> from thinwire.plan.ideal import ideal_freight
-    >>> freight = ideal_freight(Whole(), parameters=8, layers=2, bits=16, sync_every=3)
-    >>> scenario = Scenario(freight=freight, compute=Compute(step_s=1), link=Link.of(64))
-    >>> scenario.crossing(0, share=1, workers=2).total_s
-    2.0
+    >>> from thinwire import presets
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=2)
+    >>> link = Link.of(8 * sent.sent_per_round, latency_s=0.5)
+    >>> Scenario(traffic=sent, compute=Compute(step_s=1), link=link).transfer_time(0).total_s
+    1.5
     """
 
-    freight: Freight
+    traffic: Traffic
     compute: Compute
     link: Link
     topology: Topology = field(default_factory=Ring)
-    engine: Engine = field(default_factory=StepWise)
     coding: Coding = field(default_factory=Coding)
-    pace: Pace = field(default_factory=Steady)
-    presence: Presence = field(default_factory=Always)
-    patience: Patience = field(default_factory=Everyone)
 
     def __post_init__(self) -> None:
-        freight = self.freight
-        if min(len(freight.messages), freight.workers, freight.sync_every) < 1 or freight.tau < 0:
+        traffic = self.traffic
+        if min(len(traffic.messages), traffic.workers, traffic.sync_every) < 1 or traffic.tau < 0:
             raise ConfigurationError(
-                f"plan for {freight.workers} workers with {len(freight.messages)} messages every "
-                f"{freight.sync_every} steps and tau={freight.tau}",
-                because="there is at least one of each, and an answer comes after its question",
-                do="pass 1 or more, and tau of 0 or more",
+                f"plan for {traffic.workers} workers with {len(traffic.messages)} messages every "
+                f"{traffic.sync_every} steps and tau={traffic.tau}",
+                because="there must be at least one of each, and tau cannot be negative",
+                do="pass 1 or more, and tau >= 0",
             )
-        for message in freight.messages:
+        for message in traffic.messages:
             _check_message(message)
-        self.pace.constant(freight.workers)
 
-    @property
-    def layers(self) -> int:
-        """L: layers of the model, as far as any message has one."""
-        known = (layer for message in self.freight.messages for layer in message.layers)
-        return 1 + max((layer for layer in known if layer is not None), default=0)
-
-    def pieces(self) -> list[tuple[Piece, ...]]:
-        """What each message is cut into."""
-        share = self.compute.forward_share
-        return [
-            self.engine.pieces(index, message, layers=self.layers, forward_share=share)
-            for index, message in enumerate(self.freight.messages)
-        ]
-
-    def crossing(self, index: int, *, share: float, workers: int) -> Crossing:
-        """What the exchange of a `share` of message `index` takes among `workers` of them."""
-        message = self.freight.messages[index]
+    def transfer_time(self, index: int) -> TransferTime:
+        """How long the exchange of message `index` takes."""
+        message, workers = self.traffic.messages[index], self.traffic.workers
         if workers == 1:
-            return NOTHING
-        crossing = self._exchange(message, share, workers)
+            return TransferTime()
+        taken = self._exchange(message, workers)
         if message.vote_nbytes:
-            crossing = crossing.then(self.topology.gather(message.vote_nbytes, workers, self.link))
-        return crossing
+            taken = taken.then(self.topology.gather(message.vote_nbytes, workers, self.link))
+        return taken
 
-    def _exchange(self, message: Parcel, share: float, workers: int) -> Crossing:
-        payload_nbytes, link = share * message.payload_nbytes, self.link
+    def _exchange(self, message: MessageSpec, workers: int) -> TransferTime:
+        gather = self.topology.gather
         if message.exchange == "gather":
-            return self.topology.gather(payload_nbytes, workers, link)
+            return gather(message.payload_nbytes, workers, self.link)
         if message.exchange == "pairs":
-            return self.topology.swap(payload_nbytes, workers, link)
-        # Sized for K of the freight; whoever is left makes shards of K' that are as much larger.
-        result_nbytes = share * message.result_nbytes * self.freight.workers / workers
-        scattered = self.topology.scatter(payload_nbytes / workers, workers, link)
-        gathered = self.topology.gather(result_nbytes, workers, link)
-        shard = share * message.parameters / workers
+            # Every pair has links of its own. Of an odd number all wait as long as those in pairs.
+            return gather(message.payload_nbytes, 2, self.link)
+        scattered = self.topology.scatter(message.payload_nbytes / workers, workers, self.link)
+        gathered = gather(message.result_nbytes, workers, self.link)
+        shard = message.parameters / workers
         between_s = self.coding.decode_s(shard, workers) + self.coding.encode_s(shard)
         return scattered.then(gathered, coding_s=between_s)
 
-    def encode_s(self, index: int, *, share: float) -> float:
-        """For which a worker encodes a `share` of message `index` before it is sent."""
-        return self.coding.encode_s(share * self.freight.messages[index].parameters)
+    def encode_s(self, index: int) -> float:
+        """Seconds in which a worker encodes message `index` before it is sent."""
+        return self.coding.encode_s(self.traffic.messages[index].parameters)
 
-    def decode_s(self, index: int, *, share: float, workers: int) -> float:
-        """For which it decodes the answer, and takes the outer step."""
-        message = self.freight.messages[index]
-        parameters = share * message.parameters
+    def decode_s(self, index: int) -> float:
+        """Seconds in which it decodes the answer and takes the outer step."""
+        message, workers = self.traffic.messages[index], self.traffic.workers
         payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1}
-        decode_s = self.coding.decode_s(parameters, payloads[message.exchange])
-        return decode_s + self.coding.outer_s(parameters)
+        decode_s = self.coding.decode_s(message.parameters, payloads[message.exchange])
+        return decode_s + self.coding.outer_s(message.parameters)
 
     def at_rate(self, bits_per_s: float) -> "Scenario":
-        """The same over a link of that rate, up and down."""
-        link = Link.of(bits_per_s, latency_s=self.link.latency_s)
-        return replace(self, link=link)
+        """The same scenario over a link of that rate, up and down."""
+        return replace(self, link=Link.of(bits_per_s, latency_s=self.link.latency_s))
 
 
-def _check_message(message: Parcel) -> None:
+def _check_message(message: MessageSpec) -> None:
     if message.exchange not in _EXCHANGES:
         raise ConfigurationError(
             f"plan for an exchange called {message.exchange!r}",
@@ -133,10 +104,10 @@ def _check_message(message: Parcel) -> None:
             do="take the messages from thinwire.plan.traffic",
         )
     sizes = message.payload_nbytes, message.result_nbytes, message.vote_nbytes
-    if min(*sizes, message.parameters) < 0 or not message.layers:
+    if min(*sizes, message.parameters) < 0:
         raise ConfigurationError(
-            f"plan for a message of {message.payload_nbytes:g} bytes, {message.parameters} "
-            f"parameters and {len(message.layers)} layers",
-            because="sizes are 0 or more, and what is sent belongs to some layer",
+            f"plan for a message of {message.payload_nbytes:g} bytes and {message.parameters} "
+            "parameters",
+            because="sizes are 0 or more",
             do="take the messages from thinwire.plan.traffic",
         )

@@ -47,7 +47,7 @@ class Shape:
         weights: in the order of the model.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: none of the model's parameters is trained.
 
     >>> shape = Shape.of_model(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
     >>> shape.parameters, shape.layers, shape.parts[2].name

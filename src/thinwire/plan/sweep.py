@@ -2,11 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.method import Method
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import Forecast, Row
@@ -19,39 +19,44 @@ from thinwire.plan.units import duration_text, rate_text
 __all__ = [
     "QUANTITIES",
     "Bandwidth",
-    "Curve",
     "Latency",
     "Quantity",
     "StepTime",
     "Sweep",
+    "SweepCurve",
     "SyncEvery",
     "Workers",
     "sweep",
 ]
 
 _POINTS: Final = 100
+_TEXTS: Final[Mapping[str, Callable[[float], str]]] = {
+    "bit/s": rate_text,
+    "s": duration_text,
+    "": lambda value: str(round(value)),
+}
 
 
 class Quantity(ABC):
-    """What is changed, in a unit of its own."""
+    """One property of a job that a sweep changes, in a unit of its own."""
 
     label: str
     """What it is, in words."""
     unit: str
     """What its values count: bit/s, s or nothing."""
 
-    @abstractmethod
     def text(self, value: float) -> str:
-        """A value as people write it."""
+        """A value as it is shown."""
+        return _TEXTS[self.unit](value)
 
     def ticks(self, values: Sequence[float]) -> list[float]:
-        """What an axis from the first to the last of `values` is marked with: powers of ten."""
+        """Ticks of an axis from the first to the last of `values`: powers of ten."""
         first, last = math.log10(values[0]), math.log10(values[-1])
         return [10.0**power for power in range(math.ceil(first), math.floor(last) + 1)]
 
     @abstractmethod
     def here(self, job: Job) -> float | None:
-        """Its value in `job`; None if there is no single one."""
+        """The axis' value in `job`; None if the job has no single one."""
 
     @abstractmethod
     def at(self, job: Job, value: float) -> Job:
@@ -59,18 +64,14 @@ class Quantity(ABC):
 
     @abstractmethod
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
-        """Those that are worth a look, rising; the value in `job` is one of them."""
+        """Values to simulate, rising; the value in `job` is one of them."""
 
 
 @final
 class Bandwidth(Quantity):
-    """Rate of every worker's link, up and down, from hardly enough for any method to plenty."""
+    """Rate of every worker's link, up and down."""
 
     label, unit = "bandwidth up and down", "bit/s"
-
-    def text(self, value: float) -> str:
-        """In bit/s and their multiples."""
-        return rate_text(value)
 
     def here(self, job: Job) -> float | None:
         """The rate, if it is the same both ways."""
@@ -78,7 +79,7 @@ class Bandwidth(Quantity):
         return link.up_bits_per_s if link.up_bits_per_s == link.down_bits_per_s else None
 
     def at(self, job: Job, value: float) -> Job:
-        """The same latency."""
+        """A link of another rate and the same latency."""
         return replace(job, link=Link.of(value, latency_s=job.link.latency_s))
 
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
@@ -94,20 +95,16 @@ class Bandwidth(Quantity):
 
 @final
 class Latency(Quantity):
-    """Latency one way: from a rack to around the world, and further."""
+    """Latency one way."""
 
     label, unit = "latency one way", "s"
 
-    def text(self, value: float) -> str:
-        """In s and its parts."""
-        return duration_text(value)
-
     def here(self, job: Job) -> float | None:
-        """None where there is none: 0 has no place on a logarithmic axis."""
+        """The latency of `job`; None for 0, which a logarithmic axis does not have."""
         return job.link.latency_s or None
 
     def at(self, job: Job, value: float) -> Job:
-        """The same rates."""
+        """A link of the same rates and another latency."""
         return replace(job, link=replace(job.link, latency_s=value))
 
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
@@ -123,18 +120,13 @@ class StepTime(Quantity):
 
     label, unit = "time of an inner step", "s"
 
-    def text(self, value: float) -> str:
-        """In s and its parts."""
-        return duration_text(value)
-
     def here(self, job: Job) -> float | None:
-        """That of the job."""
+        """The step time of the job."""
         return job.compute.step_s
 
     def at(self, job: Job, value: float) -> Job:
-        """The same share of it forward."""
-        share = job.compute.forward_share
-        return replace(job, compute=Compute(step_s=value, forward_share=share))
+        """Steps of another length."""
+        return replace(job, compute=Compute(step_s=value))
 
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
         """A hundredth of it to a hundred times it."""
@@ -149,20 +141,16 @@ class Workers(Quantity):
 
     label, unit = "workers", ""
 
-    def text(self, value: float) -> str:
-        """In full."""
-        return str(round(value))
-
     def ticks(self, values: Sequence[float]) -> list[float]:
         """Powers of two."""
         return [float(2**power) for power in range(1, math.floor(math.log2(values[-1])) + 1)]
 
     def here(self, job: Job) -> float | None:
-        """K."""
+        """K of the job."""
         return job.workers
 
     def at(self, job: Job, value: float) -> Job:
-        """The same of everything for each of them."""
+        """More or fewer of the same workers."""
         return replace(job, workers=round(value))
 
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
@@ -178,16 +166,12 @@ class SyncEvery(Quantity):
 
     label, unit = "inner steps in a round (H)", ""
 
-    def text(self, value: float) -> str:
-        """In full."""
-        return str(round(value))
-
     def here(self, job: Job) -> float | None:
         """H, if one was given for all methods."""
         return job.sync_every
 
     def at(self, job: Job, value: float) -> Job:
-        """Another H."""
+        """Rounds of another length."""
         return replace(job, sync_every=round(value))
 
     def values(self, job: Job, rows: Sequence[Row]) -> list[float]:
@@ -205,12 +189,12 @@ QUANTITIES: Final[Mapping[str, Quantity]] = {
     "step-time": StepTime(),
     "sync-every": SyncEvery(),
 }
-"""All that can be swept, by the name of their flag."""
+"""Quantities that can be swept, by the name of their flag."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class SweepCurve:
     """A method's utilisation.
 
     Args:
@@ -225,7 +209,7 @@ class Curve:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What came of a sweep.
+    """The curves of all methods over one quantity.
 
     Args:
         name: of the quantity.
@@ -237,7 +221,7 @@ class Sweep:
     name: str
     quantity: Quantity
     values: tuple[float, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[SweepCurve, ...]
 
 
 def sweep(name: str, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -> Sweep:
@@ -246,26 +230,22 @@ def sweep(name: str, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -
     Args:
         name: one of `QUANTITIES`.
         methods: to be compared.
-        job: of which everything else stays.
+        job: in which only that quantity is changed.
         rows: `forecasts` of these methods and this job.
 
     Raises:
         ConfigurationError: there is no such quantity.
     """
     if name not in QUANTITIES:
-        raise ConfigurationError(
-            f"sweep {name!r}",
-            because="it is no quantity of a job",
-            do=f"pass one of {', '.join(QUANTITIES)}",
-        )
+        raise unknown_name(f"sweep {name!r}", name, QUANTITIES)
     quantity = QUANTITIES[name]
     values = quantity.values(job, rows)
     jobs = [quantity.at(job, value) for value in values]
-    known: list[tuple[Method, Curve]] = []
+    known: list[tuple[Method, SweepCurve]] = []
     for method in methods:
         same = next((curve for other, curve in known if _travel_alike(method, other)), None)
         found = _curve(method, jobs) if same is None else same.utilisation
-        known.append((method, Curve(method=method.name, utilisation=found)))
+        known.append((method, SweepCurve(method=method.name, utilisation=found)))
     return Sweep(
         name=name,
         quantity=quantity,
@@ -275,20 +255,20 @@ def sweep(name: str, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -
 
 
 def _curve(method: Method, jobs: Sequence[Job]) -> tuple[float | None, ...]:
-    # What is sent depends on these alone, and takes longer to work out than what comes of it.
-    freights: dict[tuple[int, int | None], Traffic | None] = {}
+    # What is sent depends on these alone, and takes longer to work out than its simulation.
+    known: dict[tuple[int, int | None], Traffic | None] = {}
 
     def utilisation(job: Job) -> float | None:
         key = job.workers, job.sync_every
-        if key not in freights:
-            freights[key] = _freight(method, job)
-        freight = freights[key]
-        return None if freight is None else steady_utilisation(job.scenario(freight))
+        if key not in known:
+            known[key] = _traffic(method, job)
+        sent = known[key]
+        return None if sent is None else steady_utilisation(job.scenario(sent))
 
     return tuple(utilisation(job) for job in jobs)
 
 
-def _freight(method: Method, job: Job) -> Traffic | None:
+def _traffic(method: Method, job: Job) -> Traffic | None:
     try:
         return job.traffic(method)
     except ConfigurationError:
@@ -299,7 +279,7 @@ _SLOTS: Final = ("sync_every", "codec", "fragments", "overlap", "aggregate", "ex
 
 
 def _travel_alike(one: Method, other: Method) -> bool:
-    """Whether the wire sees no difference: inner and outer optimizers stay at home."""
+    """Whether both send the same: inner and outer optimizers make no difference to messages."""
     return all(getattr(one, slot) == getattr(other, slot) for slot in _SLOTS)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from thinwire.errors import ConfigurationError
-from thinwire.plan.link import Crossing, Link
+from thinwire.plan.link import Link, TransferTime
 from thinwire.plan.topology import Ring, Topology
 
 __all__ = ["OverTcp"]
@@ -19,19 +19,18 @@ _SEGMENTS_PER_ACKNOWLEDGEMENT: Final = 2
 class OverTcp(Topology):
     """Messages as `Distributed` sends them over gloo: in packets, once their receiver is ready.
 
-        n' = n (packet + header / 2) / (packet - header)        the acknowledgements of what comes
-                                                                share the way with what goes
-        transfer(n'), a latency more in which the receiver says that it is ready, late_s
+        n' = n (packet + header / 2) / (packet - header)    acknowledgements share the way
+        seconds = transfer(n') + latency + late_s           the receiver says that it is ready
 
-    Exchanges that wait for the link say so meanwhile, so the link is not held for it. Differs: no
-    start of a stream is slow, as with congestion control that keeps its rate (BBR); with Reno or
-    Cubic an exchange after a pause takes some round trips more.
+    An exchange that waits for the link has its receiver say so meanwhile, so the link is not held
+    for that. Differs: streams start at full rate, as with congestion control that keeps its rate
+    (BBR); with Reno or Cubic an exchange after a pause takes some round trips more.
 
     Args:
-        over: who sends to whom.
+        over: which worker sends to which.
         packet_nbytes: the largest packet, with headers.
-        late_s: by which each answer comes later for any other reason, as measured: workers that are
-            late, and the work of sending.
+        late_s: by which each answer comes later for any other reason, as measured: late workers,
+            the work of sending.
 
     Raises:
         ConfigurationError: packets without room for data, or a negative time.
@@ -49,33 +48,27 @@ class OverTcp(Topology):
             raise ConfigurationError(
                 f"plan with packets of {self.packet_nbytes} bytes and answers that are "
                 f"{self.late_s:g} s late",
-                because=f"headers take {_HEADER_NBYTES} bytes, and nothing arrives too early",
-                do="pass larger packets, and 0 s or more",
+                because=f"headers take {_HEADER_NBYTES} bytes, and a delay is not negative",
+                do=f"pass packet_nbytes above {_HEADER_NBYTES} and late_s >= 0",
             )
 
     @property
     def name(self) -> str:
-        """That of who sends to whom."""
+        """The name of the topology beneath."""
         return self.over.name
 
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """All receivers say at the beginning that they are ready, those of later hops too."""
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Receivers of later hops, too, say at the beginning that they are ready."""
         return self._later(self.over.gather(self._on_wire(nbytes), workers, link), link)
 
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """As a gather."""
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """A shard to each of the others, with the same delays as a gather."""
         return self._later(self.over.scatter(self._on_wire(nbytes), workers, link), link)
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """As a gather."""
-        return self._later(self.over.swap(self._on_wire(nbytes), workers, link), link)
 
     def _on_wire(self, nbytes: float) -> float:
         sent = self.packet_nbytes + _HEADER_NBYTES / _SEGMENTS_PER_ACKNOWLEDGEMENT
         return nbytes * sent / (self.packet_nbytes - _HEADER_NBYTES)
 
-    def _later(self, crossing: Crossing, link: Link) -> Crossing:
+    def _later(self, bare: TransferTime, link: Link) -> TransferTime:
         more_s = link.latency_s + self.late_s
-        return replace(
-            crossing, latency_s=crossing.latency_s + more_s, lag_s=crossing.lag_s + more_s
-        )
+        return replace(bare, latency_s=bare.latency_s + more_s, lag_s=bare.lag_s + more_s)

@@ -1,59 +1,50 @@
-"""Topologies: who sends what to whom, hop by hop, until everyone has what it needs."""
+"""Topologies: which worker sends what to which, hop by hop."""
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
-from thinwire.errors import ConfigurationError
-from thinwire.plan.link import Crossing, Link
+from thinwire.plan.link import Link, TransferTime
 
-__all__ = ["Mesh", "Once", "Ring", "Star", "Topology", "Tree"]
+__all__ = ["TOPOLOGIES", "Mesh", "Ring", "Star", "Topology", "Tree"]
 
 
 class Topology(ABC):
     """How messages travel between K workers whose links are alike.
 
-    Three movements make up every exchange: a gather brings a message of each worker to all others;
-    a scatter brings a message of each worker to each other one, all of them different; a swap
-    exchanges the messages of two. Messages are passed on whole, and never summed on the way:
-    payloads are compressed, and only their owner can decode and combine them.
+    Two movements make up every exchange: a gather brings a message of each worker to all others; a
+    scatter brings a message of each worker to each other one, all of them different. Messages are
+    passed on whole, and never summed on the way: payloads are compressed, and only their owner can
+    decode and combine them.
 
     Args of its methods: bytes of one message; K >= 2; the workers' link.
     """
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name on the command line."""
         return type(self).__name__.lower()
 
     @abstractmethod
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """Until everyone has everyone's message."""
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Until every worker has the messages of all."""
 
     @abstractmethod
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """Until everyone has the K - 1 messages that are for it."""
-
-    @abstractmethod
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """Until two workers have each other's message, while all other pairs do the same."""
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Until every worker has the K - 1 messages that are for it."""
 
 
-def _hops(count: int, moving_s: float, link: Link) -> Crossing:
+def _hops(count: int, moving_s: float, link: Link) -> TransferTime:
     """`count` hops one after the other, in which bits move for `moving_s` altogether."""
     latency_s = link.latency_s
-    return Crossing(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
-
-
-def _directly(nbytes: float, link: Link) -> Crossing:
-    return _hops(1, link.seconds(nbytes), link)
+    return TransferTime(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh(Topology):
-    """Everyone sends straight to everyone.
+    """Every worker sends straight to every other one.
 
     gather, scatter: latency + (K - 1) n / rate
 
@@ -61,44 +52,34 @@ class Mesh(Topology):
     4.5
     """
 
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """All K - 1 copies leave one after the other; latencies pass together."""
-        return _directly((workers - 1) * nbytes, link)
+        return _hops(1, link.seconds((workers - 1) * nbytes), link)
 
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """As a gather: only what the messages say differs."""
-        return _directly((workers - 1) * nbytes, link)
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message each way."""
-        del workers  # other pairs have links of their own
-        return _directly(nbytes, link)
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """A shard to each of the others: takes as long as a gather of messages of that size."""
+        return self.gather(nbytes, workers, link)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring(Topology):
-    """Everyone passes on to the right what comes from the left: what `Distributed` does over gloo.
+    """Every worker passes on what comes from its neighbour: what `Distributed` does over gloo.
 
-    gather: (K - 1) (latency + n / rate). Shards have one receiver each and go to it directly, as
-    swaps do.
+    gather:  (K - 1) (latency + n / rate)
+    scatter: latency + (K - 1) n / rate: shards have one receiver each and go to it directly
 
     >>> Ring().gather(1000, 5, Link.of(8000, latency_s=0.5)).total_s
     6.0
     """
 
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """K - 1 hops, in each of which everyone sends and receives one message."""
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """K - 1 hops, in each of which every worker sends and receives one message."""
         return _hops(workers - 1, (workers - 1) * link.seconds(nbytes), link)
 
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message to everybody, as over a `Mesh`."""
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Each shard goes to its owner directly, as over a `Mesh`."""
         return Mesh().scatter(nbytes, workers, link)
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message each way."""
-        del workers  # other pairs have links of their own
-        return _directly(nbytes, link)
 
 
 @final
@@ -116,100 +97,41 @@ class Tree(Topology):
     5.5
     """
 
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """In hop i everyone sends what it has, at most 2^i messages, to who is 2^i away."""
-        return _hops(_depth(workers), (workers - 1) * link.seconds(nbytes), link)
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """In hop i every worker sends what it has, at most 2^i messages, to the one 2^i away."""
+        return _hops((workers - 1).bit_length(), (workers - 1) * link.seconds(nbytes), link)
 
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """In hop i a message moves on by 2^i if its receiver's distance has that bit."""
         moved = sum(distance.bit_count() for distance in range(workers))
-        return _hops(_depth(workers), moved * link.seconds(nbytes), link)
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message each way."""
-        del workers  # other pairs have links of their own
-        return _directly(nbytes, link)
-
-
-def _depth(workers: int) -> int:
-    return (workers - 1).bit_length()
+        return _hops((workers - 1).bit_length(), moved * link.seconds(nbytes), link)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Star(Topology):
-    """Everything goes to a hub, or an object store, and from there to whom it is for.
+    """Everything goes through a hub that is never the bottleneck, such as an object store.
 
-    gather:  2 latency + max(n / up, K n / hub down) + max((K - 1) n / down, K (K - 1) n / hub up)
-    scatter: the same with (K - 1) n up
+    gather:  2 latency + n / up + (K - 1) n / down
+    scatter: 2 latency + (K - 1) n / up + (K - 1) n / down
 
     The hub passes messages on when all have come.
-
-    Args:
-        hub_up_bits_per_s: what the hub sends at; infinity is an object store.
-        hub_down_bits_per_s: what it receives at.
-
-    Raises:
-        ConfigurationError: a rate that is not above 0.
 
     >>> Star().gather(1000, 5, Link.of(8000, latency_s=0.5)).total_s
     6.0
     """
 
-    hub_up_bits_per_s: float = math.inf
-    hub_down_bits_per_s: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not (self.hub_up_bits_per_s > 0 and self.hub_down_bits_per_s > 0):
-            raise ConfigurationError(
-                f"plan with a hub of {self.hub_up_bits_per_s:g} bit/s up and "
-                f"{self.hub_down_bits_per_s:g} bit/s down",
-                because="nothing would ever arrive",
-                do="pass rates above 0",
-            )
-
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """One message up, K - 1 down."""
-        return self._through(nbytes, (workers - 1) * nbytes, workers, link)
+        return _hops(2, link.up_s(nbytes) + link.down_s((workers - 1) * nbytes), link)
 
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
         """K - 1 messages up and as many down."""
-        return self._through((workers - 1) * nbytes, (workers - 1) * nbytes, workers, link)
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message up and one down."""
-        return self._through(nbytes, nbytes, workers, link)
-
-    def _through(self, up: float, down: float, workers: int, link: Link) -> Crossing:
-        in_s = max(link.up_s(up), 8 * workers * up / self.hub_down_bits_per_s)
-        out_s = max(link.down_s(down), 8 * workers * down / self.hub_up_bits_per_s)
-        return _hops(2, in_s + out_s, link)
+        nbytes *= workers - 1
+        return _hops(2, link.up_s(nbytes) + link.down_s(nbytes), link)
 
 
-@final
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Once(Topology):
-    """One payload crosses the link once, whatever the exchange and however many workers.
-
-    No network does that with payloads that cannot be summed on the way; papers count so.
-
-    Source: Streaming DiLoCo (arXiv 2501.18512), Table 4; MuLoCo (arXiv 2505.23725), wall-clock.
-
-    >>> Once().gather(1000, 5, Link.of(8000)).total_s
-    1.0
-    """
-
-    def gather(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message."""
-        del workers
-        return _directly(nbytes, link)
-
-    def scatter(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """Nothing: the gather that follows is all that is counted."""
-        del nbytes, workers, link
-        return Crossing()
-
-    def swap(self, nbytes: float, workers: int, link: Link) -> Crossing:
-        """One message."""
-        del workers
-        return _directly(nbytes, link)
+TOPOLOGIES: Final[Mapping[str, Topology]] = {
+    topology.name: topology for topology in (Ring(), Tree(), Star(), Mesh())
+}
+"""Topologies by name; the first is what `tw.transport.Distributed` does over gloo."""

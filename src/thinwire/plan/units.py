@@ -2,18 +2,17 @@
 
 Capitals and spaces do not matter where they cannot mislead. They do for bits and bytes: b is a bit
 and B is a byte, so that 100 Mbps are 12.5 MB/s. Printed are three significant digits, and what is
-printed is read as what it says.
+printed can be read again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, ThinwireError, unknown_name
 
 if TYPE_CHECKING:  # slow to import (decimal comes with it), and needed on a command line only
     from fractions import Fraction
@@ -30,12 +29,9 @@ __all__ = [
     "rate_text",
 ]
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)(.*)", re.I | re.S)
-_RATE = re.compile(r"((?:[kmgtp]i?)?)(b|bits?|bytes?)(/s|ps|/sec|/second)", re.I)
-_PREFIXES = ("", "k", "m", "g", "t", "p")
-
-_RATES = tuple(f"{p}{of}/s" for of in ("bit", "B") for p in ("", "k", "M", "G", "T"))
-_DURATIONS: Mapping[str, tuple[str, ...]] = {
+# Scale -> spellings, of which the first is shown.
+_Units = Mapping[str, tuple[str, ...]]
+_DURATIONS: Final[_Units] = {
     "1e-9": ("ns",),
     "1e-6": ("us", "µs", "μs"),
     "1e-3": ("ms",),
@@ -44,13 +40,21 @@ _DURATIONS: Mapping[str, tuple[str, ...]] = {
     "3600": ("h", "hr", "hour", "hours"),
     "86400": ("d", "day", "days"),
 }
-_COUNTS: Mapping[str, tuple[str, ...]] = {
+_COUNTS: Final[_Units] = {
     "1": ("",),
     "1e3": ("k", "thousand"),
     "1e6": ("M", "million"),
     "1e9": ("B", "bn", "billion"),
     "1e12": ("T", "trillion"),
 }
+_SHARES: Final[_Units] = {"1e-2": ("%",), "1": ("",)}
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)(.*)", re.I | re.S)
+_RATE = re.compile(r"((?:[kmgtp]i?)?)(b|bits?|bytes?)(/s|ps|/sec|/second)", re.I)
+_RATE_UNITS = tuple(f"{p}{of}/s" for of in ("bit", "B") for p in ("", "k", "M", "G", "T"))
+
+
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def parse_rate(text: str) -> float:
@@ -66,26 +70,26 @@ def parse_rate(text: str) -> float:
     >>> parse_rate("10Gbit/s"), parse_rate("25 Mbps"), parse_rate("1GB/s")
     (10000000000.0, 25000000.0, 8000000000.0)
     """
-    what, shown = f"read the rate {text!r}", ", ".join(_RATES)
-    number, unit = _split(what, text, shown)
+    what = f"read the rate {text!r}"
+    number, unit = _split(what, text, _RATE_UNITS)
     found = _RATE.fullmatch(unit)
     if found is None:
-        raise _unknown_unit(what, unit, _RATES)
+        raise _unknown_unit(what, unit, _RATE_UNITS)
     prefix, of, per = found.groups()
     if of + per == "BPS":
         raise ConfigurationError(
             what,
-            because="capitals throughout do not tell bits from bytes",
+            because="in capitals, bits and bytes look the same",
             do="write Mbit/s for bits, or MB/s for bytes",
         )
     bits = 1 if of == "b" or of.lower().startswith("bit") else 8
     base = 1024 if prefix.lower().endswith("i") else 1000
-    scale = bits * base ** _PREFIXES.index(prefix.lower().rstrip("i"))
+    scale = bits * base ** " kmgtp".index((prefix or " ")[0].lower())
     return _above_zero(what, number * scale, "nothing would ever arrive")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, more than none.
+    """Seconds.
 
     Args:
         text: a number above 0 and ns, us, ms, s, min, h or d.
@@ -97,11 +101,11 @@ def parse_duration(text: str) -> float:
     (0.05, 4320.0)
     """
     what = f"read the duration {text!r}"
-    return _above_zero(what, _measured(what, text, _DURATIONS), "whatever is done takes time")
+    return _above_zero(what, _read(what, text, _DURATIONS), "everything takes some time")
 
 
 def parse_latency(text: str) -> float:
-    """Seconds, perhaps none: 0 needs no unit.
+    """Seconds from 0 up; 0 needs no unit.
 
     Args:
         text: a number that is not negative and ns, us, ms, s, min, h or d.
@@ -115,16 +119,16 @@ def parse_latency(text: str) -> float:
     what = f"read the latency {text!r}"
     if text.strip() == "0":
         return 0.0
-    seconds = _float(what, _measured(what, text, _DURATIONS))
+    seconds = _float(what, _read(what, text, _DURATIONS))
     if seconds < 0:
         raise ConfigurationError(
-            what, because="nothing arrives before it was sent", do="write a duration from 0 up"
+            what, because="a duration cannot be negative", do="write a duration from 0 up"
         )
     return seconds
 
 
 def parse_count(text: str) -> int:
-    """How many of something countable: parameters, layers, tokens.
+    """A number of parameters, layers, tokens, ...
 
     Args:
         text: a number above 0, alone or with k, M, B or T (a thousand, 1e6, 1e9, 1e12), in capitals
@@ -137,17 +141,19 @@ def parse_count(text: str) -> int:
     (7000000000, 350000000, 1000000000)
     """
     what = f"read the count {text!r}"
-    number = _measured(what, text, _COUNTS)
-    _above_zero(what, number, "there would be none")
+    number = _read(what, text, _COUNTS)
+    _above_zero(what, number, "at least one is needed")
     if number.denominator != 1:
         raise ConfigurationError(
-            what, because="it is no whole number", do="write a whole number, such as 350M or 1.2T"
+            what,
+            because="it is not a whole number",
+            do="write a whole number, such as 350M or 1.2T",
         )
     return number.numerator
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, more than none.
+    """A share of a whole.
 
     Args:
         text: a number above 0 and up to 1, or up to 100 with %.
@@ -159,72 +165,29 @@ def parse_share(text: str) -> float:
     (0.9, 0.4)
     """
     what = f"read the share {text!r}"
-    share = _float(what, _measured(what, text, {"1e-2": ("%",), "1": ("",)}))
+    share = _float(what, _read(what, text, _SHARES))
     if not 0 < share <= 1:
         raise ConfigurationError(
             what,
-            because="a share is above 0 and at most the whole",
+            because="a share is above 0 % and at most 100 %",
             do="write it like 90% or 0.9",
         )
     return share
 
 
-def rate_text(bits_per_s: float) -> str:
-    """A rate in three digits.
+def _read(what: str, text: str, units: _Units) -> Fraction:
+    """The number that `text` is, in the unit whose scale is 1."""
+    from fractions import Fraction
 
-    Raises:
-        ConfigurationError: it is negative or not finite.
-
-    >>> rate_text(25e6), rate_text(999.6e6), rate_text(0)
-    ('25 Mbit/s', '1 Gbit/s', '0 bit/s')
-    """
-    return _text(
-        "a rate", bits_per_s, _powers(" bit/s", " kbit/s", " Mbit/s", " Gbit/s", " Tbit/s")
-    )
+    shown = tuple(names[0] for names in units.values())
+    number, unit = _split(what, text, shown)
+    for scale, names in units.items():
+        if unit.lower() in (name.lower() for name in names):
+            return number * Fraction(scale)
+    raise _unknown_unit(what, unit, shown)
 
 
-def duration_text(seconds: float) -> str:
-    """A duration in three digits.
-
-    Raises:
-        ConfigurationError: it is negative or not finite.
-
-    >>> duration_text(0.05), duration_text(90), duration_text(86_390)
-    ('50 ms', '1.5 min', '1 d')
-    """
-    units = {float(scale): f" {names[0]}" for scale, names in _DURATIONS.items()}
-    return _text("a duration", seconds, units) if seconds else "0 s"
-
-
-def count_text(count: float) -> str:
-    """A whole number in three digits.
-
-    Raises:
-        ConfigurationError: it is negative or not finite.
-
-    >>> count_text(7_000_000_000), count_text(246_336), count_text(12)
-    ('7B', '246k', '12')
-    """
-    whole = round(count) if math.isfinite(count) else count
-    return _text("a count", whole, _powers("", "k", "M", "B", "T"))
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Bytes in three digits.
-
-    Raises:
-        ConfigurationError: they are negative or not finite.
-
-    >>> nbytes_text(1234), nbytes_text(5.6e9)
-    ('1.23 kB', '5.6 GB')
-    """
-    return _text("bytes", nbytes, _powers(" B", " kB", " MB", " GB", " TB", " PB"))
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-def _split(what: str, text: str, shown: str) -> tuple[Fraction, str]:
+def _split(what: str, text: str, shown: Sequence[str]) -> tuple[Fraction, str]:
     """The number at the start of `text`, and the unit after it without any spaces."""
     from fractions import Fraction
 
@@ -234,38 +197,17 @@ def _split(what: str, text: str, shown: str) -> tuple[Fraction, str]:
             return Fraction(found[1]), "".join(found[2].split())
     except ValueError:
         pass  # underscores where no number has them
-    raise ConfigurationError(
-        what,
-        because="it does not begin with a finite number",
-        do=f"write a number and its unit: {shown}",
-    )
+    because = "it does not begin with a finite number"
+    raise ConfigurationError(what, because=because, do=_write_like(shown))
 
 
-def _measured(what: str, text: str, units: Mapping[str, tuple[str, ...]]) -> Fraction:
-    """The number that `text` is, in the unit whose scale is 1."""
-    from fractions import Fraction
-
-    shown = tuple(names[0] for names in units.values())
-    number, unit = _split(what, text, _listed(shown))
-    for scale, names in units.items():
-        if unit.lower() in (name.lower() for name in names):
-            return number * Fraction(scale)
-    raise _unknown_unit(what, unit, shown)
+def _unknown_unit(what: str, unit: str, shown: Sequence[str]) -> ThinwireError:
+    because = f"there is no unit {unit!r}" if unit else "it has no unit"
+    return unknown_name(what, unit, shown, because=because, do=_write_like(shown))
 
 
-def _unknown_unit(what: str, unit: str, shown: Iterable[str]) -> ConfigurationError:
-    lower = {name.lower(): name for name in shown}
-    close = get_close_matches(unit.lower(), [name for name in lower if name], n=1, cutoff=0.3)
-    hint = f" (the closest is {lower[close[0]]})" if close else ""
-    return ConfigurationError(
-        what,
-        because=f"there is no unit {unit!r}" if unit else "it has no unit",
-        do=f"write a number and its unit: {_listed(lower.values())}{hint}",
-    )
-
-
-def _listed(units: Iterable[str]) -> str:
-    return ", ".join(unit or "none" for unit in units)
+def _write_like(shown: Sequence[str]) -> str:
+    return f"write a number and its unit: {', '.join(unit or 'none' for unit in shown)}"
 
 
 def _above_zero(what: str, number: Fraction, because: str) -> float:
@@ -280,11 +222,50 @@ def _float(what: str, number: Fraction) -> float:
         return float(number)
     except OverflowError as error:
         raise ConfigurationError(
-            what, because="it is beyond any finite number", do="write a smaller number"
+            what, because="it is too large a number", do="write a smaller number"
         ) from error
 
 
-# -- printing --------------------------------------------------------------------------------------
+# -- printing: all raise ConfigurationError for what is negative or not finite ---------------------
+
+
+def rate_text(bits_per_s: float) -> str:
+    """A rate in three digits.
+
+    >>> rate_text(25e6), rate_text(999.6e6), rate_text(0)
+    ('25 Mbit/s', '1 Gbit/s', '0 bit/s')
+    """
+    units = _powers(" bit/s", " kbit/s", " Mbit/s", " Gbit/s", " Tbit/s")
+    return _text("a rate", bits_per_s, units)
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in three digits.
+
+    >>> duration_text(0.05), duration_text(90), duration_text(86_390)
+    ('50 ms', '1.5 min', '1 d')
+    """
+    units = {float(scale): f" {names[0]}" for scale, names in _DURATIONS.items()}
+    return _text("a duration", seconds, units) if seconds else "0 s"
+
+
+def count_text(count: float) -> str:
+    """A whole number in three digits.
+
+    >>> count_text(7_000_000_000), count_text(246_336), count_text(12)
+    ('7B', '246k', '12')
+    """
+    whole = round(count) if math.isfinite(count) else count
+    return _text("a count", whole, _powers("", "k", "M", "B", "T"))
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Bytes in three digits.
+
+    >>> nbytes_text(1234), nbytes_text(5.6e9)
+    ('1.23 kB', '5.6 GB')
+    """
+    return _text("bytes", nbytes, _powers(" B", " kB", " MB", " GB", " TB", " PB"))
 
 
 def _powers(*units: str) -> dict[float, str]:
@@ -307,11 +288,9 @@ def _text(what: str, value: float, units: Mapping[float, str]) -> str:
 
 
 def _rounded(value: float, units: Mapping[float, str]) -> tuple[float, float]:
+    """Three digits of `value`, and the unit that they are in."""
     for scale in sorted(units, reverse=True):
-        if (digits := _three(value / scale)) >= 1:
+        digits = float(f"{value / scale:.3g}")
+        if digits >= 1 or scale == min(units):
             return digits, scale
-    return _three(value / min(units)), min(units)
-
-
-def _three(value: float) -> float:
-    return float(f"{value:.3g}")
+    raise AssertionError("there is a smallest unit")

@@ -1,7 +1,7 @@
 """A plan as JSON-able data: every quantity has its unit in its name, and none is rounded.
 
-What has no value is null: a bandwidth that no link reaches, or what a method that does not fit
-would have.
+What has no value is null: a bandwidth that no link reaches, or the fields of a method that does not
+fit.
 """
 
 import math
@@ -10,14 +10,14 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 
 from thinwire.plan.calibration import Calibration
-from thinwire.plan.forecast import Forecast, Refusal, Row
+from thinwire.plan.forecast import Forecast, RefusedMethod, Row
 from thinwire.plan.job import Job
 from thinwire.plan.sweep import Sweep
 
 __all__ = ["FORMAT", "plan_record"]
 
 FORMAT: Final = 1
-"""Another one when a field goes or changes its meaning; new fields may come with the same."""
+"""Changes when a field goes or changes its meaning; new fields may come without a change."""
 
 
 def plan_record(
@@ -28,14 +28,14 @@ def plan_record(
     swept: Sweep | None = None,
     calibration: Calibration | None = None,
 ) -> dict[str, Any]:
-    """The job, a row for each method, and what was swept.
+    """The job, a row for each method, and the sweep.
 
     Args:
         job: what was planned.
         rows: of `forecasts`.
         target: utilisation.
-        swept: None if nothing was.
-        calibration: the run that the job was taken from, if it was.
+        swept: None without a sweep.
+        calibration: of the run that the job was taken from, if it was.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -74,7 +74,7 @@ def plan_record(
 
 
 def _row(row: Row) -> dict[str, Any]:
-    if isinstance(row, Refusal):
+    if isinstance(row, RefusedMethod):
         blank = dict.fromkeys((field.name for field in fields(Forecast)), None)
         return blank | {"method": row.method, "fits": False, "error": row.error}
     record = asdict(row) | {"error": None}

@@ -1,11 +1,11 @@
-"""A plan in words: what was asked, and rows of text for tables on a terminal or a page."""
+"""A plan as text: headings and rows of tables, for a terminal or a page."""
 
 import math
 from collections.abc import Sequence
 from typing import Final
 
 from thinwire.plan.calibration import Calibration
-from thinwire.plan.forecast import UTILISATIONS, Forecast, Refusal, Row
+from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, Row
 from thinwire.plan.job import Job
 from thinwire.plan.units import count_text, duration_text, nbytes_text, rate_text
 
@@ -20,15 +20,16 @@ __all__ = [
     "required_text",
     "run_cells",
     "run_head",
+    "run_text",
     "share_text",
     "verdict",
 ]
 
 OUTCOME_HEAD: Final = ("method", "H", "a round", "a day", "peak bit/s", "busy", "limit", "fits")
-"""Of `outcome_cells`."""
+"""Headings of `outcome_cells`."""
 
 BANDWIDTH_HEAD: Final = ("method", *(f"{share:.0%}".replace("%", " %") for share in UTILISATIONS))
-"""Of `bandwidth_cells`."""
+"""Headings of `bandwidth_cells`."""
 
 
 def outcome_cells(row: Forecast) -> tuple[str, ...]:
@@ -51,14 +52,14 @@ def bandwidth_cells(row: Forecast) -> tuple[str, ...]:
 
 
 def run_head(job: Job) -> tuple[str, ...]:
-    """Of `run_cells`."""
+    """Headings of `run_cells`."""
     if job.tokens is None:
         return ("method", "tokens a day")
     return ("method", "tokens a day", "wall-clock", "sent", "received")
 
 
 def run_cells(row: Forecast) -> tuple[str, ...]:
-    """What a day brings, and the whole run if its length is known."""
+    """Tokens of a day, and the whole run if its length is known."""
     day = count_text(row.tokens_per_day or 0)
     if row.wall_s is None or row.sent_bytes is None or row.received_bytes is None:
         return row.method, day
@@ -67,14 +68,14 @@ def run_cells(row: Forecast) -> tuple[str, ...]:
 
 
 def job_text(job: Job) -> str:
-    """Who trains what."""
+    """Model, workers and step time."""
     topology = job.topology.name
     workers = "1 worker" if job.workers == 1 else f"{job.workers} workers in a {topology}"
     return f"{job.shape.name} on {workers}, {duration_text(job.compute.step_s)} a step"
 
 
 def run_text(calibration: Calibration) -> str:
-    """What was measured where the job was taken from."""
+    """The run that the job was taken from."""
     measured = calibration.measured
     return (
         f"the run: {calibration.steps} steps of {calibration.method.name} in "
@@ -83,7 +84,7 @@ def run_text(calibration: Calibration) -> str:
 
 
 def link_text(job: Job) -> str:
-    """What joins them."""
+    """Rates and latency."""
     link = job.link
     up, down = rate_text(link.up_bits_per_s), rate_text(link.down_bits_per_s)
     rates = f"{up} up and down" if up == down else f"{up} up, {down} down"
@@ -133,5 +134,5 @@ def verdict(rows: Sequence[Row], target: float) -> str:
 
 
 def refusals(rows: Sequence[Row]) -> list[str]:
-    """A line for each method that cannot train this model so."""
-    return [f"{row.method}: {row.error}" for row in rows if isinstance(row, Refusal)]
+    """A line for each method that does not fit."""
+    return [f"{row.method}: {row.error}" for row in rows if isinstance(row, RefusedMethod)]

@@ -12,13 +12,19 @@ Differs: the paper adds QK-norm and post-norms.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
+
+from thinwire.errors import ThinwireError, unknown_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building pays for it
     from transformers import PreTrainedConfig
 
-__all__ = ["LLAMA_SIZES", "LlamaSize"]
+__all__ = ["HUB_NAME", "LLAMA_SIZES", "LlamaSize", "unknown_model"]
+
+HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
+"""The org/name of a model on the Hugging Face hub."""
 
 
 @final
@@ -90,4 +96,15 @@ LLAMA_SIZES: Final = {
     "3.1b": _size(2560, 30, 20, 7_040, 128_256),
     "15b": _size(4608, 54, 36, 12_672, 128_256),
 }
-"""By name."""
+"""Built-in sizes by name."""
+
+
+def unknown_model(cannot: str, name: str) -> ThinwireError:
+    """The error for `name`, which is no size of these, no path and no name on the hub."""
+    return unknown_name(
+        cannot,
+        name,
+        LLAMA_SIZES,
+        because="it is no built-in size, no file or folder that exists, and no org/name",
+        do=f"pass one of {', '.join(LLAMA_SIZES)}, or the path of a config.json",
+    )
