@@ -14,11 +14,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from thinwire import bench
-from thinwire.train.run_folder import write_json
+from thinwire.runs.folder import write_json
 
-__all__ = ["Bench"]
+__all__ = ["BenchCommand"]
 
-_BENCHES: Mapping[str, Callable[[], bench.Report]] = {
+_BENCHES: Mapping[str, Callable[[], bench.BenchReport]] = {
     "simulation": bench.simulation,
     "stacked-simulation": bench.stacked_simulation,
     "outer-step": bench.outer_step,
@@ -31,7 +31,7 @@ _NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BenchCommand:
     """Measure this machine: ratios against a named baseline in the same run."""
 
     what: tyro.conf.Positional[
@@ -55,7 +55,7 @@ class Bench:
             console.print(table)
 
 
-def _add(tables: dict[str, rich.table.Table], table: bench.Table) -> None:
+def _add(tables: dict[str, rich.table.Table], table: bench.BenchTable) -> None:
     shown = tables.setdefault(table.title, rich.table.Table(title=table.title, **_NARROW))
     for heading in table.columns[len(shown.columns) :]:
         shown.add_column(heading, no_wrap=not shown.columns)
@@ -63,7 +63,7 @@ def _add(tables: dict[str, rich.table.Table], table: bench.Table) -> None:
         shown.add_row(*row)
 
 
-def _with_context(report: bench.Report) -> dict[str, Any]:
+def _with_context(report: bench.BenchReport) -> dict[str, Any]:
     return report.describe() | {
         "command": f"thinwire bench {report.name}",
         "cores": os.cpu_count(),

@@ -5,12 +5,12 @@ from typing import Annotated, TypeAlias
 import tyro
 from rich.console import Console
 
-from thinwire.cli.bench import Bench
-from thinwire.cli.compare import Compare
-from thinwire.cli.doctor import Doctor
-from thinwire.cli.lighthouse import Lighthouse
-from thinwire.cli.plan import Plan
-from thinwire.cli.report import Report
+from thinwire.cli.bench import BenchCommand
+from thinwire.cli.compare import CompareCommand
+from thinwire.cli.doctor import DoctorCommand
+from thinwire.cli.lighthouse import LighthouseCommand
+from thinwire.cli.plan import PlanCommand
+from thinwire.cli.report import ReportCommand
 from thinwire.cli.train import Train
 from thinwire.errors import ThinwireError
 
@@ -18,12 +18,12 @@ __all__ = ["Command", "run"]
 
 Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Plan, tyro.conf.subcommand("plan")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Lighthouse, tyro.conf.subcommand("lighthouse")]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
+    | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
+    | Annotated[ReportCommand, tyro.conf.subcommand("report")]
+    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
+    | Annotated[LighthouseCommand, tyro.conf.subcommand("lighthouse")]
+    | Annotated[DoctorCommand, tyro.conf.subcommand("doctor")]
 )
 
 

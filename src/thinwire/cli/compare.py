@@ -10,19 +10,25 @@ from rich.console import Console
 
 from thinwire.cli.flags import RunFlags, default_out
 from thinwire.cli.grid_flags import GridFlags, experiment_of
-from thinwire.cli.tables import difference_table, row_table, search_table, trouble_table
+from thinwire.cli.tables import difference_table, problem_table, row_table, tuning_table
 from thinwire.errors import ConfigurationError, IncompleteError
-from thinwire.experiments import Comparison, InTurn, SideBySide, Standing, compare
-from thinwire.experiments.runs import Tell
+from thinwire.experiments import (
+    Comparison,
+    ParallelRunner,
+    RunStatus,
+    SequentialRunner,
+    compare,
+)
+from thinwire.experiments.runners import MakeObserver
 from thinwire.train.launch import under_torchrun
 from thinwire.train.observers import Terminal
 
-__all__ = ["Compare"]
+__all__ = ["CompareCommand"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class CompareCommand:
     """Train the same model on the same data, tokens and seeds under several methods.
 
     --sync-every, --outer-lr and --outer-momentum act on the methods that have rounds, not on ddp;
@@ -46,12 +52,12 @@ class Compare:
         self._check_launch()
         experiment = experiment_of(self.grid, self.run, methods=self.methods, seeds=self.seeds)
         out = self.out or default_out("compare")
-        runner = InTurn() if self.jobs == 1 else SideBySide(self.jobs)
-        comparison = compare(experiment, out, self._tell(console), runner)
+        runner = SequentialRunner() if self.jobs == 1 else ParallelRunner(self.jobs)
+        comparison = compare(experiment, out, self._make_observer(console), runner)
         _show(comparison, console)
-        _check_complete(comparison.troubles(), out)
+        _check_complete(comparison.problems(), out)
 
-    def _tell(self, console: Console) -> Tell:
+    def _make_observer(self, console: Console) -> MakeObserver:
         if self.jobs != 1:
             # There is one place for a bar; lines of several runs can follow each other.
             console = Console(file=console.file, force_terminal=False)
@@ -67,23 +73,23 @@ class Compare:
 
 
 def _show(comparison: Comparison, console: Console) -> None:
-    if comparison.choices:
-        console.print(search_table(comparison.choices))
+    if comparison.tuning:
+        console.print(tuning_table(comparison.tuning))
     console.print(row_table(comparison))
     if len(comparison.rows) > 1:
         console.print(difference_table(comparison))
-    left_out = {**comparison.troubles(), **comparison.strangers}
+    left_out = {**comparison.problems(), **comparison.unrelated}
     if left_out:
-        console.print(trouble_table(left_out))
+        console.print(problem_table(left_out))
 
 
-def _check_complete(troubles: Mapping[str, Standing], out: Path) -> None:
-    if troubles:
-        first, standing = next(iter(troubles.items()))
-        others = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
+def _check_complete(problems: Mapping[str, RunStatus], out: Path) -> None:
+    if problems:
+        first, status = next(iter(problems.items()))
+        others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise IncompleteError(
             f"compare all that was asked for in {out}",
-            because=f"{first} has no result ({standing.state}: {standing.why}){others}",
-            do="mend the cause and repeat the command, which keeps what is finished; move folders "
+            because=f"{first} has no result ({status}){others}",
+            do="fix the cause and repeat the command, which keeps what is finished; move folders "
             "of other runs away, or pass another --out",
         )

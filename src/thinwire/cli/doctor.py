@@ -15,18 +15,18 @@ from thinwire.elastic.address import split_address
 from thinwire.elastic.token import Token, find_token
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Doctor"]
+__all__ = ["DoctorCommand"]
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
-    """Look at this machine, and at the way to a run, before taking part in it."""
+class DoctorCommand:
+    """Check this machine, and the network to a run, before taking part in it."""
 
     elastic: str | None = None
-    """HOST:PORT that thinwire lighthouse printed; without it only this machine is looked at."""
+    """HOST:PORT that thinwire lighthouse printed; without it only this machine is checked."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN."""
 
@@ -39,7 +39,7 @@ class Doctor:
             raise ConfigurationError(
                 "take part in a run from here" if self.elastic else "use thinwire here",
                 because=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
-                do="what the table says beside them",
+                do="follow the arrows in the table",
             )
 
     def _findings(self) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ class Doctor:
         try:
             return find_token(self.token_file)
         except ConfigurationError:
-            return None  # a finding of its own has said so
+            return None  # the check called token says so
 
 
 def _table(findings: Sequence[Finding]) -> Table:

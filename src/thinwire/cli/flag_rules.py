@@ -1,4 +1,4 @@
-"""Which flags of `thinwire plan` need each other, and which contradict."""
+"""Which flags of `thinwire plan` need each other, and which exclude each other."""
 
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
@@ -13,29 +13,42 @@ RUN: Final = "from"
 """The flag that names the folder of a run."""
 
 _EITHER_OR: Final = (
-    ("model", "parameters", "a model has as many as it has"),
-    ("model", "layers", "a model has as many as it has"),
-    ("step_time", "accelerator", "either says how long a step takes"),
+    ("model", "parameters", "the model itself says how many"),
+    ("model", "layers", "the model itself says how many"),
+    ("step_time", "accelerator", "both say how long a step takes"),
     ("step_time", "mfu", "a measured step needs no estimate"),
     ("step_time", "accelerators_per_worker", "a measured step is that of all of them"),
-    ("bandwidth", "up", "either says what a worker sends at"),
-    ("bandwidth", "down", "either says what a worker receives at"),
+    ("bandwidth", "up", "both say what a worker sends at"),
+    ("bandwidth", "down", "both say what a worker receives at"),
     *((RUN, name, "the run says it") for name in ("model", "parameters", "layers")),
     *((RUN, name, "the run says it") for name in ("accelerator", "tokens_per_step")),
-    (RUN, "topology", "a run over gloo goes by a ring"),
+    (RUN, "topology", "a run over gloo exchanges in a ring"),
 )
 _ONE_OF: Final = (
-    (("parameters", "model", RUN), "nobody knows what is trained", "--parameters 10B --layers 48"),
-    (("workers", RUN), "nobody knows how many exchange", "--workers 2"),
-    (("step_time", "accelerator", RUN), "nobody knows how fast a worker is", "--step-time 0.8s"),
-    (("bandwidth", "up", "down"), "nobody knows what joins the workers", "--bandwidth 10Gbit/s"),
+    (("parameters", "model", RUN), "the plan needs a model", "--parameters 10B --layers 48"),
+    (("workers", RUN), "bytes and seconds depend on how many workers exchange", "--workers 2"),
+    (
+        ("step_time", "accelerator", RUN),
+        "the plan needs the time of an inner step",
+        "--step-time 0.8s",
+    ),
+    (
+        ("bandwidth", "up", "down"),
+        "the plan needs the rate of the workers' link",
+        "--bandwidth 10Gbit/s",
+    ),
 )
 _NEEDS: Final = (
     ("parameters", "layers", "fragments are made of layers", "--layers 48"),
-    ("up", "down", "what one sends another receives", "--down 100Mbit/s, or only --bandwidth"),
-    ("down", "up", "what one receives another sends", "--up 100Mbit/s, or only --bandwidth"),
+    ("up", "down", "workers receive what others send", "--down 100Mbit/s, or only --bandwidth"),
+    ("down", "up", "workers send what others receive", "--up 100Mbit/s, or only --bandwidth"),
     ("mfu", "accelerator", "it is a share of a peak", "--accelerator H100"),
-    ("accelerators_per_worker", "accelerator", "nobody knows which", "--accelerator H100"),
+    (
+        "accelerators_per_worker",
+        "accelerator",
+        "it says how many of which accelerator",
+        "--accelerator H100",
+    ),
     (
         "accelerator",
         "tokens_per_step",
@@ -47,7 +60,7 @@ _NEEDS: Final = (
 
 
 def flag(name: str) -> str:
-    """As it is written on the command line.
+    """A flag as it is written on the command line.
 
     >>> flag("step_time")
     '--step-time'
@@ -56,13 +69,13 @@ def flag(name: str) -> str:
 
 
 def check_flags(given: Collection[str]) -> None:
-    """Raise for flags that contradict each other, or of which one is missing.
+    """Raise for flags that exclude each other, and for one that is missing.
 
     Args:
         given: names of the flags that were given.
 
     Raises:
-        ConfigurationError: the first such thing.
+        ConfigurationError: for the first such pair or gap.
     """
     for one, other, because in _EITHER_OR:
         if one in given and other in given:
@@ -74,7 +87,7 @@ def check_flags(given: Collection[str]) -> None:
     if "tokens" in given and not {"tokens_per_step", RUN} & set(given):
         raise ConfigurationError(
             "plan with --tokens and without --tokens-per-step",
-            because="nobody knows how many steps they are",
+            because="the number of steps depends on the tokens in each",
             do="pass --tokens-per-step 64k",
         )
     for wanted, because, example in _ONE_OF:
@@ -93,7 +106,7 @@ def check_flags(given: Collection[str]) -> None:
 
 
 def read_flag(name: str, parse: Callable[[str], T], text: str) -> T:
-    """What `text` says.
+    """`text`, parsed.
 
     Args:
         name: of the flag that it was given to.

@@ -1,14 +1,16 @@
 """The flags of `thinwire train` and `thinwire compare`, and what they change in a recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
-from thinwire.experiments.arms import folder_name
 from thinwire.experiments.configuring import ask, with_changes, with_rates
-from thinwire.experiments.description import Settings
+from thinwire.experiments.experiment import Rates
+from thinwire.experiments.grid import folder_name
 from thinwire.train import recipes
-from thinwire.train.config import TrainConfig
+from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.schedule import WarmupCosine
 
 __all__ = ["RateFlags", "RunFlags", "apply_flags", "changes_of", "default_out"]
 
@@ -16,7 +18,7 @@ __all__ = ["RateFlags", "RunFlags", "apply_flags", "changes_of", "default_out"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """What the command line can change in a recipe; without a flag the recipe's value stays."""
+    """Settings of a recipe that flags can replace; without a flag the recipe's value stays."""
 
     recipe: str = "laptop"
     """laptop, paper, or FILE.py:FUNCTION of your own."""
@@ -49,7 +51,7 @@ class RunFlags:
     compile: Literal["no", "yes"] | None = None
     """torch.compile the model."""
     simulation: Literal["threads", "stacked"] | None = None
-    """stacked computes all workers of this process in one set of matrices: faster, other bits."""
+    """stacked computes all simulated workers in one set of matrices: faster, other rounding."""
     threads: int | None = None
     """CPU threads per rank; 0 shares the cores evenly."""
     timeout_s: float | None = None
@@ -63,13 +65,13 @@ class RunFlags:
     keep_checkpoints: int | None = None
     """How many checkpoints stay on disk."""
     statistics_steps: int | None = None
-    """Inner steps between two looks at what simulated workers send; 0: none."""
+    """Inner steps between two measurements of how far simulated workers agree; 0: none."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RateFlags:
-    """What thinwire compare takes several values of; without a flag the recipe's value stays."""
+    """The flags of which thinwire compare takes several values, and thinwire train one."""
 
     workers: int | None = None
     """K; under torchrun the number of ranks decides."""
@@ -85,44 +87,29 @@ class RateFlags:
 
 _NONE = RateFlags()
 
-_GROUPS: dict[str, dict[str, str]] = {
-    "": {f: f for f in ("steps", "global_batch", "accumulate", "clip_norm")},
-    "data": {f: f for f in ("corpus", "tokenizer", "sequence_length")},
-    "model": {"model": "size"},
-    "schedule": {"warmup_steps": "warmup_steps"},
-    "machine": {
-        f: f
-        for f in (
-            "device",
-            "outer_device",
-            "precision",
-            "compile",
-            "simulation",
-            "threads",
-            "timeout_s",
-            "worker_size",
-        )
-    },
-    "periods": {
-        f: f
-        for f in (
-            "log_steps",
-            "evaluate_steps",
-            "checkpoint_steps",
-            "keep_checkpoints",
-            "statistics_steps",
-        )
-    },
+_PARTS: Final = {
+    "data": Data,
+    "schedule": WarmupCosine,
+    "machine": Machine,
+    "periods": Periods,
+}
+# A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
+_PATHS: Final = {"model": "model.size"} | {
+    field.name: f"{part}.{field.name}" for part, kind in _PARTS.items() for field in fields(kind)
 }
 
 
 def changes_of(flags: RunFlags) -> dict[str, Any]:
-    """What `flags` change in a configuration: field to value, those of a part as `data.corpus`."""
-    changes: dict[str, Any] = {}
-    for part, fields in _GROUPS.items():
-        given = {to: v for f, to in fields.items() if (v := getattr(flags, f)) is not None}
-        changes |= {f"{part}.{to}" if part else to: value for to, value in given.items()}
-    return changes
+    """What `flags` change in a configuration: field to value, those of a part as `data.corpus`.
+
+    >>> changes_of(RunFlags(steps=3, compile="yes"))
+    {'steps': 3, 'machine.compile': True}
+    """
+    given = {f.name: v for f in fields(flags) if (v := getattr(flags, f.name)) is not None}
+    del given["recipe"]
+    if "compile" in given:
+        given["compile"] = given["compile"] == "yes"
+    return {_PATHS.get(name, name): value for name, value in given.items()}
 
 
 def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NONE) -> TrainConfig:
@@ -135,10 +122,12 @@ def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NON
     changes = changes_of(flags) | {"seed": seed}
     if rates.workers is not None:
         changes["workers"] = rates.workers
-    settings = Settings(
+    optimizer_rates = Rates(
         inner_lr=rates.inner_lr, outer_lr=rates.outer_lr, outer_momentum=rates.outer_momentum
     )
-    changes["method"] = with_rates(config.method, sync_every=rates.sync_every, settings=settings)
+    changes["method"] = with_rates(
+        config.method, sync_every=rates.sync_every, rates=optimizer_rates
+    )
     return with_changes(config, changes)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 
 from thinwire.cli.flags import RunFlags, changes_of
 from thinwire.errors import ConfigurationError
-from thinwire.experiments import Experiment, Settings, Tuning, find, product
+from thinwire.experiments import Experiment, Rates, Tuning, load_experiment, product
 from thinwire.train import recipes
 
 __all__ = ["GridFlags", "experiment_of"]
@@ -53,7 +53,7 @@ _KINDS: dict[str, Callable[[str], int | float]] = {
     "outer_lr": float,
     "outer_momentum": float,
 }
-_TUNED = ("inner_lr", "outer_lr", "outer_momentum")
+_TUNED = tuple(field.name for field in dataclasses.fields(Rates))
 
 
 def experiment_of(
@@ -96,7 +96,7 @@ def _base(grid: GridFlags, run: RunFlags) -> Experiment:
             because="the experiment has its own",
             do="leave one of the two out",
         )
-    return find(grid.experiment)
+    return load_experiment(grid.experiment)
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
@@ -121,11 +121,11 @@ def _tuning(texts: tuple[str, ...]) -> Tuning:
         if name not in _TUNED:
             raise ConfigurationError(
                 f"tune {text!r}",
-                because=f"it is none of {', '.join(f.replace('_', '-') for f in _TUNED)}",
+                because=f"none of {', '.join(f.replace('_', '-') for f in _TUNED)} has that name",
                 do="write it like inner-lr=1e-3,2e-3 or ddp:inner-lr=1e-3,2e-3",
             )
         grids.setdefault(method, {})[name] = _numbers("tune", values, float)
-    candidates: dict[str, tuple[Settings, ...]] = {
+    candidates: dict[str, tuple[Rates, ...]] = {
         method: product(**{**grids[""], **own}) for method, own in grids.items() if own
     }
     return Tuning(candidates=candidates)

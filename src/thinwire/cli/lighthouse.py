@@ -14,19 +14,23 @@ from typing import Any, final
 from rich.console import Console
 
 from thinwire.elastic import lighthouse
-from thinwire.elastic.address import address_text, local_address, split_address
-from thinwire.elastic.network_interfaces import interface_addresses
+from thinwire.elastic.address import (
+    address_text,
+    interface_addresses,
+    local_address,
+    split_address,
+)
 from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 
-__all__ = ["Lighthouse"]
+__all__ = ["LighthouseCommand"]
 
-_LOOK_UP_S = 0.2
+_POLL_S = 0.2
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Lighthouse:
-    """Start what the workers of an elastic run meet at, and say who comes and goes.
+class LighthouseCommand:
+    """Start the server that the workers of an elastic run meet at; prints joins and losses.
 
     Listens on the port that is given, and with torchft's lighthouse on the one above it.
     """
@@ -34,11 +38,11 @@ class Lighthouse:
     bind: str = "0.0.0.0:29400"
     """HOST:PORT to listen on; port 0 takes two neighbours that are free."""
     min_workers: int = 1
-    """A round needs this many."""
+    """A round needs this many workers."""
     heartbeat_timeout_s: float = 5.0
     """Seconds of silence after which a worker is gone."""
     join_timeout_s: float = 60.0
-    """Seconds that those who are ready for a round wait for those who are not."""
+    """Seconds that workers which are ready for a round wait for the others."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN, and without it a new one is made."""
 
@@ -53,8 +57,8 @@ class Lighthouse:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         with (
-            _told_to_stop() as stop,
-            lighthouse.Lighthouse(
+            _stop_signals() as stop,
+            lighthouse.LighthouseServer(
                 token,
                 host=host,
                 port=port,
@@ -62,14 +66,14 @@ class Lighthouse:
                 heartbeat_timeout_s=self.heartbeat_timeout_s,
                 join_timeout_s=self.join_timeout_s,
                 on_event=say,
-            ) as shining,
+            ) as server,
         ):
             if made:
                 say(f"export {TOKEN_VARIABLE}={made}")
-            address = address_text(_seen_from_outside(host), shining.port)
+            address = address_text(_reachable_host(host), server.port)
             say(f"ready; workers: thinwire train --elastic {address}")
             while not stop:
-                time.sleep(_LOOK_UP_S)
+                time.sleep(_POLL_S)
         say("stopped")
 
     def _token(self) -> tuple[Token, str]:
@@ -79,7 +83,7 @@ class Lighthouse:
         return Token(made), made
 
 
-def _seen_from_outside(host: str) -> str:
+def _reachable_host(host: str) -> str:
     if host not in ("0.0.0.0", "::"):
         return host
     try:
@@ -90,15 +94,15 @@ def _seen_from_outside(host: str) -> str:
 
 
 @contextmanager
-def _told_to_stop() -> Generator[list[int]]:
-    """A list that Ctrl-C and SIGTERM put themselves into."""
+def _stop_signals() -> Generator[list[int]]:
+    """A list to which Ctrl-C and SIGTERM add their numbers."""
     # Not an Event: its lock may be held by the very code that a signal interrupts.
     signals: list[int] = []
 
-    def told(number: int, _: Any) -> None:
+    def note(number: int, _: Any) -> None:
         signals.append(number)
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield signals
     finally:

@@ -15,23 +15,23 @@ from thinwire import presets, report
 from thinwire.cli.flag_rules import check_flags, read_flag
 from thinwire.cli.job_flags import JobFlags
 from thinwire.method import Method
-from thinwire.plan import wording
+from thinwire.plan import text
 from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, Row, forecasts
 from thinwire.plan.job import Job
-from thinwire.plan.record import plan_record
-from thinwire.plan.sweep import Sweep, sweep
+from thinwire.plan.sweep import sweep
+from thinwire.plan.to_json import plan_record
 from thinwire.plan.units import parse_share
 
-__all__ = ["Plan"]
+__all__ = ["PlanCommand"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a link allows, before anybody rents it: bytes, seconds and utilisation of every method.
+class PlanCommand:
+    """What a link allows, before you rent it: bytes, seconds and utilisation of every method.
 
-    Nothing is run and nobody is asked. Example: thinwire plan --parameters 10B --layers 48
+    Nothing is run and no network is used. Example: thinwire plan --parameters 10B --layers 48
     --workers 2 --step-time 0.8s --bandwidth 10Gbit/s --latency 50ms
     """
 
@@ -54,75 +54,61 @@ class Plan:
         check_flags(own | self.flags.given())
         target = read_flag("target", parse_share, self.target)
         if self.sweep is not None:
-            report.plotly_source()  # before anything is worked out for a page that cannot be
+            report.plotly_source()  # without plotly there is no page: say so before the work
         calibration = self.flags.calibration()
         methods = self._methods(calibration)
         job = self.flags.job(calibration)
         rows = forecasts(methods, job, target=target)
-        swept = self._swept(methods, job, rows)
-        page = (
-            None
-            if swept is None
-            else self._write(report.plan_page(job, rows, swept, target=target))
-        )
+        swept = out = None
+        if self.sweep is not None:
+            swept = sweep(self.sweep, methods, job, rows)
+            out = self.out or Path(f"plan-{self.sweep}.html")
+            report.write_page(report.plan_page(job, rows, swept, target=target), out)
         if self.json:
             record = plan_record(job, rows, target=target, swept=swept, calibration=calibration)
-            console.print(
-                json.dumps(record, indent=2), highlight=False, markup=False, soft_wrap=True
-            )
-        else:
-            if calibration is not None:
-                line = wording.run_text(calibration)
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-            _show(console, job, rows, target, page)
+            _say(console, json.dumps(record, indent=2))
+            return
+        if calibration is not None:
+            _say(console, text.run_text(calibration))
+        _show(console, job, rows)
+        _say(console, "\n".join([*text.refusals(rows), text.verdict(rows, target)]))
+        if out is not None:
+            _say(console, f"wrote {out}")
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         if self.methods is not None:
-            return [presets.from_text(text.strip()) for text in self.methods.split(",")]
+            return [presets.from_text(name.strip()) for name in self.methods.split(",")]
         if calibration is not None:
             return [calibration.method]
         return [presets.by_name(name)() for name in presets.names()]
 
-    def _swept(self, methods: Sequence[Method], job: Job, rows: Sequence[Row]) -> Sweep | None:
-        return None if self.sweep is None else sweep(self.sweep, methods, job, rows)
 
-    def _write(self, page: report.Page) -> Path:
-        out = self.out or Path(f"plan-{self.sweep}.html")
-        report.write_page(page, out)
-        return out
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(
-    console: Console, job: Job, rows: Sequence[Row], target: float, page: Path | None
-) -> None:
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    say(f"{wording.job_text(job)}; {wording.link_text(job)}\n")
+def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
+    _say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
     found = [row for row in rows if isinstance(row, Forecast)]
     console.print(
         _table(
             "bytes that each worker sends, and how busy it is",
-            wording.OUTCOME_HEAD,
-            [wording.outcome_cells(row) for row in found],
+            text.OUTCOME_HEAD,
+            [text.outcome_cells(row) for row in found],
         )
     )
     if job.tokens_per_step is not None:
-        cells = [wording.run_cells(row) for row in found]
+        cells = [text.run_cells(row) for row in found]
         console.print(
-            _table("the run: tokens of all workers, bytes of each", wording.run_head(job), cells)
+            _table("the run: tokens of all workers, bytes of each", text.run_head(job), cells)
         )
     console.print(
         _table(
             "bandwidth in bit/s for a utilisation of",
-            wording.BANDWIDTH_HEAD,
-            [wording.bandwidth_cells(row) for row in found],
+            text.BANDWIDTH_HEAD,
+            [text.bandwidth_cells(row) for row in found],
         )
     )
-    for line in (*wording.refusals(rows), wording.verdict(rows, target)):
-        say(line)
-    if page is not None:
-        say(f"wrote {page}")
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

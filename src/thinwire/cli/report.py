@@ -9,12 +9,12 @@ from rich.console import Console
 
 from thinwire import report
 
-__all__ = ["Report"]
+__all__ = ["ReportCommand"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportCommand:
     """Turn run folders into one HTML file that opens without a network."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
@@ -24,15 +24,15 @@ class Report:
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        report.plotly_source()  # before anything is read for a page that cannot be
-        evidence = report.gather_evidence(self.folders)
-        page = report.run_page(evidence, self.folders, self.out)
+        report.plotly_source()  # before anything is read: without plotly there is no page
+        data = report.read_report_data(self.folders)
+        page = report.run_page(data, self.folders, self.out)
         report.write_page(page, self.out)
-        runs = sum(len(arm.runs) for arm in evidence.arms)
+        runs = sum(len(variant.runs) for variant in data.variants)
 
         def say(text: str) -> None:
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-        for found in evidence.left_out:
-            say(f"left out {found.folder}: {found.reason}")
-        say(f"wrote {self.out}: {len(evidence.arms)} methods, {runs} runs")
+        for folder, status in data.left_out.items():
+            say(f"left out {folder}: {status}")
+        say(f"wrote {self.out}: {len(data.variants)} methods, {runs} runs")

@@ -1,18 +1,17 @@
 """What `thinwire compare` prints."""
 
-import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.experiments import Comparison, Estimate, Standing
-from thinwire.experiments.tuning import Choice
-from thinwire.train.observers import bytes_text
+from thinwire.experiments import Comparison, Estimate, RunStatus
+from thinwire.experiments.tuning import TuningResult
+from thinwire.plan.units import nbytes_text
+from thinwire.runs.variants import Variant
 
-__all__ = ["difference_table", "estimate_text", "row_table", "search_table", "trouble_table"]
+__all__ = ["difference_table", "problem_table", "row_table", "tuning_table"]
 
 
 def _table(title: str, first: str, *columns: str, caption: str | None = None) -> Table:
@@ -24,19 +23,8 @@ def _table(title: str, first: str, *columns: str, caption: str | None = None) ->
     return table
 
 
-def estimate_text(estimate: Estimate | None) -> str:
-    """A mean with its standard error; one seed has none.
-
-    >>> estimate_text(Estimate(mean=1.0, standard_error=0.25, seeds=(0, 1)))
-    '1.0000 ± 0.2500'
-    >>> estimate_text(Estimate(mean=1.0, standard_error=None, seeds=(0,)))
-    '1.0000'
-    """
-    if estimate is None:
-        return "none"
-    if estimate.standard_error is None:
-        return f"{estimate.mean:.4f}"
-    return f"{estimate.mean:.4f} ± {estimate.standard_error:.4f}"
+def _text(estimate: Estimate | None) -> str:
+    return "none" if estimate is None else estimate.text(".4f")
 
 
 def row_table(comparison: Comparison) -> Table:
@@ -49,32 +37,21 @@ def row_table(comparison: Comparison) -> Table:
         "and feedback, over the weights",
     )
     for row in comparison.rows:
-        table.add_row(
-            escape(row.arm.label), estimate_text(comparison.loss(row)), *_measured(row.runs)
-        )
+        table.add_row(escape(row.label), _text(row.loss), *_measured(row.variant))
     return table
 
 
-def _measured(runs: Sequence[dict[str, Any]]) -> list[str]:
-    if not runs:
+def _measured(variant: Variant | None) -> list[str]:
+    if variant is None:
         return ["-"] * 5
-
-    def mean(key: str) -> float:
-        return statistics.fmean(run[key] for run in runs)
-
+    memory = variant.memory_ratio
     return [
-        bytes_text(mean("sent_bytes_per_worker")),
-        bytes_text(mean("received_bytes_per_worker")),
-        bytes_text(mean("peak_sent_bytes_per_step")),
-        _memory_text([run["memory_bytes"] for run in runs]),
-        f"{mean('wall_s'):.1f}",
+        nbytes_text(variant.sent_bytes),
+        nbytes_text(variant.mean(lambda run: run.summary.received_bytes_per_worker)),
+        nbytes_text(variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)),
+        "not recorded" if memory is None else f"{memory:.2f} x",
+        f"{variant.mean(lambda run: run.summary.wall_s):.1f}",
     ]
-
-
-def _memory_text(held: Sequence[Mapping[str, int]]) -> str:
-    if not all(held):
-        return "not recorded"
-    return f"{statistics.fmean(sum(its.values()) / its['live_weights'] for its in held):.2f} x"
 
 
 def difference_table(comparison: Comparison) -> Table:
@@ -89,40 +66,40 @@ def difference_table(comparison: Comparison) -> Table:
     for column in ("of", "minus", "seeds"):
         table.add_column(column)
     for row in comparison.rows:
-        label = row.arm.label
+        label = row.label
         base = comparison.baselines.get(label, "none here")
         if base != label:
             difference = comparison.difference(row)
             seeds = "" if difference is None else ",".join(map(str, difference.seeds))
-            table.add_row(estimate_text(difference), escape(label), escape(base), seeds or "none")
+            table.add_row(_text(difference), escape(label), escape(base), seeds or "none")
     return table
 
 
-def search_table(choices: Sequence[Choice]) -> Table:
+def tuning_table(results: Sequence[TuningResult]) -> Table:
     """One row per method: which rates the search chose."""
     table = _table(
-        f"rates, out of {len(choices[0].tried)} tried for each; all in tuning.json",
+        f"rates, out of {len(results[0].tried)} tried for each; all in tuning.json",
         "method",
         "chosen",
         caption="* the lowest or highest that was tried: a better one may lie beyond",
     )
-    for choice in choices:
-        table.add_row(escape(choice.arm.label), escape(_chosen_text(choice)))
+    for result in results:
+        table.add_row(escape(result.spec.label), escape(_chosen_text(result)))
     return table
 
 
-def _chosen_text(choice: Choice) -> str:
-    if choice.chosen is None:
-        return f"none: {choice.why}"
-    edges = choice.edges()
-    return " ".join(f"{n}={v}{'*' if n in edges else ''}" for n, v in choice.chosen.chosen)
+def _chosen_text(result: TuningResult) -> str:
+    if result.chosen is None:
+        return f"none: {result.why}"
+    edges = result.edges()
+    return " ".join(f"{n}={v}{'*' if n in edges else ''}" for n, v in result.chosen.searched)
 
 
-def trouble_table(standings: Mapping[str, Standing]) -> Table:
+def problem_table(statuses: Mapping[str, RunStatus]) -> Table:
     """Folders that are left out of the tables, and why."""
     table = Table(box=SIMPLE_HEAD, padding=0, title="left out of the tables above")
     for column in ("folder", "state", "why"):
         table.add_column(column, overflow="fold")
-    for folder, standing in standings.items():
-        table.add_row(escape(folder), str(standing.state), escape(standing.why))
+    for folder, status in statuses.items():
+        table.add_row(escape(folder), str(status.state), escape(status.why))
     return table

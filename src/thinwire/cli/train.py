@@ -11,9 +11,10 @@ from rich.console import Console
 from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.errors import ConfigurationError
+from thinwire.plan.units import nbytes_text
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import is_lead, under_torchrun
-from thinwire.train.observers import Observer, Terminal, bytes_text, tensorboard, wandb
+from thinwire.train.observers import Observer, Terminal, tensorboard, wandb
 from thinwire.train.trainer import resume, train
 
 __all__ = ["Train"]
@@ -24,7 +25,7 @@ __all__ = ["Train"]
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.
 
-    With --elastic, train one worker that may come and go.
+    With --elastic, train one worker of a run in which workers join and leave at any time.
     """
 
     method: str = "diloco"
@@ -42,13 +43,13 @@ class Train:
     """Report to this project of Weights & Biases."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
-    among: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
+    elastic: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        membership = self.among.membership()
-        if membership is not None:
-            membership.check_launch(self.run.worker_size or 1)
+        elastic = self.elastic.config()
+        if elastic is not None:
+            elastic.check_launch(self.run.worker_size or 1)
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed, self.rates)
         # Ranks agree on it: the folder is made only after all of them have met.
@@ -58,7 +59,7 @@ class Train:
             config,
             out,
             lambda c, step: self._observers(c, step, out, console),
-            membership=membership,
+            elastic=elastic,
         )
         if is_lead():
             console.print(_closing_line(summary, out), highlight=False, soft_wrap=True)
@@ -73,8 +74,8 @@ class Train:
         if under_torchrun() and self.rates.workers is not None:
             raise ConfigurationError(
                 "train under torchrun with --workers",
-                because="every rank is one worker, or a part of one with --worker-size, so the "
-                "launcher says how many there are",
+                because="every rank is one worker, or a part of one with --worker-size: torchrun "
+                "decides how many there are",
                 do="leave --workers out",
             )
 
@@ -83,7 +84,7 @@ class Train:
     ) -> Sequence[Observer]:
         if self.resume:
             console.print(f"{out}: going on from step {step}", highlight=False, soft_wrap=True)
-        team = "elastic" if self.among.elastic else f"K={config.workers}"
+        team = "elastic" if self.elastic.elastic else f"K={config.workers}"
         title = f"{self.method} {team}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:
@@ -98,6 +99,6 @@ def _closing_line(summary: dict[str, Any], out: Path) -> str:
     return (
         f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
         f"{summary['tokens']:,} tokens in {summary['wall_s']:.1f} s; {one} "
-        f"{summary['workers']} workers sent {bytes_text(summary['sent_bytes_per_worker'])}; "
+        f"{summary['workers']} workers sent {nbytes_text(summary['sent_bytes_per_worker'])}; "
         f"outer_digest {summary['outer_digest'][:12]}; {out}"
     )

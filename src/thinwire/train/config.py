@@ -15,15 +15,15 @@ __all__ = ["Machine", "Periods", "TrainConfig"]
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Periods:
-    """How often things happen, in inner steps; 0 means only at the end, if nothing else is said.
+    """How often things happen, in inner steps; 0 means only at the end, unless said otherwise.
 
     Args:
         log_steps: between two records of `metrics.jsonl`.
         evaluate_steps: between two evaluations of the outer parameters.
         checkpoint_steps: between two checkpoints.
         keep_checkpoints: how many checkpoints stay on disk.
-        statistics_steps: between two looks at what the workers send; 0 looks never. Only where all
-            workers share a process: nobody else has all pseudo-gradients.
+        statistics_steps: between two measurements of how far the workers agree; 0 measures none.
+            Only where all workers share a process, because no other has all pseudo-gradients.
     """
 
     log_steps: int = 10
@@ -49,12 +49,12 @@ class Machine:
         precision: "bf16" runs forward and backward under autocast; weights stay fp32.
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
-            Sums depend on it: a run resumed with another number differs in the last bits.
+            It changes the order of sums: a run resumed with another number differs in last bits.
         timeout_s: seconds after which a silent worker is an error (torchrun only).
-        outer_device: where outer state rests between rounds: None is the device, "cpu" the host's
+        outer_device: where outer state is kept between rounds: None is the device, "cpu" the host's
             memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
-            Sums depend on it, too; nothing else does but what dropout draws.
+            It changes the order of sums, and what dropout draws, and nothing else.
         simulation: how the workers of one process compute: on "threads", bit for bit as the ranks
             of torchrun do, or "stacked" into one set of matrices, which is faster where there are
             more small workers than cores, and equal up to rounding.
@@ -62,7 +62,7 @@ class Machine:
 
     device: str = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
-    compile: Literal["no", "yes"] = "no"
+    compile: bool = False
     threads: int = 0
     timeout_s: float = 600.0
     outer_device: Literal["cpu"] | None = None
@@ -70,6 +70,12 @@ class Machine:
     simulation: Literal["threads", "stacked"] = "threads"
 
     def __post_init__(self) -> None:
+        if self.compile not in (True, False):  # as a bool, "no" would be true
+            raise ConfigurationError(
+                f"train with compile={self.compile!r}",
+                because="it is either True or False",
+                do="pass compile=True, or leave it out",
+            )
         _at_least(0, threads=self.threads)
         _at_least(1, worker_size=self.worker_size)
         if self.timeout_s <= 0:
@@ -78,10 +84,10 @@ class Machine:
                 because="every exchange takes some time",
                 do="pass a timeout above 0",
             )
-        if self.simulation == "stacked" and self.compile == "yes":
+        if self.simulation == "stacked" and self.compile:
             raise ConfigurationError(
                 "compile the model of stacked workers",
-                because="they share one that is made from theirs",
+                because="stacked workers share one model that is made from theirs",
                 do="leave out --compile or --simulation stacked",
             )
 
@@ -89,7 +95,7 @@ class Machine:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Everything that decides what a run computes.
+    """A run: everything that decides what it computes.
 
     Args:
         method: how the workers train together.
@@ -127,19 +133,16 @@ class TrainConfig:
         _at_least(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
         _at_least(1, accumulate=self.accumulate)
         _at_least(0, seed=self.seed, clip_norm=self.clip_norm)
-        parts = self.workers * self.machine.worker_size * self.accumulate
+        size = self.machine.worker_size
+        parts = self.workers * size * self.accumulate
         if self.global_batch % parts:
+            workers = f"{self.workers} workers" + (f" of {size} ranks" if size > 1 else "")
             raise ConfigurationError(
                 f"split a global batch of {self.global_batch} sequences",
-                because=f"{self._team} with {self.accumulate} micro-batches each need a multiple "
+                because=f"{workers} with {self.accumulate} micro-batches each need a multiple "
                 f"of {parts}",
                 do="change --global-batch, --workers, --worker-size or --accumulate",
             )
-
-    @property
-    def _team(self) -> str:
-        size = self.machine.worker_size
-        return f"{self.workers} workers" + (f" of {size} ranks" if size > 1 else "")
 
     @property
     def tokens_per_step(self) -> int:
@@ -148,7 +151,10 @@ class TrainConfig:
 
     def describe(self) -> dict[str, Any]:
         """The configuration as JSON-able data."""
-        return describe(self)
+        described = describe(self)
+        # As the flag has it, and as run folders had it before it was a bool: they can be resumed.
+        described["machine"]["compile"] = "yes" if self.machine.compile else "no"
+        return described
 
 
 def _at_least(least: int, **values: float) -> None:

@@ -3,6 +3,7 @@
 import datetime
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.aggregate import DropOutliers
 from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
-from thinwire.handshake import check_cards, make_card
+from thinwire.handshake import (
+    announce,
+    check_descriptions,
+    encode_description,
+    flatten_description,
+)
+from thinwire.runs.folder import RunFolder
+from thinwire.runs.identity import identity_fields
 from thinwire.train.config import TrainConfig
-from thinwire.train.cores import cores
-from thinwire.train.crew import Crew, Ranked, Simulated
 from thinwire.train.data import LoadedData
-from thinwire.train.elastic import ElasticCrew, Membership, Roaming
-from thinwire.train.ranks import Alone, Ranks, Sharded
-from thinwire.train.run_folder import what_counts
-from thinwire.train.stacked import Stacked
-from thinwire.train.standing import Numbered
-from thinwire.train.worker import Worker
-from thinwire.transport import Distributed, Transport, in_process
+from thinwire.train.workers.elastic import ElasticConfig, ElasticWorker, ElasticWorkerId
+from thinwire.train.workers.group import ThreadedWorkers, TorchrunWorker, WorkerGroup, cores
+from thinwire.train.workers.ranks import FsdpRanks, Ranks, SingleRank
+from thinwire.train.workers.stacked import StackedWorkers
+from thinwire.train.workers.worker import FixedWorkerId, Worker
+from thinwire.transport import Distributed, RoundTag, Transport, in_process
 
 __all__ = [
     "assemble",
@@ -41,39 +47,61 @@ def under_torchrun() -> bool:
 
 
 def is_lead() -> bool:
-    """Whether this process writes what exists once: rank 0, or the only process."""
+    """Whether this process writes what exists once, because it is rank 0 or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def resolve(config: TrainConfig, membership: Membership | None = None) -> TrainConfig:
-    """`config` with everything filled in that depends on where it runs.
+def resolve(
+    config: TrainConfig,
+    elastic: ElasticConfig | None = None,
+    *,
+    begun: RunFolder | None = None,
+) -> TrainConfig:
+    """`config` with everything filled in that depends on where and how it runs.
+
+    An elastic run leaves outliers out of its means (`DropOutliers`) by default.
 
     Args:
         config: of the run.
-        membership: of an elastic worker.
+        elastic: of an elastic worker.
+        begun: folder of the run that goes on, which keeps the aggregate that it began with; None
+            for a new run.
 
     Raises:
-        ConfigurationError: a device that is not there, or ranks that are no whole workers.
+        ConfigurationError: a missing device, or ranks that do not make whole workers.
     """
     machine = config.machine
-    _check_simulation(config, membership)
-    if membership is not None:
-        membership.check(config)
+    if machine.simulation == "stacked" and (under_torchrun() or elastic is not None):
+        raise ConfigurationError(
+            "stack the workers",
+            because="every worker is a process of its own here",
+            do="leave out --simulation, or start one process without torchrun and --elastic",
+        )
+    if elastic is not None:
+        elastic.check(config)
     workers = count_workers(config.workers, machine.worker_size)
-    here = workers * machine.worker_size if membership is None else 1
+    here = workers * machine.worker_size if elastic is None else 1
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
     threads = machine.threads or max(1, len(cores()) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
-    return replace(config, workers=workers, machine=machine)
+    config = replace(config, workers=workers, machine=machine)
+    is_elastic = elastic is not None or (begun is not None and begun.is_elastic())
+    # Elastic runs of earlier versions began without, and have it in no description.
+    began_so = begun is None or _drops_outliers(begun.config())
+    return _dropping_outliers(config) if is_elastic and began_so else config
 
 
-def _check_simulation(config: TrainConfig, membership: Membership | None) -> None:
-    if config.machine.simulation == "stacked" and (under_torchrun() or membership is not None):
-        raise ConfigurationError(
-            "stack the workers",
-            because="each is a process of its own",
-            do="leave out --simulation, or simulate them all in one process",
-        )
+def _dropping_outliers(config: TrainConfig) -> TrainConfig:
+    if _drops_outliers(config.describe()):
+        return config
+    aggregate = DropOutliers(aggregate=config.method.aggregate)
+    return replace(config, method=replace(config.method, aggregate=aggregate))
+
+
+def _drops_outliers(description: Mapping[str, Any]) -> bool:
+    # It may be inside another aggregate.
+    fields = flatten_description(description.get("method", {}).get("aggregate", {}))
+    return DropOutliers.__name__ in fields.values()
 
 
 def count_workers(simulated: int, worker_size: int) -> int:
@@ -84,7 +112,8 @@ def count_workers(simulated: int, worker_size: int) -> int:
         worker_size: ranks of a worker.
 
     Raises:
-        ConfigurationError: the ranks are no whole workers, or simulated ones are to be sharded.
+        ConfigurationError: the ranks do not make whole workers, or simulated workers would be
+            sharded.
 
     >>> count_workers(4, 1)
     4
@@ -100,20 +129,20 @@ def count_workers(simulated: int, worker_size: int) -> int:
     if ranks % worker_size:
         raise ConfigurationError(
             f"make workers of {worker_size} ranks",
-            because=f"torchrun started {ranks} ranks, which is no multiple",
+            because=f"torchrun started {ranks} ranks, which is not a multiple of that",
             do="change --worker-size, or the number of processes",
         )
     return ranks // worker_size
 
 
 def join(config: TrainConfig) -> None:
-    """Become a rank of the default process group.
+    """Join the default process group.
 
     Raises:
         ExchangeError: the others cannot be reached in time.
     """
-    # Whoever imports this first while a group exists keeps the group alive for ever: gloo's threads
-    # then survive destroy_process_group() and now and then abort the process as it exits.
+    # If this is first imported while a group exists, its caches keep it: gloo's threads then
+    # survive destroy_process_group() and now and then abort the process as it exits.
     importlib.import_module("torch._dynamo")
     if config.machine.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(config.machine.device))
@@ -130,7 +159,7 @@ def join(config: TrainConfig) -> None:
         ) from error
 
 
-def assemble(config: TrainConfig, data: LoadedData) -> Crew:
+def assemble(config: TrainConfig, data: LoadedData) -> WorkerGroup:
     """The workers of this process, connected.
 
     Args:
@@ -142,50 +171,55 @@ def assemble(config: TrainConfig, data: LoadedData) -> Crew:
     _check_validation(config, data)
     if under_torchrun():
         everyone = Distributed()
-        # Ranks that disagree on the number of steps, say, would wait for each other in vain.
-        check_cards(everyone.introduce(make_card(_common(config, data))))
-        across, inside = _seat(config, everyone)
-        standing = Numbered(across.rank, config.workers)
-        return Ranked([Worker(config, data, across, standing, inside, device)])
+        # Ranks that disagree, on the number of steps say, would wait for each other in vain.
+        tag = RoundTag(what="the ranks' arguments", round=0)
+        mine = encode_description(_common(config, data))
+        check_descriptions(everyone.run(announce(mine), tag).wait())
+        across, inside = _groups_of(config, everyone)
+        identity = FixedWorkerId(across.rank, config.workers)
+        return TorchrunWorker([Worker(config, data, across, identity, inside, device)])
     workers = [
-        Worker(config, data, t, Numbered(t.rank, config.workers), Alone(), device)
+        Worker(config, data, t, FixedWorkerId(t.rank, config.workers), SingleRank(), device)
         for t in in_process(config.workers)
     ]
     if config.machine.simulation == "stacked":
-        return Stacked(workers, threads=config.machine.threads, sample=data.validation)
+        return StackedWorkers(workers, threads=config.machine.threads, sample=data.validation)
     sample = data.validation[:1, :-1]
-    return Simulated(workers, threads=config.machine.threads, sample=sample)
+    return ThreadedWorkers(workers, threads=config.machine.threads, sample=sample)
 
 
 def assemble_elastic(
-    config: TrainConfig, data: LoadedData, membership: Membership, out: Path
-) -> Crew:
+    config: TrainConfig, data: LoadedData, elastic: ElasticConfig, out: Path
+) -> WorkerGroup:
     """One worker of an elastic run, connected.
 
     Args:
         config: resolved.
         data: loaded.
-        membership: how it takes part.
+        elastic: how it takes part.
         out: the run's folder.
     """
     torch.set_num_threads(config.machine.threads)
-    # Before anybody is asked: a stream has no shares, wherever the others are.
-    data.shares(rows=1, sync_every=1, seed=config.seed)
-    transport: Any = membership.connect(out)
+    # Raises for a stream, which has no shares, before the lighthouse is asked.
+    data.training.shares(rows=1, sync_every=1, seed=config.seed)
+    transport = elastic.connect(out)
     try:
-        check_cards(transport.introduce(make_card(_common_elastic(config, data))))
-        standing, device = Roaming(transport.identity), torch.device(config.machine.device)
-        return ElasticCrew(Worker(config, data, transport, standing, Alone(), device), transport)
+        tag = RoundTag(what="the workers' arguments", round=0)
+        mine = encode_description(_common_elastic(config, data))
+        check_descriptions(transport.run(announce(mine), tag).wait())
+        identity, device = ElasticWorkerId(transport.identity), torch.device(config.machine.device)
+        worker = Worker(config, data, transport, identity, SingleRank(), device)
+        return ElasticWorker(worker, transport)
     except BaseException:
         transport.close()
         raise
 
 
-def _seat(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
-    """The connection to the same shard of all workers, and the ranks of this rank's worker."""
+def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
+    """The connection to the same shard of all workers, and the ranks of this worker."""
     machine = config.machine
     if machine.worker_size == 1:
-        return everyone, Alone()
+        return everyone, SingleRank()
     grid = torch.arange(everyone.world_size).view(config.workers, machine.worker_size)
     timeout = datetime.timedelta(seconds=machine.timeout_s)
     mine: list[Any] = [
@@ -193,17 +227,17 @@ def _seat(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
         for groups in (grid.T, grid)
     ]
     across, inside = mine
-    return Distributed(across), Sharded(inside, torch.device(machine.device))
+    return Distributed(across), FsdpRanks(inside, torch.device(machine.device))
 
 
 def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """What all ranks must agree on: everything but their own host's share of cores."""
-    fields = {"corpus": data.fingerprint, **what_counts(config.describe())}
+    """What all ranks must agree on: everything but how many cores their host gives them."""
+    fields = {"corpus": data.fingerprint, **identity_fields(config.describe())}
     return {field: value for field, value in fields.items() if field != "machine.threads"}
 
 
 def _common_elastic(config: TrainConfig, data: LoadedData) -> dict[str, str]:
-    """What workers that come and go must agree on: not on where they are nor on what they note."""
+    """What elastic workers must agree on: not where they compute, nor what they write."""
     own = ("machine.", "periods.", "accumulate")
     return {f: value for f, value in _common(config, data).items() if not f.startswith(own)}
 

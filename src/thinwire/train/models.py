@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import re
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.llama_sizes import LLAMA_SIZES
+from thinwire.files import replace_folder
+from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
     from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = ["Model", "save_pretrained"]
-
-
-_HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 
 
 @final
@@ -37,7 +31,7 @@ class Model:
             network. Only the configuration is read from there, never the weights.
 
     Raises:
-        ConfigurationError: `size` is none of these.
+        ConfigurationError: `size` is not one of these.
 
     >>> Model(size="250k").build(vocab_size=256, sequence_length=128, seed=0).num_parameters()
     246336
@@ -46,15 +40,9 @@ class Model:
     size: str = "250k"
 
     def __post_init__(self) -> None:
-        if self.size in LLAMA_SIZES or _HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
+        if self.size in LLAMA_SIZES or HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
             return
-        close = difflib.get_close_matches(self.size.lower(), LLAMA_SIZES, n=1, cutoff=0.5)
-        hint = f" (the closest is {close[0]})" if close else ""
-        raise ConfigurationError(
-            f"build model '{self.size}'",
-            because="it is no built-in size, no file or folder that exists, and no org/name",
-            do=f"pass one of {', '.join(LLAMA_SIZES)}{hint}, or the path of a config.json",
-        )
+        raise unknown_model(f"build model '{self.size}'", self.size)
 
     def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
         """The transformers configuration, checked against the data; builds no weights.
@@ -114,16 +102,12 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
         folder: where to; its parent is created.
 
     Raises:
-        CheckpointError: it cannot be written, or `folder` holds something that is no saved model.
+        CheckpointError: it cannot be written, or `folder` holds something else than a saved model.
     """
     _check_replaceable(folder)
-    complete = folder.with_name(folder.name + ".tmp")
     try:
-        shutil.rmtree(complete, ignore_errors=True)
-        complete.mkdir(parents=True)
         with _without_progress_bar():
-            model.save_pretrained(complete)
-        _move_into_place(complete, folder)
+            replace_folder(folder, model.save_pretrained)
     except OSError as error:
         raise CheckpointError(
             f"save the model to {folder}",
@@ -196,15 +180,6 @@ def _check_replaceable(folder: Path) -> None:
     if folder.is_file() or not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"save the model to {folder}",
-            because="something that is no saved model is there",
+            because="what is there is not a saved model",
             do="choose a folder that is new or empty, or holds an earlier saved model",
         )
-
-
-def _move_into_place(complete: Path, folder: Path) -> None:
-    earlier = folder.with_name(folder.name + ".old")
-    shutil.rmtree(earlier, ignore_errors=True)
-    if folder.exists():  # a folder that is not empty cannot be replaced in one step
-        os.replace(folder, earlier)
-    os.replace(complete, folder)
-    shutil.rmtree(earlier, ignore_errors=True)

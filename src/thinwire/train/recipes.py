@@ -3,12 +3,11 @@
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from thinwire import inner, outer, presets
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.method import Method
 from thinwire.train.config import Periods, TrainConfig
 from thinwire.train.data import Data
@@ -112,12 +111,8 @@ def find(name: str) -> Recipe:
         return _RECIPES[name]
     if _is_file(name):
         return load(name)
-    close = get_close_matches(name, list(_RECIPES), n=1)
-    raise ConfigurationError(
-        f"use recipe {name!r}",
-        because=f"it is none of {', '.join(_RECIPES)} and no FILE.py:FUNCTION",
-        do=f"did you mean {close[0]!r}?" if close else "pass one of these",
-    )
+    because = f"it is not one of {', '.join(_RECIPES)}, nor FILE.py:FUNCTION of a file that exists"
+    raise unknown_name(f"use recipe {name!r}", name, _RECIPES, because=because)
 
 
 def _is_file(name: str) -> bool:
@@ -129,19 +124,16 @@ def load(name: str) -> Callable[..., Any]:
     """FUNCTION of a file given as `FILE.py:FUNCTION`.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the file or the function does not exist, or running the file fails.
     """
     if not _is_file(name):
         raise ConfigurationError(
             f"load {name!r}",
-            because="it is no FILE.py:FUNCTION of a file that is there",
+            because="it is not FILE.py:FUNCTION of a file that exists",
             do="write it like recipes/mine.py:grid",
         )
-    path, _, function = name.rpartition(":")
-    return _load(Path(path), function)
-
-
-def _load(path: Path, function: str) -> Callable[..., Any]:
+    file, _, function = name.rpartition(":")
+    path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise _no_function(path, function)
@@ -152,7 +144,7 @@ def _load(path: Path, function: str) -> Callable[..., Any]:
         raise ConfigurationError(
             f"load recipe {path}",
             because=f"running it raised {type(error).__name__}: {error}",
-            do="mend the file",
+            do="correct the file",
         ) from error
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):

@@ -1,7 +1,7 @@
 """The ranks of a worker: one that holds all of it, or several that share it by FSDP2."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast, final
 
@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.errors import CheckpointError
 from thinwire.fragments.layers import stack_of
+from thinwire.fragments.sharding import sharded_like
+from thinwire.live_weights import local_shard
 from thinwire.transport import naming_failures
 
-__all__ = ["Alone", "Ranks", "Sharded", "gather"]
+__all__ = ["FsdpRanks", "Ranks", "SingleRank", "gather", "load_model", "load_optimizer", "plain"]
 
 
 class Ranks(ABC):
@@ -29,7 +32,7 @@ class Ranks(ABC):
     def share(self, batch: Tensor) -> Tensor:
         """This rank's rows of the worker's batch [rows, ...], which S divides.
 
-        >>> Alone().share(torch.arange(3))
+        >>> SingleRank().share(torch.arange(3))
         tensor([0, 1, 2])
         """
         return batch.chunk(self.size)[self.index]
@@ -47,15 +50,15 @@ class Ranks(ABC):
         """Turn what the loss of a rank throws inside into an `ExchangeError`."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Release the process group, at the end of the run."""
         return
 
 
 @final
-class Alone(Ranks):
+class SingleRank(Ranks):
     """A worker of one rank, or one that is simulated.
 
-    >>> Alone().total([2.0])
+    >>> SingleRank().total([2.0])
     [2.0]
     """
 
@@ -71,12 +74,12 @@ class Alone(Ranks):
         return list(values)
 
     def naming_failures(self) -> AbstractContextManager[None]:
-        """Nobody can be lost."""
+        """Nothing: there is no other rank to lose."""
         return nullcontext()
 
 
 @final
-class Sharded(Ranks):
+class FsdpRanks(Ranks):
     """A worker whose weights, gradients and optimizer state are sharded over its ranks.
 
     Args:
@@ -110,36 +113,78 @@ class Sharded(Ranks):
             dist.all_reduce(totals, group=self._mesh.get_group())
         return totals.tolist()
 
-    def naming_failures(self) -> AbstractContextManager[None]:
-        """For whatever gathers weights or reduces gradients."""
-        return _naming_lost_ranks()
+    @contextmanager
+    def naming_failures(self) -> Generator[None]:
+        """Around everything that gathers weights or reduces gradients."""
+        try:
+            yield
+        except RuntimeError as error:
+            # Arithmetic goes on inside, too; when that fails, no rank was lost.
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            with naming_failures("shards of a worker"):
+                raise
 
     def close(self) -> None:
         """Let go of the process group."""
-        # DTensor's caches keep the mesh for ever, and with it gloo's threads, which now and then
-        # abort the process as it exits. Older meshes know their groups by name only.
+        # DTensor's caches never let go of the mesh, and so of gloo's threads, which now and then
+        # abort the process as it exits. Meshes of older torch know their groups by name only.
         getattr(self._mesh, "_pg_registry", {}).clear()
 
 
-@contextmanager
-def _naming_lost_ranks() -> Generator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        # Arithmetic goes on inside, too, and its failures are nobody's loss.
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-            raise
-        with naming_failures("shards of a worker"):
-            raise
-
-
 def gather(tensor: Tensor) -> Tensor:
-    """All of `tensor`: what the ranks of a worker hold of it, put together on each of them.
+    """All of `tensor` on every rank of its worker, put together from their shards.
 
-    All ranks take part. A tensor that is not sharded is there already.
+    All ranks take part. A tensor that is not sharded is returned as it is.
 
     >>> gather(torch.ones(3))
     tensor([1., 1., 1.])
     """
     whole = getattr(tensor, "full_tensor", None)
     return tensor.detach() if whole is None else cast(Tensor, whole()).detach()
+
+
+def plain(state: Any) -> Any:
+    """`state` with every DTensor replaced by this rank's shard of it.
+
+    >>> plain({"w": [torch.ones(1)]})
+    {'w': [tensor([1.])]}
+    """
+    if isinstance(state, Mapping):
+        return {key: plain(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(plain(value) for value in state)
+    return {"shard": local_shard(state)} if hasattr(state, "to_local") else state
+
+
+def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Put `plain(model.state_dict())` of a model that was sharded the same way into `model`."""
+    into = model.state_dict()
+    model.load_state_dict(
+        {name: _like(into[name], value) if name in into else value for name, value in state.items()}
+    )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Put `plain(optimizer.state_dict())` of an optimizer of such a model into `optimizer`."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = {
+        index: {key: _like(parameters[index], value) for key, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": kept})
+
+
+def _like(tensor: Tensor, saved: Any) -> Any:
+    """A shard as a DTensor that is sharded as `tensor` is; anything else as it is."""
+    if not isinstance(saved, Mapping):
+        return saved
+    shard: Tensor = saved["shard"]
+    if not hasattr(tensor, "to_local") or local_shard(tensor).shape != shard.shape:
+        raise CheckpointError(
+            "load the state of a sharded worker",
+            because=f"a shard of it has shape {list(shard.shape)} and here it is "
+            f"{list(local_shard(tensor).shape)}",
+            do="resume with the --worker-size and the model that wrote it",
+        )
+    return sharded_like(tensor, shard)

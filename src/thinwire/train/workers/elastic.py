@@ -1,66 +1,45 @@
-"""A worker of an elastic run: it comes and goes, and so do the others."""
+"""A worker of an elastic run, in which workers join and leave at any time."""
 
 import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, final
-
-from torch import Tensor
+from typing import Any, TypeVar, final
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.token import find_token
+from thinwire.elastic.transport import Elastic, ElasticOptions
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer import GradientAveraging
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.config import TrainConfig
-from thinwire.train.crew import Crew, in_own_stream
 from thinwire.train.data import LoadedData
-from thinwire.train.shares import ShareBatches
-from thinwire.train.standing import Batches, Standing
-from thinwire.train.worker import Worker
-from thinwire.transport import Elastic, ElasticOptions, Transport
+from thinwire.train.data.batches import ShareBatches
+from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
+from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["ElasticCrew", "Membership", "Roaming"]
+__all__ = ["ElasticConfig", "ElasticWorker", "ElasticWorkerId"]
 
 T = TypeVar("T")
 
 
-class ElasticTransport(Protocol):
-    """An elastic transport, as far as only such a one has it."""
-
-    @property
-    def events(self) -> EventLog:
-        """What happened to the membership."""
-        ...
-
-    @property
-    def identity(self) -> str:
-        """The name under which this worker takes part."""
-        ...
-
-    def close(self) -> None:
-        """Leave the run."""
-        ...
-
-
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Membership:
+class ElasticConfig:
     """How this worker takes part in an elastic run.
 
     Args:
         lighthouse: HOST:PORT, where `thinwire lighthouse` listens.
-        identity: by which the others know this worker again; default the run folder's name and
-            the host's, so that a restart in the same folder is the same worker.
+        identity: the name by which the others know this worker; default the run folder's name
+            and the host's, so that a restart in the same folder is the same worker.
         token_file: holds the run's token; default the environment variable THINWIRE_TOKEN.
         patience: share of a round that a slow worker is waited for; default the transport's.
-        min_workers: with fewer nobody goes on; default the transport's.
+        min_workers: with fewer workers a round waits for more; default the transport's.
     """
 
     lighthouse: str
@@ -70,14 +49,15 @@ class Membership:
     min_workers: int | None = None
 
     def check(self, config: TrainConfig) -> None:
-        """Raise `ConfigurationError` if workers of `config` cannot come and go; says why."""
+        """Raise `ConfigurationError` if workers of `config` cannot join and leave; says why."""
         self.check_launch(config.machine.worker_size)
         if isinstance(config.method.outer, GradientAveraging):
             raise _refused(
                 f"by method {config.method.name!r}",
-                "its outer state is the inner optimizer, which no newcomer has and no round heals",
+                "its workers share the inner optimizer's state, which a newcomer cannot download",
                 "pass a method with rounds, such as --method diloco",
             )
+        config.method.overlap.check_cancellable()
 
     def check_launch(self, worker_size: int) -> None:
         """Raise `ConfigurationError` if this process is not a worker by itself.
@@ -89,7 +69,7 @@ class Membership:
             raise _refused(
                 "under torchrun",
                 "torchrun ends all ranks when one of them dies",
-                "start one thinwire train --elastic for each worker, without torchrun",
+                "start one thinwire train --elastic per worker, without torchrun",
             )
         if worker_size > 1:
             raise _refused(
@@ -98,8 +78,8 @@ class Membership:
                 "leave --worker-size out",
             )
 
-    def connect(self, out: Path) -> Transport:
-        """The connection to whoever is there.
+    def connect(self, out: Path) -> Elastic:
+        """The connection to the other workers.
 
         Args:
             out: the run's folder.
@@ -110,7 +90,7 @@ class Membership:
             self.lighthouse,
             token=find_token(self.token_file),
             identity=self.identity or default_identity(out),
-            terms=replace(ElasticOptions(), **chosen),
+            options=replace(ElasticOptions(), **chosen),
         )
 
 
@@ -124,8 +104,8 @@ def _refused(how: str, because: str, do: str) -> ConfigurationError:
 
 
 @final
-class Roaming(Standing):
-    """A worker known by its identity, which reads the shares that it is dealt."""
+class ElasticWorkerId(WorkerIdentity):
+    """A worker known by a name, which reads the shares of the data that it is dealt."""
 
     def __init__(self, identity: str) -> None:
         super().__init__(number=0, evaluators=1)
@@ -133,33 +113,32 @@ class Roaming(Standing):
         self._stream = int.from_bytes(mixed[:6], "little")
 
     def stream(self, rank: int) -> int:
-        """The identity's own."""
+        """One that is drawn from the name, so that a restart is not given another worker's."""
         del rank
         return self._stream
 
     def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
-        """Those of the share that is held."""
+        """Those of the share that this worker holds."""
         every = config.method.sync_every
-        shares = data.shares(
+        shares = data.training.shares(
             rows=config.global_batch // config.workers, sync_every=every, seed=config.seed
         )
-        # The share first: asking for it may take this worker to where the others are.
         return ShareBatches(shares, lambda: (outer.share, outer.inner_step % every))
 
 
 @final
-class ElasticCrew(Crew):
-    """One worker; the others are wherever they are.
+class ElasticWorker(WorkerGroup):
+    """One worker of an elastic run; each of the others is a process of its own.
 
     Args:
-        worker: over `transport`.
+        worker: connected by `transport`.
         transport: an elastic one.
     """
 
-    def __init__(self, worker: Worker, transport: Transport) -> None:
+    def __init__(self, worker: Worker, transport: Elastic) -> None:
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
-        self._transport = cast(ElasticTransport, transport)
+        self._transport = transport
         self._follow()
 
     @property
@@ -168,70 +147,76 @@ class ElasticCrew(Crew):
         return self._transport.events
 
     @property
-    def rests(self) -> bool:
+    def checkpoint_ranks(self) -> int:
+        """1: every elastic worker has a folder of its own."""
+        return 1
+
+    @property
+    def can_checkpoint(self) -> bool:
         """At the boundaries of rounds."""
         return self._outer.inner_step % self._worker.config.method.sync_every == 0
 
     @property
     def tokens(self) -> int:
-        """Those that this worker read itself."""
+        """Tokens that this worker read itself."""
         config = self._worker.config
         rows = config.global_batch // config.workers
         return self.steps_taken * rows * config.data.sequence_length
 
-    def present(self) -> dict[str, int]:
-        """How many workers there are."""
+    def record_fields(self) -> dict[str, int]:
+        """How many workers there are now."""
         return {"workers": self._outer.workers}
 
-    def arrive(self) -> int:
-        """Ask for the share, and thereby take part: a newcomer is healed first."""
-        _ = self._outer.share
+    def join_run(self) -> int:
+        """Join, downloading the model if behind, and take the step at which the others are."""
+        self._outer.join()
         self._follow()
         return self.step
 
     def outer_step(self) -> None:
-        """Exchange what is due, and go on from where the schedule then is."""
+        """Exchange what is due, and put the schedule where the outer loop then is."""
         try:
             super().outer_step()
         finally:
-            self._follow()  # a round that failed was trained: a checkpoint of it says so
+            self._follow()  # also after a failed round: its steps were taken, and are saved
 
     def flush(self) -> None:
-        """Exchange what is left."""
-        self.each(lambda worker: worker.outer.flush())  # it is repeated until it counts
+        """Exchange what is left, as often as it takes for the round to count."""
+        self.each(lambda worker: worker.outer.flush())
         self._follow()
 
-    def settle(self) -> None:
+    def finish_last_round(self) -> None:
         """Repeat the last round until it counts."""
         self.flush()
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""
-        return [in_own_stream(work)(self._worker)]
+        return [with_own_random_stream(work)(self._worker)]
 
-    def everywhere(self, values: Sequence[float]) -> list[float]:
-        """This worker's alone: nobody waits for others outside of rounds."""
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """This worker's alone: elastic workers wait for each other only in rounds."""
         return list(values)
 
     def capture(self, worker: Worker) -> dict[str, Any]:
-        """What all share, and what only this worker has."""
+        """What all workers share, and what only this one has."""
         own = {
             "model": worker.model.state_dict(),
             "optimizer": worker.optimizer.state_dict(),
             "random": worker.stream.state_dict(),
-            # Live weights hold what is in flight, which counts on nobody for whoever resumes.
+            # As before sending what is in flight: a worker that resumes has lost that round, but
+            # its live weights still hold the work, and the next round sends it.
             "feedback": [dict(held) for held in self._outer.unsent_feedback()],
             "steps_taken": self.steps_taken,
         }
         return {"shared": self._outer.shared_state(), "own": own}
 
     def resume(self, worker: Worker, state: dict[str, Any], *, workers: int) -> None:
-        """Stand where the checkpoint was; whoever is ahead heals this worker later."""
+        """Go back to the checkpoint; joining the run then catches up with the others."""
         del workers
         if "shared" not in state:
             raise CheckpointError(
                 "go on with --elastic from this checkpoint",
-                because="it is of a run whose workers do not come and go",
+                because="it is of a run with a fixed number of workers",
                 do="leave --elastic out, or pass another --out",
             )
         own = state["own"]
@@ -239,23 +224,15 @@ class ElasticCrew(Crew):
         worker.model.load_state_dict(own["model"])
         worker.optimizer.load_state_dict(own["optimizer"])
         worker.stream.load_state_dict(own["random"])
-        self._load_feedback(own["feedback"])
+        if not self._outer.load_feedback(own["feedback"]):
+            # Under reduce-scatter the feedback is cut into K shards, and K was another one.
+            _LOG.warning("going on without error feedback: it is of another number of workers")
         self.steps_taken = int(own["steps_taken"])
         self._follow()
 
-    def _load_feedback(self, memories: Sequence[Mapping[str, Tensor]]) -> None:
-        if not memories:
-            return
-        state = self._worker.outer.state_dict()
-        fragments = [
-            {**fragment, "exchange": memory}
-            for fragment, memory in zip(state["fragments"], memories, strict=True)
-        ]
-        try:
-            self._worker.outer.load_state_dict({**state, "fragments": fragments})
-        except CheckpointError as error:
-            # Shards of a reduction are cut by K, which was another one.
-            _LOG.warning("going on without error feedback: %s", error)
+    def file_failed(self, error: CheckpointError) -> None:
+        """Note it as an event: the run goes on without this worker's files."""
+        self.events.note("unsaved", round=self.rounds, why=str(error))
 
     def close(self) -> None:
         """Leave the run."""

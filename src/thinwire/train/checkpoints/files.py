@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
 from thinwire.errors import CheckpointError
+from thinwire.files import replace_file, replace_text
 
 __all__ = ["Checkpoints"]
 
@@ -46,13 +45,13 @@ class Checkpoints:
         return self._worker % self._ranks_at(step)
 
     def _ranks_at(self, step: int) -> int:
-        """Ranks of the run that wrote `step`: its first seal knows."""
+        """Ranks of the run that wrote `step`, as its first seal says."""
         seals = self._folder.glob(f"{_stem(step)}.worker-*.json")
         first = min(seals, key=_number, default=None)
         try:
             return self._ranks if first is None else int(json.loads(first.read_text())["ranks"])
         except (OSError, ValueError, KeyError, TypeError):
-            return self._ranks  # whoever loads it is told what is wrong with it
+            return self._ranks  # `load` says what is wrong with the seal
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write `state` as the checkpoint of `step`.
@@ -63,10 +62,10 @@ class Checkpoints:
         data, seal = self._files(step, self._worker)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _replace(data, lambda path: torch.save(state, path))
+            replace_file(data, lambda path: torch.save(state, path))
             facts = {"step": step, "bytes": data.stat().st_size, "sha256": _sha256(data)}
             facts["ranks"] = self._ranks
-            _replace(seal, lambda path: path.write_text(json.dumps(facts)))
+            replace_text(seal, json.dumps(facts))
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"write checkpoint {data}",
@@ -87,7 +86,7 @@ class Checkpoints:
                 data.unlink(missing_ok=True)
 
     def _add_abandoned(self, old: dict[int, list[int]]) -> None:
-        """Those of ranks that the run had before, and has no more."""
+        """Add files of ranks that the run had before, with more workers."""
         newest = max(old)
         for data in self._folder.glob("step-*.worker-*.pt"):
             if _step(data) <= newest and _number(data) >= self._ranks:
@@ -135,30 +134,6 @@ def _damaged(data: Path, because: str) -> CheckpointError:
         because=because,
         do=f"remove {data.with_suffix('.json').name} beside it to resume from the one before",
     )
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Let `write` fill a temporary file, then put it in place of `path` in one step."""
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-    except BaseException:
-        # What was written of it takes room that the next attempt needs.
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

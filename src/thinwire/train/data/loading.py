@@ -1,4 +1,4 @@
-"""The trainer's way to its data: a description, and what it loads."""
+"""The data of a run: its description, and what is loaded from it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.batches import Windows, WorkerBatches, validation_windows
-from thinwire.train.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
-from thinwire.train.shares import Shares
-from thinwire.train.streams import StreamWindows, first_documents
-from thinwire.train.tokenization import Tokenizer, load_tokenizer, load_vocabulary
+from thinwire.train.data.batches import Windows, validation_windows
+from thinwire.train.data.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
+from thinwire.train.data.streams import StreamWindows, first_documents
+from thinwire.train.data.tokenization import Tokenizer, load_tokenizer, load_vocabulary
 
 __all__ = ["Data", "LoadedData"]
 
@@ -29,14 +28,14 @@ _NO_TEXT = np.empty(0, dtype=np.uint8)
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoadedData:
-    """A corpus as the trainer sees it.
+    """A corpus, tokenised and cut into windows.
 
     Args:
         tokenizer: what made the tokens.
-        training: windows to train on.
+        training: windows to train on; its `batches` and `shares` are what workers read.
         validation: int64, [n, sequence_length + 1]; no document of it is trained on.
-        fingerprint: hexadecimal; equal for equal tokens on both sides. Of a stream, it knows the
-            name and the validation side.
+        fingerprint: hexadecimal; equal for equal tokens on both sides. That of a stream depends
+            on its name and validation side only.
     """
 
     tokenizer: Tokenizer
@@ -48,36 +47,6 @@ class LoadedData:
     def vocab_size(self) -> int:
         """Token ids are below it."""
         return self.tokenizer.vocab_size
-
-    def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
-        """The batches of worker `worker` of `workers`, for ever: int64, [B/K, sequence_length + 1].
-
-        They have `state_dict` and `load_state_dict`, and resume bit for bit. The global batch of a
-        step does not depend on the number of workers, unless the corpus is a stream.
-
-        Args:
-            worker: k, from 0.
-            workers: K.
-            global_batch: B, rows over all workers; a multiple of K.
-            seed: of the order of the windows, the same on all workers.
-
-        Raises:
-            ConfigurationError: B is not a multiple of K, or k not one of the workers.
-        """
-        return self.training.batches(worker, workers, global_batch, seed)
-
-    def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
-        """The training side in numbered shares, each to be dealt to one worker.
-
-        Args:
-            rows: b, windows in a batch.
-            sync_every: H, batches in a share.
-            seed: of the order of the windows, the same on all workers.
-
-        Raises:
-            ConfigurationError: the corpus is a stream.
-        """
-        return self.training.shares(rows, sync_every, seed)
 
 
 @final
@@ -112,7 +81,7 @@ class Data:
                 )
 
     def load(self) -> LoadedData:
-        """Finds the corpus, reads and tokenises it.
+        """Find the corpus, read and tokenise it.
 
         Raises:
             CorpusError: it is unknown, empty, unreadable or too short.
@@ -120,33 +89,32 @@ class Data:
         """
         match resolve(self.corpus):
             case TextCorpus() as corpus:
-                return _load_text(self, corpus)
+                key = fingerprint([corpus.train])
+                tokenizer = load_tokenizer(self.tokenizer, text=corpus.train, key=key)
+                train = tokenizer.encode(corpus.train.tobytes())
+                validation = tokenizer.encode(corpus.validation.tobytes())
+                return _cut(self, tokenizer, [train], [validation])
             case TokenCorpus() as corpus:
-                return _load_tokens(self, corpus)
+                tokenizer = load_vocabulary(self.tokenizer)
+                loaded = _cut(self, tokenizer, corpus.train, corpus.validation)
+                largest = int(loaded.validation.max())
+                if largest >= loaded.vocab_size:
+                    raise CorpusError(
+                        f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}",
+                        because=f"it holds token {largest}",
+                        do=f"pass tokenizer 'ids:{largest + 1}' or more, or the one that made the "
+                        "tokens",
+                    )
+                return loaded
             case StreamCorpus() as corpus:
                 return load_stream(self, corpus)
-
-
-def _load_text(data: Data, corpus: TextCorpus) -> LoadedData:
-    key = fingerprint([corpus.train])
-    tokenizer = load_tokenizer(data.tokenizer, text=corpus.train, key=key)
-    train, validation = (
-        tokenizer.encode(side.tobytes()) for side in (corpus.train, corpus.validation)
-    )
-    return _cut(data, tokenizer, [train], [validation])
-
-
-def _load_tokens(data: Data, corpus: TokenCorpus) -> LoadedData:
-    loaded = _cut(data, load_vocabulary(data.tokenizer), corpus.train, corpus.validation)
-    _check_vocabulary(data, loaded.validation, loaded.vocab_size)
-    return loaded
 
 
 def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
     """What `Data.load` does with a stream.
 
-    Its held-out split validates. Where there is none, its first documents do, and are left out of
-    training.
+    Its held-out split is for validation; without one, its first documents are, which are then left
+    out of training.
 
     Raises:
         CorpusError: a row has no text, or there is too little of it.
@@ -155,7 +123,7 @@ def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
     if data.tokenizer.startswith("bpe:"):
         raise ConfigurationError(
             f"train tokenizer {data.tokenizer!r} on {corpus.name!r}",
-            because="a stream is never there as a whole",
+            because="a stream is read piece by piece, and a BPE is trained on the whole text",
             do="pass 'bytes', a folder or a hub name",
         )
     tokenizer = load_tokenizer(data.tokenizer, text=_NO_TEXT, key="")
@@ -194,14 +162,4 @@ def _require(data: Data, side: str, arrays: Iterable[Tokens], windows: int) -> N
             f"cut the {side} side of corpus {data.corpus!r} into windows of {width} tokens",
             because=f"it has {sum(sizes)} tokens and needs {windows * width}",
             do="pass a larger corpus or a smaller sequence_length",
-        )
-
-
-def _check_vocabulary(data: Data, validation: Tensor, vocab_size: int) -> None:
-    largest = int(validation.max())
-    if largest >= vocab_size:
-        raise CorpusError(
-            f"read corpus {data.corpus!r} with a vocabulary of {vocab_size}",
-            because=f"it holds token {largest}",
-            do=f"pass tokenizer 'ids:{largest + 1}' or more, or the one that made the tokens",
         )

@@ -1,10 +1,11 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -14,17 +15,68 @@ from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
 from thinwire.outer_loop import OuterLoop
-from thinwire.train.carry_over import carry_over
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.local_state import load_model, load_optimizer, plain
+from thinwire.train.data.batches import ShareBatches, WorkerBatches
 from thinwire.train.models import save_pretrained
-from thinwire.train.random_stream import RandomStream
-from thinwire.train.ranks import Ranks, gather
-from thinwire.train.standing import Standing
+from thinwire.train.workers.random_stream import RandomStream
+from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
 
-__all__ = ["Worker", "token_losses"]
+__all__ = ["Batches", "FixedWorkerId", "Worker", "WorkerIdentity", "token_losses"]
+
+Batches: TypeAlias = WorkerBatches | ShareBatches
+
+
+class WorkerIdentity(ABC):
+    """Which worker of a run this is, and hence which data and random numbers it draws.
+
+    Args:
+        number: from 0; worker 0 writes what exists once.
+        evaluators: workers that share the validation windows between them.
+    """
+
+    def __init__(self, *, number: int, evaluators: int) -> None:
+        self.number, self.evaluators = number, evaluators
+
+    @abstractmethod
+    def stream(self, rank: int) -> int:
+        """Which stream of random numbers a rank of this worker draws from.
+
+        Args:
+            rank: over all ranks of the run.
+        """
+
+    @abstractmethod
+    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
+        """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
+
+
+@final
+class FixedWorkerId(WorkerIdentity):
+    """Worker k of K in a run whose workers stay from the beginning to the end.
+
+    Args:
+        number: k.
+        workers: K.
+    """
+
+    def __init__(self, number: int, workers: int) -> None:
+        super().__init__(number=number, evaluators=workers)
+
+    def stream(self, rank: int) -> int:
+        """One for each rank."""
+        return rank
+
+    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
+        """Block k of every global batch."""
+        del outer
+        return data.training.batches(
+            worker=self.number,
+            workers=config.workers,
+            global_batch=config.global_batch,
+            seed=config.seed,
+        )
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
@@ -39,8 +91,8 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 @final
-class _Whole(Mapping[str, Tensor]):
-    """The trainable parameters of a model, each put together from its shards when it is read."""
+class _WholeParameters(Mapping[str, Tensor]):
+    """The trainable parameters of a model, each gathered from its shards when it is read."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -66,8 +118,8 @@ class Worker:
         config: the run.
         data: the loaded corpus.
         transport: the connection to the other workers.
-        standing: its place among them.
-        ranks: those of this worker.
+        identity: which of them it is.
+        ranks: of this worker.
         device: where the model lives.
     """
 
@@ -76,13 +128,13 @@ class Worker:
         config: TrainConfig,
         data: LoadedData,
         transport: Transport,
-        standing: Standing,
+        identity: WorkerIdentity,
         ranks: Ranks,
         device: torch.device,
     ) -> None:
         self.config, self.device, self._ranks = config, device, ranks
-        self._standing, self.number = standing, standing.number
-        self.rank = standing.number * ranks.size + ranks.index
+        self._identity, self.number = identity, identity.number
+        self.rank = identity.number * ranks.size + ranks.index
         self._vocab_size = data.vocab_size
         self.model = self._build()
         ranks.place(self.model, device)
@@ -99,10 +151,10 @@ class Worker:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
         )
-        self.batches = standing.batches(config, data, self.outer)
-        stream = standing.stream(self.rank)
+        self.batches = identity.batches(config, data, self.outer)
+        stream = identity.stream(self.rank)
         self.stream = RandomStream(seed=config.seed, worker=stream, device=device)
-        self._forward = _compiled(self.model) if config.machine.compile == "yes" else self.model
+        self._forward: Any = torch.compile(self.model) if config.machine.compile else self.model
 
     def inner_step(self) -> float:
         """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
@@ -113,7 +165,7 @@ class Worker:
         windows = self.read()
         with self._ranks.naming_failures():
             loss = sum(self._backward(part) for part in windows.chunk(self.config.accumulate))
-        # On every rank alike: one that stopped alone would leave the others waiting.
+        # The same on every rank: if one stopped by itself, the others would wait for it.
         loss = self._ranks.total([loss])[0] / self._ranks.size
         self.check_loss(loss)
         self.optimizer.step()
@@ -151,7 +203,7 @@ class Worker:
 
     def _evaluated(self, windows: Tensor) -> tuple[Tensor, int]:
         """This rank's windows, as many as its worker's first rank has, and how many count."""
-        every = self._standing.evaluators * self._ranks.size
+        every = self._identity.evaluators * self._ranks.size
         mine = windows[self.rank :: every]
         # Ranks of a worker gather its weights together, so they need equally many forward passes.
         most = len(windows[self.number * self._ranks.size :: every])
@@ -180,7 +232,7 @@ class Worker:
     def outer_digest(self) -> str:
         """SHA-256 of the outer parameters, the same however many ranks hold them."""
         with self.outer.evaluating():
-            return digest(_Whole(self.model))
+            return digest(_WholeParameters(self.model))
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the outer parameters so that transformers loads them; the first rank writes."""
@@ -190,7 +242,7 @@ class Worker:
                 save_pretrained(model, folder)
 
     def _whole_model(self) -> Any:
-        # A new one: what FSDP made of a model's class and tensors is nothing to write to a file.
+        # A new model: FSDP changed the class and the tensors of this one, which no file can hold.
         model = self._build() if self._ranks.index == 0 else None
         target = {} if model is None else model.state_dict()
         for name, tensor in self.model.state_dict().items():
@@ -225,35 +277,40 @@ class Worker:
         self.batches.load_state_dict(state["batches"])
         self.stream.load_state_dict(state["random"])
 
-    def succeed(self, state: dict[str, Any], *, sources: int) -> None:
-        """Go on from the state of a rank of a run with another number of workers.
+    def load_from_other_worker_count(self, state: dict[str, Any], *, sources: int) -> None:
+        """Continue from the state of a rank of a run with another number of workers.
 
         Args:
             state: of rank `self.rank` modulo `sources`.
             sources: ranks of that run.
+
+        Raises:
+            MismatchError: the data is a stream, whose rows were dealt to the old number of workers.
+            ConfigurationError: the method's overlap does not let rounds in flight be dropped.
         """
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
-        self.batches.state_dict()  # a stream's belong to one K, and say so only now
-        own = self.rank < sources
-        # A second worker of the same state draws its own numbers, and has sent nothing yet.
-        if own:
+        self.batches.state_dict()  # the batches check what they were given only when they are used
+        # Where there are more workers than before, several start from one state. The first of them
+        # goes on with its random numbers and its error feedback; the others draw their own numbers,
+        # and have sent nothing whose error they would owe.
+        first = self.rank < sources
+        if first:
             self.stream.load_state_dict(state["random"])
-        feedback = state["outer"] if own else {}
-        carry_over(self.outer, self.model, state["outer"], feedback_of=feedback)
+        self.outer.load_state_dict(state["outer"], with_feedback=first)
 
     def reschedule(self, step: int) -> None:
         """Take the learning rate of inner step `step`, counted from 0, next."""
         schedule, groups = self.scheduler, self.optimizer.param_groups
-        # Its step(epoch) is deprecated, and step() goes on by one.
+        # torch's step(epoch) is deprecated, and step() goes on by one.
         schedule.last_epoch = step
         for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
             group["lr"] = lr * factor(step)
 
     def close(self) -> None:
-        """The run is over, and its process groups are gone."""
+        """Release the worker's ranks; called when the run's process groups are destroyed."""
         self._ranks.close()
 
     def _build(self) -> Any:
@@ -312,8 +369,3 @@ class Worker:
 
 def _is_finite(tensor: Tensor | None) -> bool:
     return tensor is None or bool(torch.isfinite(local_shard(tensor)).all())
-
-
-def _compiled(model: nn.Module) -> nn.Module:
-    compiled: nn.Module = torch.compile(model)  # pyright: ignore[reportAssignmentType]
-    return compiled

@@ -1,10 +1,17 @@
-"""Windows of a tokenised corpus, and the batches of worker k of K that are made of them."""
+"""Windows of a tokenised corpus, and the batches made of them.
+
+Worker k of K reads its block of every global batch. Elastic workers, whose number changes, read
+numbered shares of one global order instead, each share exactly once. A worker reads b rows at a
+step for a round of H steps: the b H samples of share s are samples s b H to (s + 1) b H - 1 of the
+order in `thinwire.train.data.order`. So what is read depends on which shares were handed out, and
+not on how many workers there are.
+"""
 
 from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,14 +21,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from thinwire.errors import CorpusError
-from thinwire.train.order import check_matches, rows_per_worker, window_order
-from thinwire.train.shares import Shares
+from thinwire.errors import ConfigurationError, CorpusError
+from thinwire.train.data.order import check_matches, rows_per_worker, window_order
 
 if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["Windows", "WorkerBatches", "validation_windows", "worker_batches"]
+
+__all__ = [
+    "ShareBatches",
+    "Shares",
+    "Windows",
+    "WorkerBatches",
+    "validation_windows",
+    "worker_batches",
+]
 
 Tokens = npt.NDArray[Any]
 
@@ -78,7 +92,7 @@ class Windows(Dataset[Tensor]):
         return self._arrays[shard][start : start + self.width]
 
     def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
-        """The batches of worker `worker` of `workers`, for ever: int64, [B/K, sequence_length + 1].
+        """Endless batches of worker `worker` of `workers`: int64, [B/K, sequence_length + 1].
 
         Args:
             worker: k, from 0.
@@ -95,7 +109,7 @@ class Windows(Dataset[Tensor]):
         return worker_batches(self, batch_sampler=blocks, collate_fn=_as_is)
 
     def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
-        """The same samples in numbered shares, for workers that come and go.
+        """The same samples in numbered shares, for elastic workers.
 
         Args:
             rows: b, windows in a batch.
@@ -110,9 +124,9 @@ class Windows(Dataset[Tensor]):
 
 @final
 class WorkerBatches(Iterator[Tensor]):
-    """Batches that know where they stand.
+    """Batches of one worker, with a state from which they can be resumed.
 
-    Iterating again goes on, it does not start over.
+    Iterating again goes on; it does not start over.
     """
 
     def __init__(self, loader: StatefulDataLoader[Tensor]) -> None:
@@ -125,7 +139,7 @@ class WorkerBatches(Iterator[Tensor]):
         return next(self._iterator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batches stand: numbers, strings and tensors, for `torch.save`."""
+        """How far the batches were read: numbers, strings and tensors, for `torch.save`."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,7 +158,7 @@ def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     with warnings.catch_warnings():
-        # torchdata 0.11 calls a function that torch 2.13 deprecates; nobody here can change that.
+        # torchdata 0.11 calls a function that torch 2.13 deprecates.
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
         # The loader draws a number when iteration starts: not from torch's global generator, on
         # which the model's own draws depend.
@@ -153,7 +167,7 @@ def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
 
 @final
 class _Blocks:
-    """The window numbers of one worker's batches; its iterators are what holds state."""
+    """The window numbers of one worker's batches; only its iterators hold state."""
 
     def __init__(self, windows: int, first: int, rows: int, global_batch: int, seed: int) -> None:
         # Not the workers: after a resume there may be more of them.
@@ -207,3 +221,75 @@ def validation_windows(
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+@final
+class Shares:
+    """The batch of step i within share s: samples (s H + i) b to (s H + i + 1) b - 1.
+
+    Args:
+        windows: what the samples are.
+        rows: b, windows in a batch.
+        sync_every: H, batches in a share.
+        seed: of the order, the same on all workers.
+
+    Raises:
+        ConfigurationError: b or H is below 1.
+
+    >>> import numpy as np
+    >>> from thinwire.train.data.batches import Windows
+    >>> shares = Shares(Windows(np.arange(8), 1), rows=2, sync_every=1, seed=0)
+    >>> sorted(shares.batch(0, 0)[:, 0].tolist() + shares.batch(1, 0)[:, 0].tolist())
+    [0, 2, 4, 6]
+    """
+
+    def __init__(self, windows: Windows, *, rows: int, sync_every: int, seed: int) -> None:
+        for name, value in (("rows", rows), ("sync_every", sync_every)):
+            if value < 1:
+                raise ConfigurationError(
+                    "cut the data into shares",
+                    because=f"{name} is {value}",
+                    do=f"pass {name} >= 1",
+                )
+        self._windows, self._seed = windows, seed
+        self._rows, self.sync_every = rows, sync_every
+
+    def batch(self, share: int, index: int) -> Tensor:
+        """Batch `index` of `share`: int64, [b, sequence_length + 1].
+
+        Raises:
+            ConfigurationError: there is no such batch in a share.
+        """
+        if share < 0 or not 0 <= index < self.sync_every:
+            raise ConfigurationError(
+                f"read batch {index} of share {share}",
+                because=f"shares are counted from 0 and have {self.sync_every} batches",
+                do=f"pass an index from 0 to {self.sync_every - 1}",
+            )
+        start = (share * self.sync_every + index) * self._rows
+        order = window_order(start, start + self._rows, len(self._windows), self._seed)
+        return self._windows.__getitems__(order.tolist())
+
+
+@final
+class ShareBatches(Iterator[Tensor]):
+    """Endless batches of an elastic worker; the outer loop knows how far they were read.
+
+    Args:
+        shares: of the data.
+        place: returns the share that the worker holds now, and the index of its next batch.
+    """
+
+    def __init__(self, shares: Shares, place: Callable[[], tuple[int, int]]) -> None:
+        self._shares, self._place = shares, place
+
+    def __next__(self) -> Tensor:
+        return self._shares.batch(*self._place())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a worker that returns is given new shares."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""
+        del state

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils.data import IterableDataset as TorchIterable
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.batches import WorkerBatches, worker_batches
-from thinwire.train.order import check_matches, rows_per_worker
+from thinwire.train.data.batches import WorkerBatches, worker_batches
+from thinwire.train.data.order import check_matches, rows_per_worker
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-    from thinwire.train.shares import Shares
+    from thinwire.train.data.batches import Shares
 
 __all__ = ["StreamWindows", "first_documents", "text_digest"]
 
@@ -41,9 +41,9 @@ class StreamWindows:
         stream: rows with a column "text".
         encode: bytes to token ids; a zero byte ends a document.
         sequence_length: inputs are a window's first so many tokens, targets its last.
-        held_out: `text_digest`s of the documents that validate: training leaves them out wherever
-            they stand. Skipping the first N rows would not do: split by node, a `skip` counts the
-            rows of every share anew.
+        held_out: `text_digest`s of the validation documents, which training leaves out wherever
+            they appear. Skipping the first N rows would not do: after a split by node, `skip`
+            counts the rows of each share.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StreamWindows:
         self.held_out = held_out
 
     def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
-        """The batches of worker `worker` of `workers`, for ever: int64, [B/K, sequence_length + 1].
+        """Endless batches of worker `worker` of `workers`: int64, [B/K, sequence_length + 1].
 
         Args:
             worker: k, from 0.
@@ -69,7 +69,7 @@ class StreamWindows:
 
         Raises:
             ConfigurationError: B is not a multiple of K, or k not one of the workers.
-            CorpusError: a row has no text, or there is none for this worker; raised by the batch.
+            CorpusError: a row has no text, or this worker's share has no row; raised by the batch.
         """
         del seed
         rows = rows_per_worker(worker, workers, global_batch)
@@ -80,8 +80,8 @@ class StreamWindows:
         del rows, sync_every, seed
         raise ConfigurationError(
             "train with --elastic on a stream",
-            because="workers that come and go are dealt numbered shares of the data, and a stream "
-            "can only be read from its beginning",
+            because="elastic workers read numbered shares of the data, and a stream can only be "
+            "read from its beginning",
             do="download the corpus and pass its files (.txt, .jsonl, .parquet) or token shards "
             "(.bin)",
         )
@@ -99,7 +99,7 @@ class _Packed(TorchIterable[Tensor]):
 
 @final
 class _PackedIterator(Iterator[Tensor]):
-    """Holds an epoch's stream and the tokens of documents that were begun and not used up."""
+    """Holds an epoch's stream, and the tokens of the last document that no batch has used yet."""
 
     def __init__(self, windows: StreamWindows, identity: dict[str, int]) -> None:
         self._windows = windows
@@ -134,7 +134,7 @@ class _PackedIterator(Iterator[Tensor]):
     def _start_epoch(self, state: dict[str, Any] | None = None) -> None:
         from datasets.distributed import split_dataset_by_node
 
-        # A new one for every epoch: a stream that was resumed would start each where it resumed.
+        # A new stream for every epoch: a resumed one would start each epoch where it was resumed.
         self._stream = split_dataset_by_node(
             self._windows.stream, self._identity["worker"], self._identity["workers"]
         )
@@ -177,7 +177,7 @@ def first_documents(
 
 
 def text_digest(text: bytes) -> bytes:
-    """16 bytes by which a document is known again.
+    """16 bytes by which a document is recognised.
 
     >>> text_digest(b"once").hex()
     'f4323a87ed2b0d8832bdb0bf6c846221'

@@ -1,27 +1,37 @@
-"""Text to tokens: bytes as they are, a BPE trained on the corpus, or somebody's tokenizer."""
+"""Text to tokens: bytes as they are, a BPE trained on the corpus, or a published tokenizer."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.bpe import SEPARATOR, cached_bpe, pieces
+from thinwire.files import replace_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Bpe
 
 __all__ = [
+    "SEPARATOR",
     "ByteTokenizer",
     "PretrainedTokenizer",
     "TokenIds",
     "Tokenizer",
     "TrainedTokenizer",
+    "cache_folder",
+    "cached_bpe",
     "load_tokenizer",
     "load_vocabulary",
+    "pieces",
+    "train_bpe",
 ]
 
 Tokens = npt.NDArray[Any]
@@ -44,7 +54,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
-        """Writes what `transformers.AutoTokenizer` needs to read the tokenizer back."""
+        """Write what `transformers.AutoTokenizer` needs to read the tokenizer back."""
 
 
 @final
@@ -63,19 +73,19 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(_as_bytes(text), dtype=np.uint8)
 
     def save(self, folder: str | Path) -> None:
-        """Writes nothing: there is nothing to know."""
+        """Write nothing: `transformers` has no such tokenizer."""
 
 
 @final
 class TokenIds(Tokenizer):
-    """The vocabulary of a corpus that came as tokens; it has a size and no text."""
+    """The vocabulary of a corpus that came as tokens: only its size is known."""
 
     def __init__(self, vocab_size: int) -> None:
         self.name = f"ids:{vocab_size}"
         self.vocab_size = vocab_size
 
     def encode(self, text: bytes | str) -> Tokens:
-        """Raises CorpusError: which tokenizer made the tokens is not known."""
+        """Raise `CorpusError`: the tokenizer that made the tokens is not known."""
         raise CorpusError(
             f"encode {len(text)} characters",
             because="the corpus came as tokens, without its tokenizer",
@@ -83,7 +93,7 @@ class TokenIds(Tokenizer):
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes nothing: there is nothing to know."""
+        """Write nothing: `transformers` has no such tokenizer."""
 
 
 @final
@@ -104,7 +114,7 @@ class TrainedTokenizer(Tokenizer):
         return _concatenate(ids, self.vocab_size)
 
     def save(self, folder: str | Path) -> None:
-        """Writes a tokenizer that `transformers.AutoTokenizer` reads."""
+        """Write a tokenizer that `transformers.AutoTokenizer` reads."""
         from transformers import PreTrainedTokenizerFast
 
         fast = PreTrainedTokenizerFast(tokenizer_object=self._bpe, eos_token=SEPARATOR)
@@ -137,7 +147,7 @@ class PretrainedTokenizer(Tokenizer):
         return self._pretrained.encode(text, add_special_tokens=False) if text else []
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer as `transformers` does."""
+        """Write the tokenizer as `transformers` does."""
         self._pretrained.save_pretrained(str(folder))
 
 
@@ -151,7 +161,7 @@ def load_tokenizer(name: str, *, text: Text, key: str) -> Tokenizer:
         key: a fingerprint of `text`, by which a trained BPE is found again.
 
     Raises:
-        ConfigurationError: the name makes no sense for text.
+        ConfigurationError: the name is not one of a tokenizer for text.
         CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
     """
     kind, colon, size = name.partition(":")
@@ -161,7 +171,7 @@ def load_tokenizer(name: str, *, text: Text, key: str) -> Tokenizer:
         vocab_size = _vocabulary(name, size, at_least=_ALPHABET + 1)
         return TrainedTokenizer(name, cached_bpe(text, vocab_size, key))
     if kind == "ids" and colon:
-        raise _makes_no_sense(name, "it names token ids and the corpus is text", "pass 'bytes'")
+        raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
     return _pretrained(name)
 
 
@@ -173,7 +183,7 @@ def load_vocabulary(name: str) -> Tokenizer:
             GPT-2's "ids:50304", since token shards hold no bytes; else a folder or a hub name.
 
     Raises:
-        ConfigurationError: the name makes no sense for tokens.
+        ConfigurationError: the name is not one of a vocabulary of tokens.
         CorpusError: the tokenizer cannot be loaded.
     """
     kind, colon, size = name.partition(":")
@@ -183,18 +193,18 @@ def load_vocabulary(name: str) -> Tokenizer:
         return TokenIds(_vocabulary(name, size, at_least=1))
     if kind == "bpe" and colon:
         do = "name the vocabulary that made the tokens, such as ids:50304"
-        raise _makes_no_sense(name, "the corpus holds tokens and no text to train it on", do)
+        raise _unfit(name, "the corpus holds tokens and no text to train it on", do)
     return _pretrained(name)
 
 
 def _vocabulary(name: str, size: str, *, at_least: int) -> int:
     if not (size.isascii() and size.isdigit()) or int(size) < at_least:
         do = f"write a whole number of at least {at_least} behind the colon"
-        raise _makes_no_sense(name, f"{size!r} is no size of a vocabulary", do)
+        raise _unfit(name, f"{size!r} is not a possible size of a vocabulary", do)
     return int(size)
 
 
-def _makes_no_sense(name: str, because: str, do: str) -> ConfigurationError:
+def _unfit(name: str, because: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"use tokenizer {name!r}", because=because, do=do)
 
 
@@ -218,3 +228,82 @@ def _as_bytes(text: bytes | str) -> bytes:
 def _concatenate(ids: Iterable[list[int]], vocab_size: int) -> Tokens:
     dtype = np.uint16 if vocab_size <= 2**16 else np.int32
     return np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in ids)])
+
+
+Text = npt.NDArray[np.uint8]
+
+SEPARATOR = "\0"
+"""What follows every document of a corpus: a token of its own."""
+
+_PIECE_BYTES = 2**20
+_SAMPLE_BYTES = 8 * 2**20
+
+
+def train_bpe(text: Text, vocab_size: int) -> Bpe:
+    """A byte-level BPE (Sennrich et al. 2016, arXiv:1508.07909) with the zero byte as token 0.
+
+    It is trained on at most some 8 MiB in evenly spaced pieces: equal text, equal tokenizer.
+
+    Args:
+        text: uint8, [bytes].
+        vocab_size: tokens, with the 256 bytes and the separator; fewer where the text is too
+            short for that many merges.
+    """
+    from tokenizers import Tokenizer as Bpe
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = Bpe(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    step = -(-text.size // _SAMPLE_BYTES)
+    sample = itertools.islice(pieces(text.tobytes()), 0, None, max(1, step))
+    bpe.train_from_iterator((piece.replace(SEPARATOR, "\n") for piece in sample), trainer)
+    return bpe
+
+
+def cache_folder() -> Path:
+    """Where trained tokenizers are kept: $THINWIRE_CACHE, or ~/.cache/thinwire."""
+    return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
+
+
+def cached_bpe(text: Text, vocab_size: int, key: str) -> Bpe:
+    """`train_bpe`, or what it returned before for the same `key`.
+
+    Raises:
+        CorpusError: the cache cannot be written or read.
+    """
+    from tokenizers import Tokenizer as Bpe
+
+    path = cache_folder() / f"bpe-{vocab_size}-{key}.json"
+    try:
+        if not path.exists():
+            contents = train_bpe(text, vocab_size).to_str()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Several ranks write the same file at once: each renames a whole one into place.
+            replace_file(
+                path,
+                lambda own: own.write_text(contents, encoding="utf-8"),
+                suffix=f".{uuid.uuid4().hex}.part",
+            )
+        return Bpe.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises bare Exceptions
+        raise CorpusError(
+            f"keep a BPE of {vocab_size} tokens",
+            because=f"{path} cannot be written or read: {error}",
+            do="delete the file, or point THINWIRE_CACHE at a folder that can be written",
+        ) from error
+
+
+def pieces(text: bytes) -> Iterator[str]:
+    """`text` in pieces of about 1 MiB, cut after a line's end, across which no tokenizer merges."""
+    start = 0
+    while start < len(text):
+        stop = text.find(b"\n", start + _PIECE_BYTES) + 1 or len(text)
+        yield text[start:stop].decode(errors="replace")
+        start = stop

@@ -70,7 +70,7 @@ def rows_per_worker(worker: int, workers: int, global_batch: int) -> int:
 
 
 def check_matches(state: dict[str, Any], expected: dict[str, int]) -> None:
-    """Raises MismatchError where a state was taken from other batches than it is loaded into."""
+    """Raise `MismatchError` if a state was taken from other batches than it is loaded into."""
     for name, value in expected.items():
         if state.get(name) != value:
             raise MismatchError(

@@ -2,7 +2,7 @@
 
 Only modules that own parameters are changed: each computes for its worker's rows with its worker's
 weights. What lies between them (attention, activations, residuals) has no weights and sees K times
-the rows. That is exact as long as nothing looks across rows, which is tried out before it is used.
+the rows. That is exact as long as nothing mixes rows, which is tried out before it is used.
 """
 
 import copy
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from thinwire.errors import ConfigurationError
-from thinwire.train.random_stream import draws_random_numbers
-from thinwire.train.worker import token_losses
+from thinwire.train.workers.random_stream import draws_random_numbers
+from thinwire.train.workers.worker import token_losses
 
 __all__ = ["ModelStack", "cannot_stack"]
 
@@ -105,8 +105,8 @@ class ModelStack:
                 raise cannot_stack(f"a step changes buffer {name!r}, of which each has its own")
         if not bool(((found - wanted).abs() <= _TOLERANCE * wanted.abs()).all()):
             raise cannot_stack(
-                f"their losses are {found.tolist()} and not {wanted.tolist()}: something in the "
-                "model looks across the sequences of a batch"
+                f"stacked, their losses are {found.tolist()} and not {wanted.tolist()}: a part of "
+                "the model mixes the sequences of a batch"
             )
 
     def _attempt(self, sample: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class ModelStack:
             raise cannot_stack(f"the model raised {type(error).__name__}: {first}") from error
 
 
-class _Owner(nn.Module):
+class _StackedModule(nn.Module):
     """A module that owns parameters [K, ...], applied to K equal blocks of rows."""
 
     def __init__(self, name: str, module: nn.Module, workers: int) -> None:
@@ -142,7 +142,7 @@ class _Owner(nn.Module):
 
 
 @final
-class _Mapped(_Owner):
+class _MappedModule(_StackedModule):
     """Any module, the slow and obvious way: torch's own map over the workers."""
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
@@ -163,7 +163,7 @@ class _Mapped(_Owner):
 
 
 @final
-class _Linear(_Owner):
+class _StackedLinear(_StackedModule):
     """`nn.Linear` of every worker as one batched product: Y[k] = X[k] W[k]^T + b[k]."""
 
     def forward(self, *inputs: Any, **_: Any) -> Tensor:
@@ -182,12 +182,12 @@ def _stacked(own: Sequence[nn.Parameter]) -> nn.Parameter:
 
 
 def _dimension(value: Any) -> int | None:
-    """That of the workers."""
+    """The dimension of `value` that counts workers, for vmap; None if it has none."""
     return 0 if isinstance(value, Tensor) else None
 
 
-def _wrap(model: nn.Module, workers: int, prefix: str = "") -> Iterator[_Owner]:
-    """Wrap the outermost modules that own parameters, wherever in the tree they are."""
+def _wrap(model: nn.Module, workers: int, prefix: str = "") -> Iterator[_StackedModule]:
+    """Wrap the outermost modules that own parameters, at any depth of the tree."""
     bare = next(iter(name for name, _ in model.named_parameters(recurse=False)), None)
     if bare is not None:
         raise cannot_stack(f"parameter {bare!r} belongs to the model itself and to no part of it")
@@ -195,7 +195,7 @@ def _wrap(model: nn.Module, workers: int, prefix: str = "") -> Iterator[_Owner]:
         if next(child.parameters(recurse=False), None) is None:
             yield from _wrap(child, workers, f"{prefix}{name}.")
             continue
-        kind = _Linear if type(child) is nn.Linear else _Mapped
+        kind = _StackedLinear if type(child) is nn.Linear else _MappedModule
         owner = kind(prefix + name, child, workers)
         setattr(model, name, owner)
         yield owner
@@ -204,6 +204,6 @@ def _wrap(model: nn.Module, workers: int, prefix: str = "") -> Iterator[_Owner]:
 def _check_draws_nothing(model: nn.Module, windows: Tensor) -> None:
     device = next(model.parameters()).device
     if device.type not in ("cpu", "cuda"):
-        raise cannot_stack(f"nobody can see whether the model draws random numbers on {device}")
+        raise cannot_stack(f"the random state of device {device} cannot be read")
     if draws_random_numbers(model, windows[:1, :-1].to(device)):
         raise cannot_stack("the model draws random numbers, as dropout does: one stream per worker")

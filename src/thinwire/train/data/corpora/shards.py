@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import CorpusError
-from thinwire.train.corpora.corpus import TokenCorpus
-from thinwire.train.corpora.split import tail
+from thinwire.train.data.corpora.corpus import TokenCorpus, tail
 
 __all__ = ["read_shard", "shard_corpus"]
 

@@ -1,7 +1,7 @@
 """Where the text comes from: this machine's own source files, files, token shards, a hub stream."""
 
-from thinwire.train.corpora.corpus import StreamCorpus, TextCorpus, TokenCorpus, fingerprint
-from thinwire.train.corpora.resolve import KNOWN_CORPORA, resolve
+from thinwire.train.data.corpora.corpus import StreamCorpus, TextCorpus, TokenCorpus, fingerprint
+from thinwire.train.data.corpora.resolve import KNOWN_CORPORA, resolve
 
 __all__ = [
     "KNOWN_CORPORA",

@@ -1,0 +1,86 @@
+"""Files and folders that are replaced as a whole: a reader finds the old one or the new one."""
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["replace_file", "replace_folder", "replace_text"]
+
+
+def replace_file(path: Path, write: Callable[[Path], object], *, suffix: str = ".partial") -> None:
+    """Let `write` fill a temporary file beside `path`, then put it in the place of `path`.
+
+    The file is on the disk when this returns, and so is its name: a machine that loses power later
+    has it. If `write` raises, `path` is as it was and the temporary file is gone; a process that is
+    killed may leave the temporary file, which the next write of `path` replaces.
+
+    Args:
+        path: what to replace; its folder exists.
+        write: given the temporary file's path.
+        suffix: of the temporary file's name; unique where several processes may write `path` at
+            once.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(path.name + suffix)
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        # What was written of it takes room that the next attempt needs.
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """`replace_file` with `text` in UTF-8.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     replace_text(Path(folder) / "a", "new")
+    ...     [file.name for file in Path(folder).iterdir()]
+    ['a']
+    """
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def replace_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` put files into a new folder beside `path`, then put it in the place of `path`.
+
+    If `fill` raises or the process is killed in it, `path` is as it was. No system call exchanges
+    two folders everywhere: between two renames there is, for a moment, only `path` + ".old".
+
+    Args:
+        path: what to replace, with everything in it; its parents are created.
+        fill: given the new folder's path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    complete, earlier = (path.with_name(path.name + ending) for ending in (".tmp", ".old"))
+    shutil.rmtree(complete, ignore_errors=True)
+    complete.mkdir(parents=True)
+    fill(complete)
+    shutil.rmtree(earlier, ignore_errors=True)
+    if path.exists():  # a folder that is not empty cannot be replaced in one step
+        os.replace(path, earlier)
+    os.replace(complete, path)
+    _sync_folder(path.parent)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

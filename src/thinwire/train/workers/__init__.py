@@ -1,0 +1,1 @@
+"""The workers of a run: one, several on threads, stacked, under torchrun, or elastic."""

@@ -1,0 +1,295 @@
+"""The workers of this process, run in step: all of them (simulated), or one (under torchrun).
+
+Under torchrun a worker may have several ranks. Its object is then on each of them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, final
+
+import torch
+import torch.distributed as dist
+
+from thinwire.elastic.events import EventLog
+from thinwire.errors import CheckpointError
+from thinwire.train.workers.agreement_probe import AgreementProbe
+from thinwire.train.workers.random_stream import draws_random_numbers
+from thinwire.train.workers.worker import Worker
+from thinwire.transport import naming_failures
+
+__all__ = [
+    "SimulatedWorkers",
+    "ThreadedWorkers",
+    "TorchrunWorker",
+    "WorkerGroup",
+    "cores",
+    "with_own_random_stream",
+]
+
+T = TypeVar("T")
+
+
+def cores() -> list[int]:
+    """The processor cores that this process may use.
+
+    A job of a comparison, or a container, has only a part of the machine's.
+
+    >>> len(cores()) >= 1
+    True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+class WorkerGroup(ABC):
+    """The workers of a run that live in this process.
+
+    Args:
+        workers: in rank order.
+    """
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self.steps_taken = 0
+
+    # -- where the run stands ----------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process holds rank 0, which writes what exists once."""
+        return self.workers[0].rank == 0
+
+    @property
+    def step(self) -> int:
+        """Inner steps by the schedule."""
+        return self.workers[0].scheduler.last_epoch
+
+    @property
+    def rounds(self) -> int:
+        """Outer steps taken."""
+        return self.workers[0].outer.stats.rounds
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far, by all workers together."""
+        return self.step * self.workers[0].config.tokens_per_step
+
+    @property
+    def events(self) -> EventLog | None:
+        """Joins, losses and rounds of an elastic run; None where the workers are fixed."""
+        return None
+
+    def record_fields(self) -> dict[str, int]:
+        """What a record says besides: the number of workers, where it varies."""
+        return {}
+
+    def agreement_probe(self, *, every: int) -> AgreementProbe | None:
+        """Measures how far the workers agree; None where not all of them are in this process.
+
+        Args:
+            every: inner steps between two measurements; 0 measures nothing.
+        """
+        del every
+        return None
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def join_run(self) -> int:
+        """Take part in the run, healed from the others if behind; returns `step`.
+
+        Called before every inner step. Fixed workers have joined by being constructed.
+        """
+        return self.step
+
+    def inner_step(self) -> list[float]:
+        """One inner step of every local worker; returns their losses."""
+        self.steps_taken += 1
+        return self.each(lambda worker: worker.inner_step())
+
+    def outer_step(self) -> None:
+        """Exchange what is due, after the inner step and before the schedule moves on."""
+        self.each(lambda worker: worker.outer.begin())
+        self.each(lambda worker: worker.outer.finish())
+        for worker in self.workers:
+            worker.scheduler.step()
+
+    def flush(self) -> None:
+        """Exchange what is left after the last inner step."""
+        self.each(lambda worker: worker.outer.begin_last())
+        self.each(lambda worker: worker.outer.finish())
+
+    def finish_last_round(self) -> None:
+        """Repeat the last round until it counts, where a round may fail."""
+        return
+
+    @abstractmethod
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """`work` of every local worker, in rank order."""
+
+    @abstractmethod
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """One number per local worker in, one per rank of the run out, in rank order.
+
+        Simulated workers are a rank each. All workers have equally many ranks, so that a mean over
+        all ranks is a mean over workers.
+        """
+
+    def barrier(self) -> None:
+        """Return once every rank of the run has called this."""
+        self.all_gather([0.0] * len(self.workers))
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_ranks(self) -> int:
+        """Ranks that write checkpoints into the run's folder: all of the run."""
+        config = self.workers[0].config
+        return config.workers * config.machine.worker_size
+
+    @property
+    def can_checkpoint(self) -> bool:
+        """Whether a checkpoint may be written now, between two steps."""
+        return True
+
+    def capture(self, worker: Worker) -> dict[str, Any]:
+        """What a checkpoint of a local worker holds."""
+        return {"worker": worker.state_dict()}
+
+    def resume(self, worker: Worker, state: dict[str, Any], *, workers: int) -> None:
+        """Go on from what `capture` returned.
+
+        Args:
+            worker: a local one.
+            state: its own, or that of its predecessor in a run with another number of workers.
+            workers: K of that run.
+
+        Raises:
+            CheckpointError: it is of another kind of run.
+        """
+        if "worker" not in state:
+            raise CheckpointError(
+                "go on from this checkpoint",
+                because="it is of a worker of an elastic run",
+                do="add --elastic HOST:PORT, or pass another --out",
+            )
+        config = worker.config
+        if workers == config.workers:
+            worker.load_state_dict(state["worker"])
+        else:
+            sources = workers * config.machine.worker_size
+            worker.load_from_other_worker_count(state["worker"], sources=sources)
+
+    def file_failed(self, error: CheckpointError) -> None:
+        """A file of the run could not be written: raise `error`, which stops the run."""
+        raise error
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and connections after a run that went well."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Release what can be released without the other workers, which may be gone."""
+
+
+class SimulatedWorkers(WorkerGroup, ABC):
+    """All K workers of a run, side by side on threads of this process.
+
+    Args:
+        workers: all, in rank order.
+        concurrency: how many threads.
+        threads: CPU threads that torch uses in each of them.
+    """
+
+    def __init__(self, workers: Sequence[Worker], *, concurrency: int, threads: int) -> None:
+        super().__init__(workers)
+        self._pool = ThreadPoolExecutor(
+            concurrency, initializer=torch.set_num_threads, initargs=(threads,)
+        )
+
+    def agreement_probe(self, *, every: int) -> AgreementProbe | None:
+        """All workers are here; one alone agrees with no other."""
+        return AgreementProbe(self.workers, every=every) if every and self.workers[1:] else None
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In threads."""
+        return list(self._pool.map(work, self.workers))
+
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """The values themselves: all workers are here."""
+        return list(values)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """End the threads: no other process is involved."""
+        self.close()
+
+
+@final
+class ThreadedWorkers(SimulatedWorkers):
+    """Simulated workers with a model each.
+
+    Each thread computes with as many CPU threads as a rank of torchrun would, so both give the same
+    bits. A model that draws random numbers makes its workers take turns: torch has one CPU
+    generator per process, and each worker must see its own stream.
+
+    Args:
+        workers: all, in rank order.
+        threads: CPU threads of a worker.
+        sample: int64 [batch, time]; the model is tried out on it.
+    """
+
+    def __init__(self, workers: Sequence[Worker], *, threads: int, sample: torch.Tensor) -> None:
+        first = workers[0]
+        # An accelerator's generator cannot be asked, and its workers take turns anyway.
+        self._draws = first.device.type != "cpu" or draws_random_numbers(first.model, sample)
+        concurrency = 1 if self._draws else min(len(workers), len(cores()))
+        super().__init__(workers, concurrency=concurrency, threads=threads)
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In threads, or in turns with each worker's own random stream."""
+        return super().each(with_own_random_stream(work) if self._draws else work)
+
+
+@final
+class TorchrunWorker(WorkerGroup):
+    """One worker here, or a rank of it; the others are in the default process group."""
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In this thread, with the worker's random stream."""
+        return [with_own_random_stream(work)(worker) for worker in self.workers]
+
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """Gather over the ranks."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.workers[0].device)
+        slots = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        with naming_failures("measurements of the workers"):
+            dist.all_gather(slots, mine)
+        return [float(slot) for slot in torch.cat(slots)]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        dist.destroy_process_group()
+        for worker in self.workers:
+            worker.close()
+
+    def abandon(self) -> None:
+        """Nothing: destroying a group waits for peers, and this process is about to end."""
+
+
+def with_own_random_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:
+    """`work` with the worker's random stream."""
+
+    def wrapped(worker: Worker) -> T:
+        with worker.stream.active():
+            return work(worker)
+
+    return wrapped
