@@ -5,18 +5,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
-.PHONY: help demo test claims soak check bench clean
+.PHONY: help demo test test-fast test-all claims soak check bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
 demo: .venv/.ready  ## train one small model seven ways on this machine and report on loss and bytes
 	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
-test: .venv/.ready  ## run the tests
+test-fast: .venv/.ready  ## run the tests for every save, at most a minute on two cores
+	$(BIN)/python -m pytest -m "not slow and not core"
+
+test: .venv/.ready  ## run the tests for every merge, at most six minutes
 	$(BIN)/python -m pytest
+
+test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, network namespaces
+	$(BIN)/python -m pytest -m ""
 
 claims: .venv/.ready  ## test the published claims, an hour on two cores, against the committed table
 	$(BIN)/python benchmarks/claims.py small runs/claims

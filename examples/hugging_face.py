@@ -1,6 +1,9 @@
-"""A Hugging Face model under MuLoCo: the loop is unchanged, because outer follows the optimizer.
+"""A Hugging Face model under MuLoCo in a loop of our own, which outer follows by the optimizer.
 
 Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
+
+A loop of our own, not transformers' Trainer: under torchrun Trainer would average gradients over
+thinwire's workers at every step (docs/guide.md, Trainers).
 """
 
 import inspect

@@ -1,10 +1,18 @@
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+import tiers
+from emulated_links import real, wan
+
+__all__ = ["one_thread", "real", "wan"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tier = tiers.of(item.nodeid)
+        if tier != "fast":
+            item.add_marker(tier)
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,26 @@ class Killed(InnerOptimizer):
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class AlwaysKilled(InnerOptimizer):
+    """Kills its process at the first step, and adds a mark to `file` each time."""
+
+    file: str
+    lr: float = 0.1
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = _Plain(model.parameters(), lr=self.lr)
+
+        def trouble() -> None:
+            with Path(self.file).open("a") as file:
+                file.write(".")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        optimizer.trouble = trouble
+        return optimizer
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Failing(InnerOptimizer):
     """Raises at the first step."""
 

@@ -1,18 +1,19 @@
-"""What goes wrong with an elastic worker at a moment that no clock could find from outside."""
+"""Faults of an elastic worker at moments that cannot be hit from outside by time."""
 
 import http.client
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from thinwire.course import Course
+from thinwire.elastic.carrier import GlooCarrier
 from thinwire.elastic.healing import HealingServer
-from thinwire.elastic.session import ElasticSession
-from thinwire.transport import Transport
-from thinwire.transport.base import Inspect, Label, accept_all
+from thinwire.elastic.transport import Elastic
+from thinwire.loop_state import LoopState
+from thinwire.membership import Membership
+from thinwire.transport import AllGather, AllToAll, Requests, RoundTag, Transport
 
 HEADER_NBYTES = 64
 
@@ -43,22 +44,20 @@ def cut(payload: Tensor) -> Tensor:
 DAMAGES = {"flip": flip, "fill": fill, "cut": cut}
 
 
-class Meddling(Transport):
-    """Wraps an elastic transport: tells what was committed, dies when asked to, damages payloads.
+class FaultyTransport(Transport, Membership):
+    """Wraps an elastic transport: tells what was committed, dies when asked to, damages messages.
 
     Args:
         inner: the transport.
-        tell: is told who counted in every round.
+        tell: is told which workers counted in every round.
         die_at: "started", "landed" or "reduced", and in which exchange among `among` workers.
         damage: how, in which rounds; if `from_rank` is given what comes from there, otherwise what
             is sent.
     """
 
-    forgiving = True
-
     def __init__(
         self,
-        inner: Transport,
+        inner: Elastic,
         tell: Callable[..., None],
         *,
         die_at: tuple[str, int] = ("never", 0),
@@ -71,67 +70,74 @@ class Meddling(Transport):
 
     rank = property(lambda self: self._inner.rank)
     world_size = property(lambda self: self._inner.world_size)
-    norm_limit = property(lambda self: self._inner.norm_limit)
+    is_fixed = False
 
-    def introduce(self, card):
-        return self._inner.introduce(card)
+    def join(self, state):
+        self._inner.join(state)
 
-    def convene(self, ward, occasion):
-        return self._inner.convene(ward, occasion)
+    def begin_round(self, phase):
+        return self._inner.begin_round(phase)
 
-    def remember(self, record):
-        kept = record()
+    def log_round(self, kept):
         self._tell(counted=kept.facts["counted"], round=kept.facts["round"], version=kept.version)
-        self._inner.remember(lambda: kept)
+        self._inner.log_round(kept)
 
     def leave(self):
         self._inner.leave()
 
-    def start(self, payload: Tensor, label: Label, inspect: Inspect = accept_all):
-        self._exchanges += self.world_size == self._among
-        if self._strikes(label) and "from_rank" not in self._damage:
-            payload = DAMAGES[self._damage["how"]](payload)
-        pending = self._inner.start(payload, label, self._meddled(inspect, label))
-        self._reached("started")
-        return pending
+    def run(self, requests, tag):
+        if tag.round:  # the workers' descriptions have number 0
+            self._exchanges += self.world_size == self._among
+        under_way = self._inner.run(self._meddled(requests, tag), tag)
+        if tag.round:
+            self._reached("started")
+        return under_way
 
-    def start_reduce(self, payloads, reduce, label, inspect=accept_all):
-        self._exchanges += self.world_size == self._among
+    def _meddled(self, requests: Requests, tag: RoundTag) -> Requests:
+        """Messages are damaged before they leave or once they are here; votes are not touched."""
+        strikes, answer, reduced = self._strikes(tag), None, False
+        damage, rank = DAMAGES[self._damage["how"]], self._damage.get("from_rank")
+        while True:
+            try:
+                request = requests.send(answer)
+            except StopIteration as end:
+                return end.value
+            is_result = reduced and isinstance(request, AllGather)
+            if is_result:
+                self._reached("reduced")
+            match request:
+                case AllGather(payload) if _is_message(payload):
+                    if strikes and rank is None and not is_result:
+                        request = AllGather(damage(payload))
+                    answer = yield request
+                    self._reached("landed")
+                    if strikes and rank is not None and rank < len(answer):
+                        answer = list(answer)
+                        answer[rank] = damage(answer[rank])
+                case AllToAll(payloads):
+                    reduced = True
+                    if strikes and rank is None:
+                        request = AllToAll([damage(payload) for payload in payloads])
+                    answer = yield request
+                case _:
+                    answer = yield request
 
-        def reduced(received: Sequence[Tensor]) -> Tensor:
-            result = reduce(received)
-            self._reached("reduced")
-            return result
-
-        if self._strikes(label) and "from_rank" not in self._damage:
-            payloads = [DAMAGES[self._damage["how"]](payload) for payload in payloads]
-        meddled = self._meddled(inspect, label)
-        pending = self._inner.start_reduce(payloads, reduced, label, meddled)
-        self._reached("started")
-        return pending
-
-    def _meddled(self, inspect: Inspect, label: Label) -> Inspect:
-        def meddled(messages: Sequence[Tensor]):
-            self._reached("landed")
-            rank = self._damage.get("from_rank")
-            if self._strikes(label) and rank is not None and rank < len(messages):
-                messages = list(messages)
-                messages[rank] = DAMAGES[self._damage["how"]](messages[rank])
-            return inspect(messages)
-
-        return meddled
-
-    def _strikes(self, label: Label) -> bool:
+    def _strikes(self, tag: RoundTag) -> bool:
         rounds = self._damage["rounds"]
-        if label.round not in rounds or self.world_size == 1:
+        if tag.round not in rounds or self.world_size == 1:
             return False
         if self._damage.get("once"):
-            rounds.remove(label.round)
+            rounds.remove(tag.round)
         return True
 
     def _reached(self, point: str) -> None:
         if (point, self._exchanges) == self._die_at:
             die()
+
+
+def _is_message(payload: Tensor) -> bool:
+    """A vote is shorter than any header."""
+    return len(payload) >= HEADER_NBYTES
 
 
 def die_while(doing: str) -> None:
@@ -154,8 +160,8 @@ def die_while(doing: str) -> None:
         http.client.HTTPConnection.getresponse = answered
         return
     owner, name = {
-        "adopting": (Course, "adopt"),
+        "adopting": (LoopState, "load"),
         "serving": (HealingServer, "_answer_state"),
-        "connecting": (ElasticSession, "_connect"),
+        "connecting": (GlooCarrier, "connect"),
     }[doing]
-    setattr(owner, name, lambda *_: die())
+    setattr(owner, name, lambda *_, **__: die())

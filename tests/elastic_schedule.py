@@ -1,4 +1,4 @@
-"""Kills, stops and lost lighthouses at moments that a seed decides."""
+"""Kills, stops and lost lighthouses at random moments that a seed decides."""
 
 import random
 import signal
@@ -12,8 +12,10 @@ FAULTS = 4
 OPTIONS = {"steps": 240, "every": 4, "step_s": 0.03}
 
 
-def strike(team: Team, seed: int, kinds: Sequence[str] = KINDS, faults: int = FAULTS) -> list[str]:
-    """Do it to a team of three, which then has to `finish`; returns what was done."""
+def inject_faults(
+    team: Team, seed: int, kinds: Sequence[str] = KINDS, faults: int = FAULTS
+) -> list[str]:
+    """Inject faults into a team of three, which then must `finish`; returns what was done."""
     draw = random.Random(seed)
     began_s = time.monotonic()
     live = {worker.identity: worker for worker in team.start_all("w0", "w1", "w2")}
@@ -24,9 +26,9 @@ def strike(team: Team, seed: int, kinds: Sequence[str] = KINDS, faults: int = FA
         lasts_s = draw.uniform(0.0, 2.5)
         done.append(f"{time.monotonic() - began_s:.1f} s {kind} {who} for {lasts_s:.1f} s")
         if kind == "lighthouse":
-            team.put_out()
+            team.kill_lighthouse()
             time.sleep(lasts_s)
-            team.light()
+            team.start_lighthouse()
         elif kind == "stop" and not live[who].gone:
             live[who].send(signal.SIGSTOP)
             time.sleep(lasts_s)

@@ -110,38 +110,38 @@ class Program:
 
 
 class Worker(Program):
-    """A worker and what it told."""
+    """A worker and the records that it printed."""
 
     def __init__(self, identity: str, *arguments: Any, **options: Any) -> None:
         self.identity = identity
-        self.told: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
         super().__init__(*arguments, **options)
 
     def hear(self, line: str) -> None:
-        self.told.append(json.loads(line))
+        self.records.append(json.loads(line))
 
     @property
     def version(self) -> int:
-        return max((t["version"] for t in list(self.told) if "version" in t), default=0)
+        return max((t["version"] for t in list(self.records) if "version" in t), default=0)
 
     @property
     def digest(self) -> str | None:
         return self.last("digest")
 
     def last(self, field: str) -> Any:
-        """What it said at the end."""
-        return next((t[field] for t in list(self.told) if field in t), None)
+        """The first record with `field`, such as those of its end."""
+        return next((t[field] for t in list(self.records) if field in t), None)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        found = [t["event"] for t in list(self.told) if "event" in t]
+        found = [t["event"] for t in list(self.records) if "event" in t]
         return [event for event in found if not kinds or event["kind"] in kinds]
 
     def steps(self) -> list[dict[str, Any]]:
-        return [t for t in list(self.told) if "share" in t]
+        return [t for t in list(self.records) if "share" in t]
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Those that counted: number and names of those whose work did."""
-        return [t for t in list(self.told) if "counted" in t]
+        """The rounds that counted: number, and names of the workers whose work did."""
+        return [t for t in list(self.records) if "counted" in t]
 
     def longest_stall_s(self) -> float:
         """Between two inner steps."""
@@ -168,7 +168,7 @@ class Team:
         self._folder, self._namespaces = tmp_path, namespaces or [""]
 
     def __enter__(self) -> Self:
-        self.light()
+        self.start_lighthouse()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,7 +177,7 @@ class Team:
 
     # -- what can be done --------------------------------------------------------------------------
 
-    def light(self) -> None:
+    def start_lighthouse(self) -> None:
         """Start the lighthouse."""
         command = ["lighthouse", "--bind", self.address, "--join-timeout-s", "20"]
         command += ["--heartbeat-timeout-s", str(self.heartbeat_s)]
@@ -187,8 +187,8 @@ class Team:
         self.until(lambda: any("ready" in line for line in lighthouse.lines) or lighthouse.gone)
         assert not lighthouse.gone, (lighthouse.lines, errors.read_text())
 
-    def put_out(self) -> None:
-        """Kill it."""
+    def kill_lighthouse(self) -> None:
+        """Kill the lighthouse."""
         self.lighthouses[-1].kill()
 
     def start(self, identity: str, *, node: int = 0, token: str = TOKEN, **options: Any) -> Worker:
@@ -242,8 +242,8 @@ class Team:
 
     # -- what is to be seen ------------------------------------------------------------------------
 
-    def said(self) -> str:
-        """What the lighthouses said."""
+    def lighthouse_output(self) -> str:
+        """What the lighthouses printed."""
         return "".join(line for lighthouse in self.lighthouses for line in lighthouse.lines)
 
     def check_shares(self) -> None:
@@ -251,14 +251,14 @@ class Team:
         owners: dict[int, int] = {}
         for number, worker in enumerate(self.workers):
             seen = set()
-            for told in worker.steps():
-                share = told["share"]
+            for line in worker.steps():
+                share = line["share"]
                 assert owners.setdefault(share, number) == number, (share, self.report())
-                assert (share, told["step"]) not in seen, (share, told, self.report())
-                seen.add((share, told["step"]))
+                assert (share, line["step"]) not in seen, (share, line, self.report())
+                seen.add((share, line["step"]))
 
     def report(self) -> str:
-        """What happened, for whoever has to find out why."""
+        """What happened, for finding out why."""
         lines = []
         for worker in self.workers:
             status = worker.process.exitcode
@@ -276,7 +276,7 @@ class Team:
                 if e["kind"] != "committed"
             ]
             lines.append(worker.errors.read_text()[-3000:] if worker.errors.exists() else "")
-        lines += ["lighthouse:", self.said()]
+        lines += ["lighthouse:", self.lighthouse_output()]
         lines += [p.errors.read_text()[-1000:] for p in self.lighthouses if p.errors.exists()]
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""One elastic worker of a toy model, which tells what it does in JSON lines on standard output."""
+"""One elastic worker of a toy model, which reports in JSON lines on standard output."""
 
 import faulthandler
 import json
@@ -15,11 +15,10 @@ import torchft.process_group  # noqa: F401
 
 import thinwire as tw
 
-# Whoever forks from a process that has this module shall not have to load these.
+# Loaded here, so that processes that are forked from this one need not load them.
 import thinwire.cli
 import thinwire.elastic.session
-from elastic_faults import Meddling, die, die_while
-from thinwire.outer import Eager
+from elastic_faults import FaultyTransport, die, die_while
 from toy import adamw, build_model, loss
 
 
@@ -30,8 +29,6 @@ def tell(**what) -> None:
 
 def build_method(options: dict) -> tw.Method:
     fields = {"sync_every": options.get("every", 4)}
-    if options.get("overlap") == "eager":
-        fields["overlap"] = Eager()
     if options.get("exchange") == "reduce_scatter":
         fields["exchange"] = tw.exchange.ReduceScatter()
     return tw.presets.from_text(options.get("method", "diloco"), **fields)
@@ -46,9 +43,9 @@ def build_layers() -> torch.nn.Module:
 def work(lighthouse: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
-    Options: steps, every (H), method, exchange, overlap, step_s (how long an inner step takes),
+    Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
     terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write at the
-    end and to start from), layers (a model with a stack of them), damage (as Meddling has it), die
+    end and to start from), layers (a model with a stack of them), damage (see FaultyTransport), die
     (["step", n]: in the n-th among three workers; others: see elastic_faults).
     """
     faulthandler.register(signal.SIGUSR1)
@@ -75,15 +72,16 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     elastic = tw.transport.Elastic(
         lighthouse,
         identity=identity,
-        terms=tw.transport.ElasticOptions(**options.get("terms", {})),
+        options=tw.transport.ElasticOptions(**options.get("terms", {})),
         host=options.get("host"),
     )
     elastic.events.listen(lambda event: tell(event=event.describe()))
-    transport = Meddling(elastic, tell, die_at=(kind, moment), damage=options.get("damage"))
+    transport = FaultyTransport(elastic, tell, die_at=(kind, moment), damage=options.get("damage"))
     outer = tw.OuterLoop(model, optimizer, build_method(options), transport=transport)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
         outer.load_shared_state(torch.load(checkpoint, weights_only=True))
+    outer.join()
     steps_together = 0
     while True:
         share = outer.share
@@ -100,7 +98,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         optimizer.zero_grad()
         outer.step()
     if kind == "flushing":
-        elastic.start = lambda *_: die()
+        elastic.run = lambda *_: die()
     outer.flush()
     tell(
         digest=outer.digest(),

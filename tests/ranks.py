@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import datetime
+import gc
+import hashlib
 import importlib
 import os
 import socket
@@ -17,12 +19,21 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from thinwire.testing.transports import check_background, check_worker
-from thinwire.transport import Distributed, Label, distributed
+from exchanges import exchanged, state_of
+from thinwire.exchange import Pairs
+from thinwire.testing.transports import (
+    announced,
+    check_background,
+    check_worker,
+    gathered,
+    reduced,
+    swapped,
+)
+from thinwire.transport import Distributed, RoundTag, distributed
 from toy import Team, adamw, build_model, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
-LABEL = Label(what="a test payload", round=3)
+TAG = RoundTag(what="a test payload", round=3)
 BYTES = torch.zeros(1, dtype=torch.uint8)
 STEPS = 5
 ROUNDS = 20
@@ -87,8 +98,29 @@ def train_one(
 def carry() -> None:
     transport = Distributed()
     check_worker(transport)
-    # Only here does everybody wait for everybody's card.
-    assert set(transport.introduce(b"")) == set(range(transport.world_size))
+    # Only here do all workers wait for the cards of all.
+    known = transport.run(announced(b""), TAG).wait()
+    assert set(known) == set(range(transport.world_size))
+
+
+def pair_means(transports) -> list[list[str]]:
+    """Digests of what some rounds of pairs give each worker; of one worker, where it is alone."""
+    states = [
+        state_of(Pairs(), t.rank, t.world_size, codec=tw.codecs.Quantise(bits=4))
+        for t in transports
+    ]
+    means = [
+        [result.mean for result in exchanged(states, transports, round=n)] for n in range(1, 6)
+    ]
+    return [
+        [hashlib.sha256(mean.numpy().tobytes()).hexdigest() for mean in of_worker]
+        for of_worker in zip(*means, strict=True)
+    ]
+
+
+def pairs() -> None:
+    (mine,) = pair_means([Distributed()])
+    print(*mine)
 
 
 def background() -> None:
@@ -103,6 +135,7 @@ def background() -> None:
         torch.set_num_threads(threads)
         for transport in transports:
             assert threads_of_reduction(transport) == threads
+    gc.collect()  # the error of an exchange and its traceback hold each other
     dist.destroy_process_group()
     names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     assert not [name for name in names if "gloo" in name], names
@@ -123,7 +156,7 @@ def threads_of_reduction(transport: Distributed) -> int:
         return received[0]
 
     payloads = [BYTES] * transport.world_size
-    transport.start_reduce(payloads, reduce, LABEL).wait()
+    transport.run(reduced(payloads, reduce), TAG).wait()
     assert seen[0][1] is not threading.main_thread()
     return seen[0][0]
 
@@ -147,14 +180,14 @@ def fail_in_reduce() -> None:
             raise tw.MismatchError("use it", because="it is odd", do="send even ones")
         return received[0]
 
-    report(transport.start_reduce([BYTES] * transport.world_size, reduce, LABEL).wait)
+    report(transport.run(reduced([BYTES] * transport.world_size, reduce), TAG).wait)
 
 
 def lag() -> None:
     """The last worker begins two exchanges, the others four."""
     transport = hasty()
     last = transport.rank == transport.world_size - 1
-    pending = [transport.start(BYTES, LABEL) for _ in range(2 if last else 4)]
+    pending = [transport.run(gathered(BYTES), TAG) for _ in range(2 if last else 4)]
     for exchange in pending[:2]:
         exchange.wait()
     if last:
@@ -174,48 +207,70 @@ def lag() -> None:
 def sizes_of_gathers() -> None:
     transport = hasty()
     size = 70 if transport.rank == 1 else 100
-    report(lambda: transport.start(BYTES.expand(size).contiguous(), LABEL).wait())
+    report(lambda: transport.run(gathered(BYTES.expand(size).contiguous()), TAG).wait())
 
 
 def sizes_of_shards() -> None:
     transport = hasty()
     size = 70 if transport.rank == 1 else 100
     shards = [BYTES.expand(size).contiguous()] * transport.world_size
-    report(lambda: transport.start_reduce(shards, lambda received: received[0], LABEL).wait())
+    report(lambda: transport.run(reduced(shards, lambda received: received[0]), TAG).wait())
 
 
 def sizes_of_results() -> None:
     transport = hasty()
     result = BYTES.expand(70 if transport.rank == 1 else 100).contiguous()
     shards = [BYTES] * transport.world_size
-    report(lambda: transport.start_reduce(shards, lambda received: result, LABEL).wait())
+    report(lambda: transport.run(reduced(shards, lambda received: result), TAG).wait())
 
 
 def kinds() -> None:
     """Worker 1 gathers where the others reduce."""
     transport = hasty()
     if transport.rank == 1:
-        report(lambda: transport.start(BYTES, LABEL).wait())
+        report(lambda: transport.run(gathered(BYTES), TAG).wait())
     else:
         shards = [BYTES] * transport.world_size
-        report(lambda: transport.start_reduce(shards, lambda received: received[0], LABEL).wait())
+        report(lambda: transport.run(reduced(shards, lambda received: received[0]), TAG).wait())
+
+
+def sizes_of_swaps() -> None:
+    transport = hasty()
+    size = 70 if transport.rank == 1 else 100
+    report(transport.run(swapped(BYTES.expand(size).contiguous(), 1 - transport.rank), TAG).wait)
+
+
+def kinds_of_swaps() -> None:
+    """Worker 1 gathers where the other swaps."""
+    transport = hasty()
+    if transport.rank == 1:
+        report(lambda: transport.run(gathered(BYTES), TAG).wait())
+    else:
+        report(lambda: transport.run(swapped(BYTES, 1), TAG).wait())
+
+
+def peers() -> None:
+    """Worker 0 would swap with a worker that swaps with another one."""
+    transport = hasty()
+    peer = [1, 2, 1][transport.rank]
+    report(lambda: transport.run(swapped(BYTES, peer), TAG).wait())
 
 
 def leave() -> None:
     """All but the last leave with exchanges under way."""
     transport = Distributed()
-    transport.start(BYTES, LABEL).wait()
+    transport.run(gathered(BYTES), TAG).wait()
     if transport.rank == transport.world_size - 1:
         dist.barrier()
         time.sleep(60)
     shards = [BYTES] * transport.world_size
     _pending = [
-        transport.start(BYTES, LABEL),
-        transport.start_reduce(shards, lambda received: received[0], LABEL),
-        transport.start(BYTES, LABEL),
+        transport.run(gathered(BYTES), TAG),
+        transport.run(reduced(shards, lambda received: received[0]), TAG),
+        transport.run(gathered(BYTES), TAG),
     ]
     dist.barrier()
-    time.sleep(1)  # who leaves first must find nobody who is still starting
+    time.sleep(1)  # the first one to leave must find no other that is still starting
     print("leaving", flush=True)
     raise SystemExit(7)
 
@@ -224,7 +279,7 @@ def hasty() -> Distributed:
     """A transport that waits for two seconds, once all ranks are up."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     transport = Distributed(group)
-    transport.introduce(b"")
+    transport.run(announced(b""), TAG).wait()
     dist.barrier()
     return transport
 
@@ -248,7 +303,9 @@ def count_wire() -> None:
         outer.step()
     sent_bytes = kernel_sent_bytes() - before
     dist.barrier()  # gloo closes the connection to a rank that has ended, and its count is gone
-    print(sent_bytes, outer.stats.sent_bytes, outer.stats.rounds, outer.exchange_nbytes())
+    print(
+        sent_bytes, outer.stats.sent_bytes, outer.stats.rounds, outer.stats.peak_sent_bytes_per_step
+    )
 
 
 def kernel_sent_bytes() -> int:
@@ -329,7 +386,7 @@ def ddp_groups() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "background":
-        # Whoever imports this later, with a group there, keeps the group alive for ever.
+        # Importing this later, with a group there, would keep the group alive until the end.
         importlib.import_module("torch._dynamo")
     backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))

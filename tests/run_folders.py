@@ -9,6 +9,8 @@ from typing import Any
 from thinwire.plan.resolve import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
+from thinwire.runs.find import find_runs
+from thinwire.runs.schema import FinishedRun
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.recipes import laptop
@@ -70,6 +72,10 @@ def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def runs_in(folder: Path) -> list[FinishedRun]:
+    return [status.run for status in find_runs([folder]).values() if status.run is not None]
 
 
 def change(file: Path, **fields: Any) -> None:

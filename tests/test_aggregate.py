@@ -8,10 +8,13 @@ import thinwire as tw
 from thinwire import codecs
 from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.fragments.layout import Layout
-from toy import Team, adamw, same_bits
+from thinwire.rejection import RejectReason
+from toy import Team, adamw, build_model, same_bits
 
 LAYOUT = Layout.of({"w": (6, 7), "b": (7,), "none": (0,), "one": ()})
 RULES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
+ELEMENTWISE = [*RULES[:2], tw.DropOutliers()]
+REDUCED = tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())
 
 
 def vectors(workers: int, seed: int = 0) -> list[Tensor]:
@@ -148,8 +151,13 @@ def test_zeros_and_norms_whose_squares_leave_fp32(scale: float) -> None:
 # -- in a run ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+@pytest.mark.parametrize(
+    ("rule", "exchange"),
+    [
+        *((rule, tw.Gather()) for rule in [*RULES, tw.DropOutliers()]),
+        *((rule, REDUCED) for rule in ELEMENTWISE),
+    ],
+)
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_workers_agree_under_every_rule(rule, exchange, workers: int) -> None:
     """Eight workers share five tensors, so that some shards are empty."""
@@ -158,6 +166,23 @@ def test_workers_agree_under_every_rule(rule, exchange, workers: int) -> None:
     )
     team = Team(method, adamw, workers).train(4)
     assert len({loop.digest() for loop in team.loops}) == 1
+
+
+@pytest.mark.parametrize(
+    "rule", [*RULES, tw.DropOutliers(), tw.DropOutliers(aggregate=tw.MedianNormClip())]
+)
+def test_a_rule_is_elementwise_if_shards_may_be_combined_apart(rule) -> None:
+    layout = Layout.of({"w": (192, 3), "b": (7,)})
+    sent = list(torch.randn(5, layout.numel, generator=torch.Generator().manual_seed(0)))
+    sent[4][:100] *= 10.0
+
+    def combine(start: int, piece: Layout) -> Tensor:
+        coder = codecs.Identity().bind(piece)
+        payloads = [coder.encode(x[start : start + piece.numel]) for x in sent]
+        return rule.combine(Payloads(coder=coder, payloads=payloads))
+
+    apart = torch.cat([combine(start, piece) for start, piece in layout.cut(3)])
+    assert torch.equal(combine(0, layout), apart) == rule.elementwise
 
 
 def test_rules_differ_in_a_run() -> None:
@@ -209,3 +234,67 @@ def test_when_nobody_is_finite_that_is_an_error() -> None:
     sent = [torch.full((LAYOUT.numel,), float("nan"))] * 2
     with pytest.raises(tw.NonFiniteError, match="none of it is finite"):
         aggregate_valid(tw.MeanOverWorkers(), received(sent))
+
+
+# -- outliers ------------------------------------------------------------------------------------
+
+
+def of_norms(*norms: float) -> Payloads:
+    unit = torch.ones(LAYOUT.numel) / LAYOUT.numel**0.5
+    return received([unit * norm for norm in norms])
+
+
+@pytest.mark.parametrize("inner", RULES)
+@pytest.mark.parametrize(
+    ("norms", "left_out"),
+    [
+        ((1.0, 2.0, 21.0), [2]),
+        ((1.0, 2.0, 19.0), []),
+        ((1.0, 1.0, 9.0, 11.0), [3]),  # the lower of the two in the middle is the median
+        ((0.01, 2.0, 2.0), []),  # a short one is no outlier
+        ((1.0, 100.0), []),  # two have no median
+        ((0.0, 0.0, 5.0), []),  # nor is there a usual length where most sent zeros
+        ((1.0, 1.0, 50.0, 60.0, 1.0), [2, 3]),
+    ],
+)
+def test_outliers_are_left_out_of_any_rule(norms, left_out: list[int], inner) -> None:
+    sent = of_norms(*norms)
+    combined, rejected = aggregate_valid(tw.DropOutliers(limit=10.0, aggregate=inner), sent)
+    assert list(rejected) == left_out
+    assert all(why.reason is RejectReason.OUTLIER for why in rejected.values())
+    assert torch.equal(combined, inner.combine(sent.without(left_out)))
+    # The control: without the rule they are used.
+    assert torch.equal(aggregate_valid(inner, sent)[0], combined) == (not left_out)
+
+
+def test_an_outlier_and_what_is_not_finite_are_both_left_out() -> None:
+    sent = of_norms(1.0, float("nan"), 100.0, 2.0, 2.0)
+    combined, rejected = aggregate_valid(tw.DropOutliers(), sent)
+    assert {w: why.reason for w, why in rejected.items()} == {
+        1: RejectReason.NOT_FINITE,
+        2: RejectReason.OUTLIER,
+    }
+    assert torch.equal(combined, tw.MeanOverWorkers().combine(sent.without([1, 2])))
+
+
+def test_outliers_of_an_inner_rule_are_left_out_too() -> None:
+    nested = tw.DropOutliers(limit=50.0, aggregate=tw.DropOutliers(limit=5.0))
+    assert list(nested.outliers(of_norms(1.0, 1.0, 6.0, 60.0))) == [2, 3]
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.99, -1.0, float("inf"), float("nan")])
+def test_a_limit_that_cannot_work_is_refused(limit: float) -> None:
+    with pytest.raises(tw.ConfigurationError, match="drop outliers with limit="):
+        tw.DropOutliers(limit=limit)
+
+
+def test_workers_with_other_limits_do_not_start() -> None:
+    methods = [tw.presets.diloco(aggregate=tw.DropOutliers(limit=x)) for x in (10.0, 11.0)]
+
+    def start(worker: int, transport: tw.transport.Transport) -> None:
+        tw.OuterLoop(build_model(), [], methods[worker], transport=transport)
+
+    first, second = tw.transport.in_process(2)
+    start(0, first)
+    with pytest.raises(tw.MismatchError, match=r"aggregate\.limit.* 10\.0 .* 11\.0"):
+        start(1, second)

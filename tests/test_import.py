@@ -12,6 +12,17 @@ def test_import_pulls_in_nothing_heavy() -> None:
     assert not HEAVY & set(done.stdout.split())
 
 
+def test_import_loads_nothing_of_elastic_runs() -> None:
+    code = (
+        "import sys, thinwire as tw; before = set(sys.modules); tw.transport.Elastic; "
+        "print(*before); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in done.stdout.splitlines())
+    assert not [module for module in before if module.startswith("thinwire.elastic")]
+    assert "thinwire.elastic.transport" in after  # the control: naming it does
+
+
 def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
     def seconds(module: str) -> float:
         # A collection of what torch has made is due about now, and falls on whoever comes next.

@@ -371,7 +371,7 @@ def test_stepping_by_hand_while_following_is_refused() -> None:
         with pytest.raises(tw.ConfigurationError, match="count twice"):
             outer.step()
         outer.flush()
-    with pytest.raises(tw.ConfigurationError, match="enter an outer loop again"):
+    with pytest.raises(tw.ConfigurationError, match="enter a closed outer loop"):
         outer.__enter__()
 
 
@@ -457,47 +457,6 @@ def test_frozen_parameters_stay_out() -> None:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outer", [NESTEROV, tw.outer.AdamW(lr=0.01), tw.outer.SGD(lr=0.5)])
-@pytest.mark.parametrize("at", [3, 5, 7])
-def test_resuming_continues_bit_for_bit(tmp_path, outer, at: int) -> None:
-    method = diloco(outer=outer)
-    team = Team(method, adamw, 2).train(at)
-    for rank, (model, optimizer, loop) in enumerate(
-        zip(team.models, team.optimizers, team.loops, strict=True)
-    ):
-        state = {"m": model.state_dict(), "o": optimizer.state_dict(), "l": loop.state_dict()}
-        torch.save(state, tmp_path / f"{rank}.pt")
-    resumed = Team(method, adamw, 2)
-    for rank in range(2):
-        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        resumed.loops[rank].load_state_dict(state["l"])
-        resumed.models[rank].load_state_dict(state["m"])
-        resumed.optimizers[rank].load_state_dict(state["o"])
-    team.train(13 - at, first=at)
-    resumed.train(13 - at, first=at)
-    assert same_bits(team.anchor(), resumed.anchor())
-    assert team.loops[0].stats.sent_bytes == resumed.loops[0].stats.sent_bytes
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_state_goes_through_distributed_checkpoint(tmp_path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    def whole(team: Team) -> dict:
-        return {"outer": team.loops[0].state_dict(), "model": team.models[0].state_dict()}
-
-    team = Team(diloco(), sgd, 1).train(6)
-    dcp.save(whole(team), checkpoint_id=tmp_path, no_dist=True)
-    resumed = Team(diloco(), sgd, 1)
-    loaded = whole(resumed)
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    resumed.loops[0].load_state_dict(loaded["outer"])
-    resumed.models[0].load_state_dict(loaded["model"])
-    team.train(10, first=6)
-    resumed.train(10, first=6)
-    assert same_bits(team.anchor(), resumed.anchor())
-
-
 def test_a_state_with_missing_keys_is_refused() -> None:
     loop = Team(diloco(), adamw, 1).loops[0]
     with pytest.raises(tw.CheckpointError, match="not the keys of an outer loop"):
@@ -522,10 +481,8 @@ def test_a_checkpoint_of_another_method_is_refused_by_field(other: tw.Method, fi
         Team(other, adamw, 1).loops[0].load_state_dict(state)
 
 
-def test_a_checkpoint_of_another_model_or_world_is_refused() -> None:
+def test_a_checkpoint_of_another_model_is_refused() -> None:
     state = Team(diloco(), adamw, 1).loops[0].state_dict()
-    with pytest.raises(tw.MismatchError, match="workers"):
-        Team(diloco(), adamw, 2).loops[0].load_state_dict(state)
     other = tw.OuterLoop(nn.Linear(2, 2), [], diloco())
     with pytest.raises(tw.MismatchError, match=r"parameters\."):
         other.load_state_dict(state)
@@ -638,7 +595,7 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
 
 def test_following_no_optimizer_is_refused() -> None:
     with (
-        pytest.raises(tw.ConfigurationError, match="follow an optimizer"),
+        pytest.raises(tw.ConfigurationError, match="built without one"),
         tw.OuterLoop(build_model(), [], diloco()),
     ):
         pass

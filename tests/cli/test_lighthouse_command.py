@@ -1,0 +1,57 @@
+"""`thinwire lighthouse`."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elastic_registry import DESCRIPTION, at
+from thinwire.cli import lighthouse as command
+from thinwire.elastic.registry_server import RegistryClient
+from thinwire.elastic.token import Token
+
+
+def test_the_printed_address_is_one_that_others_reach(monkeypatch) -> None:
+    def no_way_out() -> str:
+        raise OSError(101, "Network is unreachable")
+
+    assert command._reachable_host("10.0.0.1") == "10.0.0.1"
+    monkeypatch.setattr(command, "local_address", lambda: "10.7.0.1")
+    assert command._reachable_host("0.0.0.0") == "10.7.0.1"
+    monkeypatch.setattr(command, "local_address", no_way_out)
+    monkeypatch.setattr(
+        command, "interface_addresses", lambda: {"lo": "127.0.0.1", "wg0": "192.168.0.2"}
+    )
+    assert command._reachable_host("0.0.0.0") == "192.168.0.2"
+    monkeypatch.setattr(command, "interface_addresses", dict)
+    assert command._reachable_host("0.0.0.0") == socket.gethostname()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number) -> None:
+    pytest.importorskip("torchft")
+    environment = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_TOKEN", "RUST_LOG")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"HF_HUB_OFFLINE": "1"},
+    ) as process:
+        stuck = threading.Timer(60, process.kill)
+        stuck.start()
+        assert process.stdout is not None
+        export, ready = process.stdout.readline(), process.stdout.readline()
+        secret = export.removeprefix("export THINWIRE_TOKEN=").strip()
+        assert len(secret) == 32
+        address = ready.removeprefix("ready; workers: thinwire train --elastic ").strip()
+        RegistryClient(Token(secret), address, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
+        assert process.stdout.readline() == "a joined from 10.0.0.1:4000 (version 0, step 0)\n"
+        process.send_signal(number)
+        out, err = process.communicate()
+        stuck.cancel()
+    assert (process.returncode, out, err) == (0, "stopped\n", "")

@@ -1,0 +1,585 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thinwire as tw
+from thinwire.codecs import (
+    BF16,
+    E3M0,
+    F32,
+    Blocks,
+    CastBF16,
+    CastFP16,
+    Chunks,
+    Identity,
+    Levels,
+    Linear,
+    MidRise,
+    PerRole,
+    Quantise,
+    RandomK,
+    Rounding,
+    Rows,
+    SignLevels,
+    SignMean,
+    Statistical,
+    Stochastic,
+    Tensors,
+    TopK,
+    k_for_density,
+)
+from thinwire.codecs.bits import (
+    elias_fano_nbytes,
+    pack,
+    pack_indices,
+    packed_nbytes,
+    unpack,
+    unpack_indices,
+)
+from thinwire.codecs.selection import largest, largest_reference, random_places
+from thinwire.fragments.layout import Layout, wire_order
+from thinwire.testing import CodecContract, vector
+from thinwire.testing.codecs import ragged_layout
+
+# name: (codec, loss, worst, widest), as CodecContract explains them
+CONTRACTS = {
+    "Identity": (Identity(), 0.0, 0.0, 4.0),
+    "CastBF16": (CastBF16(), 2.0**-16, 1.0, 2.0),
+    "CastFP16": (CastFP16(), 2.0**-22, 1.0, 2.0),
+    "MidRise1Chunks": (Quantise(bits=1), 0.45, 1.0, 2.0),
+    "MidRise2Chunks": (Quantise(bits=2), 0.13, 1.0, 2.0),
+    "MidRise4Rows": (Quantise(bits=4, groups=Rows()), 0.02, 1.0, 2.0),
+    "MidRise8Blocks": (Quantise(bits=8, groups=Blocks()), 0.001, 1.001, 2.0),
+    "Statistical1Tensors": (Quantise(bits=1, grid=Statistical(), groups=Tensors()), 0.99, 1.0, 2.0),
+    "Statistical2Blocks": (Quantise(bits=2, grid=Statistical(), groups=Blocks()), 0.2, 1.0, 2.0),
+    "Statistical4Chunks": (Quantise(bits=4, grid=Statistical()), 0.02, 1.0, 2.0),
+    "Statistical8Rows": (Quantise(bits=8, grid=Statistical(), groups=Rows()), 0.002, 1.001, 2.0),
+    "Linear1Rows": (Quantise(bits=1, grid=Linear(), groups=Rows()), 12.5, 1e4, 2.0),
+    "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 1.0, 1e4, 2.0),
+    "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.03, 1e4, 2.0),
+    "Linear8Chunks": (Quantise(bits=8, grid=Linear()), 0.0002, 1e4, 2.0),
+    "Stochastic2MidRise": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.25, 4.0, 2.0),
+    "Stochastic8Linear": (
+        Quantise(bits=8, grid=Linear(), groups=Tensors(), rounding=Stochastic()),
+        0.001,
+        1e4,
+        2.0,
+    ),
+    "E3M0Chunks": (E3M0(), 0.05, 1.0, 2.0),
+    "E3M0Rows": (E3M0(groups=Rows()), 0.05, 1.0, 2.0),
+    "E3M0Stochastic": (E3M0(groups=Blocks(), rounding=Stochastic()), 0.1, 1.0, 2.0),
+    "TopKSignMeanChunks": (TopK(values=SignMean()), 0.95, 1.0, 2.0),
+    "TopKSignLevelsBlocks": (TopK(k=32, groups=Blocks()), 0.97, 1.0, 2.0),
+    "TopKBF16Tensors": (TopK(k=256, values=BF16(), groups=Tensors()), 0.85, 1.0, 2.0),
+    "TopKF32Chunks": (TopK(k=100, values=F32()), 0.95, 1.0, 4.0),
+    "TopKAllF32": (TopK(k=4096, values=F32(), groups=Blocks()), 0.0, 0.0, 4.0),
+    "TopKHalfSignMean": (TopK(k=2048, values=SignMean(), groups=Tensors()), 0.31, 1.0, 2.0),
+    "RandomKChunks": (RandomK(k=64), 1.0, 1.0, 2.0),
+    "RandomKF32Blocks": (RandomK(k=1000, seed=7, values=F32(), groups=Blocks()), 0.99, 1.0, 4.0),
+    "RandomKBF16Tensors": (RandomK(k=1, values=BF16(), groups=Tensors()), 1.0, 1.0, 2.0),
+    "PerRole": (
+        PerRole(default=TopK(), embedding=Quantise(bits=4), head=CastBF16(), vector=E3M0()),
+        0.9,
+        1.0,
+        2.0,
+    ),
+}
+
+
+def contract(name: str) -> type[CodecContract]:
+    codec, loss, worst, widest = CONTRACTS[name]
+    members = {"make": lambda self: codec, "loss": loss, "worst": worst, "widest": widest}
+    return type(f"Test{name}", (CodecContract,), members)
+
+
+globals().update({f"Test{name}": contract(name) for name in CONTRACTS})
+
+
+FEW = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def relative_error(codec, x, layout=None):
+    coder = codec.bind(layout or Layout.vector(x.numel()))
+    return relative_error_of(coder.decode(coder.encode(x)), x)
+
+
+def relative_error_of(decoded, x):
+    exact = x.double()
+    return float((decoded - exact).square().sum() / exact.square().sum())
+
+
+def sent_places(codec, x, layout=None):
+    coder = codec.bind(layout or Layout.vector(x.numel()))
+    return coder.decode(coder.encode(x)).nonzero()[:, 0].tolist()
+
+
+# -- byte formats and construction -----------------------------------------------------------------
+
+GOLDEN = {
+    "identity/f32": "0000803f000020c00000000000007f43db0f4940",
+    "cast/bf16": "803f20c000007f434940",
+    "cast/fp16": "003c00c10000f85b4842",
+}
+
+
+@pytest.mark.parametrize("codec", [Identity(), CastBF16(), CastFP16()])
+def test_an_id_names_these_bytes_for_ever(codec) -> None:
+    x = torch.tensor([1.0, -2.5, 0.0, 255.0, 3.1415927])
+    assert bytes(codec.encode(x)).hex() == GOLDEN[codec.id]
+
+
+def test_fp16_saturates_instead_of_overflowing() -> None:
+    codec = CastFP16()
+    assert codec.decode(codec.encode(torch.tensor([1e6, -1e6])), 2).tolist() == [65504.0, -65504.0]
+
+
+def test_a_codec_is_a_value() -> None:
+    assert CastBF16() == CastBF16()
+    assert TopK(k=8) != TopK(k=9)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tw.presets.ddp().codec = Identity()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TopK(k=0),
+        lambda: TopK(k=4097),
+        lambda: RandomK(k=0),
+        lambda: RandomK(k=4097),
+        lambda: RandomK(seed=-1),
+        lambda: RandomK(seed=2**63),
+        lambda: Quantise(bits=3),
+        lambda: Quantise(bits=16),
+        lambda: k_for_density(0),
+        lambda: k_for_density(1.5),
+        lambda: k_for_density(1e-9),
+        lambda: k_for_density(math.nan),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(build) -> None:
+    with pytest.raises(tw.ConfigurationError):
+        build()
+
+
+def test_different_formats_have_different_ids() -> None:
+    codecs = [codec for codec, *_ in CONTRACTS.values()]
+    formats = {}
+    for codec in codecs:
+        sizes = tuple(codec.nbytes(n) for n in (100, 4096, 8209))
+        assert formats.setdefault(codec.id, sizes) == sizes
+    for a, b in [(TopK(k=8), TopK(k=9)), (RandomK(seed=1), RandomK(seed=2)), (E3M0(), TopK())]:
+        assert a.id != b.id
+    assert TopK(values=SignMean()).id != TopK(values=SignLevels()).id
+    assert TopK(groups=Blocks()).id != TopK(groups=Chunks()).id
+
+
+# -- bits ------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(
+    bits=st.sampled_from((1, 2, 4, 8)),
+    rows=st.integers(1, 3),
+    count=st.sampled_from((1, 2, 7, 8, 9, 63, 64, 1009)),
+    seed=st.integers(0, 1000),
+)
+def test_unpack_inverts_pack(bits, rows, count, seed) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2**bits, (rows, count), dtype=torch.uint8, generator=draws)
+    packed = pack(codes, bits)
+    assert packed.shape == (rows, packed_nbytes(count, bits))
+    assert torch.equal(unpack(packed, bits, count), codes)
+
+
+def test_packing_is_planar() -> None:
+    codes = torch.tensor([[1, 2, 3, 0, 2]], dtype=torch.uint8)
+    assert pack(codes, 2).tolist() == [[1 | 3 << 2 | 2 << 4, 2 | 0 << 2]]
+
+
+@FEW
+@given(n=st.sampled_from((1, 2, 3, 7, 64, 1009, 4096, 70_001)), data=st.data())
+def test_unpack_indices_inverts_pack_indices(n, data) -> None:
+    k = data.draw(st.integers(1, min(n, 300)) | st.sampled_from((1, n)))
+    draws = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    rows = [torch.randperm(n, generator=draws)[:k].sort().values for _ in range(3)]
+    rows += [torch.arange(k), torch.arange(n - k, n)]
+    packed = pack_indices(torch.stack(rows), n)
+    assert packed.shape == (5, elias_fano_nbytes(n, k))
+    assert torch.equal(unpack_indices(packed, n, k), torch.stack(rows))
+
+
+def test_indices_are_refused_with_a_bit_too_many_or_too_few() -> None:
+    packed = pack_indices(torch.tensor([[1, 5], [0, 7]]), 8)
+    for flip in (1, 1 << 4):
+        changed = packed.clone()
+        changed[1, 0] ^= flip
+        with pytest.raises(tw.ExchangeError, match="another number"):
+            unpack_indices(changed, 8, 2)
+
+
+def test_two_wrong_rows_do_not_make_up_for_each_other() -> None:
+    packed = pack_indices(torch.tensor([[1, 5], [0, 7]]), 8)
+    packed[:, 0] = torch.tensor([0b0111, 0b0001], dtype=torch.uint8)
+    with pytest.raises(tw.ExchangeError, match="another number"):
+        unpack_indices(packed, 8, 2)
+
+
+@pytest.mark.parametrize("indices", [[0, 20], [3, 3], [4, 2], [19, 30]])
+def test_indices_out_of_range_or_order_are_refused(indices) -> None:
+    with pytest.raises(tw.ExchangeError, match="ascend"):
+        unpack_indices(pack_indices(torch.tensor([indices]), 31), 20, 2)
+
+
+@pytest.mark.parametrize(("values", "nbytes"), [(SignMean(), 74), (SignLevels(), 84)])
+def test_a_chunk_of_64_values_takes(values, nbytes) -> None:
+    assert elias_fano_nbytes(4096, 64) == 64
+    assert TopK(k=64, values=values).nbytes(4096) == nbytes
+    assert TopK(k=64, values=values).nbytes(3 * 4096) == 3 * nbytes
+
+
+# -- selection -------------------------------------------------------------------------------------
+
+
+def rows_to_select_from(columns):
+    draws = torch.Generator().manual_seed(columns)
+    normal = torch.randn(3, columns, generator=draws)
+    few = torch.randint(-2, 3, (3, columns), generator=draws).float()
+    spike = torch.zeros(1, columns)
+    spike[0, columns // 2] = -1.0
+    equal = torch.full((1, columns), -0.5)
+    return torch.cat([normal, few, spike, equal, torch.zeros(1, columns), normal[:1] * 1e-42])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 8, 100, 1009, 4095, 4096, 8192])
+def test_largest_is_its_reference(columns) -> None:
+    x = rows_to_select_from(columns)
+    for k in sorted({1, columns // 64, columns // 16, columns // 2, columns - 1, columns} - {0}):
+        assert torch.equal(largest(x, k), largest_reference(x, k)), k
+
+
+@FEW
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 256), levels=st.sampled_from((2, 50, 4000)))
+def test_largest_is_its_reference_among_ties(seed, k, levels) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randint(-levels, levels + 1, (2, 4096), generator=draws).float()
+    assert torch.equal(largest(x, k), largest_reference(x, k))
+
+
+@pytest.mark.parametrize("columns", [64, 4096])
+def test_nan_compares_as_largest(columns) -> None:
+    x = vector(columns)[None]
+    x[0, 5], x[0, 9], x[0, 11] = torch.nan, -torch.nan, torch.inf
+    assert largest(x, 3).tolist() == largest_reference(x, 3).tolist() == [[5, 9, 11]]
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    assert sent_places(TopK(k=64, values=F32()), torch.ones(4096)) == list(range(64))
+
+
+@pytest.mark.parametrize(("numel", "k"), [(4096, 64), (2048, 32), (1024, 16), (96, 2), (95, 1)])
+def test_k_scales_with_a_shorter_chunk(numel, k) -> None:
+    x = vector(numel)
+    expected = largest_reference(x[None], k)[0].tolist()
+    assert sent_places(TopK(k=64, values=F32()), x) == expected
+
+
+def test_what_lies_beyond_a_short_chunk_is_never_sent() -> None:
+    layout = Layout.of({"a": (5000,), "b": (70, 70)})
+    x = vector(layout.numel) * 1e-20
+    for codec in (TopK(values=F32()), TopK(values=F32(), groups=Blocks())):
+        chunks = -(-layout.numel // 4096)
+        places = sent_places(codec, x, layout)
+        assert (chunks - 1) * 64 <= len(places) <= chunks * 64
+
+
+def test_global_top_k_takes_the_largest_of_a_whole_tensor() -> None:
+    x = torch.cat([vector(4096), 100 * vector(4096)])
+    assert min(sent_places(TopK(k=64, values=F32(), groups=Tensors()), x)) >= 4096
+    assert min(sent_places(TopK(k=64, values=F32()), x)) < 4096
+
+
+@pytest.mark.parametrize("shape", [(128, 192), (130, 200)])
+def test_a_block_sends_its_own_largest(shape) -> None:
+    layout = Layout.of({"w": shape})
+    x = vector(layout.numel).view(shape)
+    sent = torch.zeros(layout.numel)
+    sent[sent_places(TopK(k=64, values=F32(), groups=Blocks()), x.flatten(), layout)] = 1.0
+    for row, column in ((0, 0), (64, 128)):
+        block = x[row : row + 64, column : column + 64]
+        expected = torch.zeros(4096).scatter(0, largest_reference(block.reshape(1, -1), 64)[0], 1.0)
+        assert torch.equal(
+            sent.view(shape)[row : row + 64, column : column + 64].flatten(), expected
+        )
+
+
+def test_random_places_follow_the_round() -> None:
+    codec = RandomK(k=64, seed=5, values=F32())
+    x = vector(3 * 4096)
+    encoder, decoder = codec.bind(Layout.vector(x.numel())), codec.bind(Layout.vector(x.numel()))
+    sent = {}
+    for number in (1, 2):
+        decoded = decoder.decode(encoder.encode(x, number), number)
+        sent[number] = decoded.nonzero()[:, 0]
+        assert len(sent[number]) == 3 * 64
+        assert torch.equal(decoded[sent[number]], x[sent[number]])
+    assert not torch.equal(sent[1], sent[2])
+    other = RandomK(k=64, seed=6, values=F32()).bind(Layout.vector(x.numel()))
+    assert sent[1].tolist() != other.decode(other.encode(x, 1), 1).nonzero()[:, 0].tolist()
+
+
+def test_random_places_are_spread_evenly() -> None:
+    counts = torch.zeros(64)
+    for number in range(2000):
+        counts[random_places(columns=64, k=8, seed=1, round_number=number)] += 1
+    # 250 expected of each, with a deviation of 15
+    assert counts.sum() == 16_000
+    assert float((counts - 250).abs().max()) < 75
+
+
+# -- rounding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Quantise(bits=2, grid=Linear(), rounding=Stochastic(seed=1)),
+        Quantise(bits=8, grid=Linear(), rounding=Stochastic(seed=1)),
+        E3M0(rounding=Stochastic(seed=1)),
+    ],
+)
+def test_stochastic_rounding_is_right_on_average(codec) -> None:
+    x = torch.linspace(-1.0, 1.0, 41)
+    x[20] = 0.01
+    layout = Layout.vector(4096)
+    padded = torch.cat([x, torch.zeros(4055)])
+    rounds = 400
+    decoded = torch.stack(
+        [(c := codec.bind(layout)).decode(c.encode(padded, n), n)[:41] for n in range(rounds)]
+    )
+    spread = decoded.std(0) / rounds**0.5
+    # bf16 levels are off by up to 1 part in 512
+    assert bool(((decoded.mean(0) - x).abs() <= 5 * spread + 0.003).all())
+    assert float(spread.max()) > 0
+
+
+def test_stochastic_rounding_keeps_levels_on_the_grid() -> None:
+    x, codec = vector(4096), Quantise(bits=2, rounding=Stochastic())
+    origin, step = MidRise().place(x[None], 2)
+    levels = (origin + step * torch.arange(4)).bfloat16().float()[0]
+    assert torch.equal(codec.decode(codec.encode(x), 4096).unique(), levels)
+
+
+def test_stochastic_rounding_follows_seed_and_round() -> None:
+    x, layout = vector(5000), Layout.vector(5000)
+
+    def encode(seed, number):
+        codec = Quantise(bits=2, rounding=Stochastic(seed=seed))
+        return codec.bind(layout).encode(x, number)
+
+    assert torch.equal(encode(1, 7), encode(1, 7))
+    assert not torch.equal(encode(1, 7), encode(1, 8))
+    assert not torch.equal(encode(1, 7), encode(2, 7))
+
+
+def test_rows_are_rounded_independently() -> None:
+    x = vector(4096).repeat(2)
+    decoded = (c := Quantise(bits=4, rounding=Stochastic()).bind(Layout.vector(8192))).decode(
+        c.encode(x)
+    )
+    assert not torch.equal(decoded[:4096], decoded[4096:])
+
+
+class AlmostOne(Rounding):
+    unbiased = True
+
+    def offsets(self, like, key):
+        return torch.full_like(like, 1.0 - 2.0**-24)
+
+
+def test_the_largest_magnitude_survives_any_rounding() -> None:
+    codec = E3M0(rounding=AlmostOne())
+    x = torch.tensor([1.0, -1.0, 0.25] * 8)
+    assert codec.decode(codec.encode(x), 24)[:2].tolist() == [1.0, -1.0]
+
+
+# -- grids -----------------------------------------------------------------------------------------
+
+
+class OnGrid(Levels):
+    """The levels of another grid as they are."""
+
+    means = False
+
+    def __init__(self, grid) -> None:
+        self._grid = grid
+
+    def place(self, x, bits):
+        return self._grid.place(x, bits)
+
+
+GAUSSIAN = vector(64 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("codec", "low", "high"),
+    [
+        (Quantise(bits=1), 0.355, 0.370),
+        (Quantise(bits=2), 0.114, 0.122),
+        (Quantise(bits=4), 0.0095, 0.0120),
+        (Quantise(bits=2, grid=Statistical()), 0.17, 0.19),
+        (Quantise(bits=2, grid=Linear(), groups=Tensors()), 0.6, 1.2),
+        (E3M0(), 0.03, 0.045),
+        (TopK(k=64, values=F32()), 0.88, 0.90),
+    ],
+    ids=lambda value: value.id if isinstance(value, tw.codecs.Codec) else None,
+)
+def test_gaussian_numbers_lose_this_much(codec, low, high) -> None:
+    assert low <= relative_error(codec, GAUSSIAN) <= high
+
+
+@pytest.mark.parametrize("grid", [Statistical(), MidRise()])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_bin_means_lower_the_error(grid, bits) -> None:
+    means = relative_error(Quantise(bits=bits, grid=grid), GAUSSIAN)
+    assert means < relative_error(Quantise(bits=bits, grid=OnGrid(grid)), GAUSSIAN)
+
+
+def test_the_statistical_grid_has_a_level_in_the_middle_of_the_row() -> None:
+    origin, step = Statistical().place(GAUSSIAN[None], 2)
+    assert float(origin + 2 * step) == pytest.approx(float(GAUSSIAN.mean()), abs=1e-4)
+    codec = Quantise(bits=2, grid=Statistical())
+    decoded = codec.decode(codec.encode(GAUSSIAN[:4096]), 4096)
+    shares = decoded.unique(return_counts=True)[1] / 4096
+    assert len(shares) == 4
+    assert 0.5 < float(shares[2]) < 0.6
+
+
+@pytest.mark.parametrize("grid", [Linear(), Statistical(), MidRise()])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_a_row_whose_step_underflows_is_not_made_larger(grid, bits) -> None:
+    x = GAUSSIAN[:4096] * 1e-40
+    codec = Quantise(bits=bits, grid=grid, rounding=Stochastic())
+    decoded = codec.decode(codec.encode(x), 4096)
+    assert relative_error_of(decoded, x) <= 1.001
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_linear_keeps_the_ends_of_a_row_and_a_constant_one(bits) -> None:
+    codec = Quantise(bits=bits, grid=Linear())
+    x = torch.linspace(-2.0, 6.0, 4096)
+    decoded = codec.decode(codec.encode(x), 4096)
+    assert [float(decoded[0]), float(decoded[-1])] == pytest.approx([-2.0, 6.0])
+    assert codec.decode(codec.encode(torch.full((4096,), 1.5)), 4096).eq(1.5).all()
+
+
+def test_e3m0_keeps_powers_of_two() -> None:
+    x = torch.tensor([s * 2.0**e for e in range(-3, 4) for s in (1, -1)] + [0.0, 0.0])
+    assert relative_error(E3M0(), x) == 0.0
+    halved = torch.cat([x, torch.tensor([2.0**-5, 2.0**-4 * 1.01])])
+    assert E3M0().decode(E3M0().encode(halved), 18)[16:].tolist() == [0.0, 0.125]
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def test_sign_mean_is_the_mean_magnitude() -> None:
+    _, kept = SignMean().write(torch.tensor([[1.0, -3.0, 2.0, -2.0], [0.0, 0.0, 0.0, 4.0]]))
+    assert kept.tolist() == [[2.0, -2.0, 2.0, -2.0], [1.0, 1.0, 1.0, 1.0]]
+
+
+def test_sign_levels_are_the_means_of_two_classes() -> None:
+    _, kept = SignLevels().write(torch.tensor([[1.0, -3.0, 1.5, -4.5], [2.0, 2.0, -2.0, 2.0]]))
+    assert kept.tolist() == [[1.25, -3.75, 1.25, -3.75], [2.0, 2.0, -2.0, 2.0]]
+
+
+def test_sign_levels_lose_less_than_sign_mean() -> None:
+    mean, levels, exact = (
+        relative_error(TopK(values=values), GAUSSIAN)
+        for values in (SignMean(), SignLevels(), F32())
+    )
+    assert exact < levels < mean
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+def test_roles_are_written_by_their_codecs() -> None:
+    layout = Layout.of(
+        {"norm": (8,), "w": (64, 64), "emb": (10, 7), "head": (3, 5)},
+        {"emb": "embedding", "head": "head"},
+    )
+    codec = PerRole(default=TopK(), vector=Identity(), head=CastFP16(), embedding=CastBF16())
+    coder, x = codec.bind(layout), vector(layout.numel)
+    assert coder.nbytes == 84 + 4 * 8 + 2 * 15 + 2 * 70
+    decoded = coder.decode(coder.encode(x))
+    norm, w, emb, head = ((s.start, s.stop) for s in layout.segments)
+    assert torch.equal(decoded[slice(*norm)], x[slice(*norm)])
+    assert torch.equal(decoded[slice(*emb)], x[slice(*emb)].bfloat16().float())
+    assert torch.equal(decoded[slice(*head)], x[slice(*head)].half().float())
+    matrix = TopK().decode(TopK().encode(x[slice(*w)]), 4096)
+    assert torch.equal(decoded[slice(*w)], matrix)
+
+
+def test_parts_of_a_role_codec_follow_the_round() -> None:
+    codec = PerRole(default=RandomK(values=F32()), vector=Identity())
+    coder = codec.bind(Layout.of({"w": (64, 64), "b": (3,)}))
+    x = vector(4099)
+    first, second = (coder.decode(coder.encode(x, n), n) for n in (1, 2))
+    assert not torch.equal(first, second)
+
+
+def test_small_tensors_share_chunks() -> None:
+    many = Layout.of({str(i): (64,) for i in range(64)})
+    assert TopK().bind(many).nbytes == TopK().nbytes(4096)
+    assert Quantise(bits=2).bind(many).nbytes == Quantise(bits=2).nbytes(4096)
+    assert Quantise(bits=2, groups=Tensors()).bind(many).nbytes == 64 * (8 + 16)
+
+
+@pytest.mark.parametrize("groups", [Chunks(), Rows(), Tensors(), Blocks()])
+def test_every_element_is_in_exactly_one_record(groups) -> None:
+    layout = ragged_layout()
+    flat = torch.arange(layout.numel, dtype=torch.float32)
+    seen = torch.cat([batch.read(flat).flatten() for batch in groups.batches(layout)])
+    assert torch.equal(seen.sort().values, flat)
+    for batch in groups.batches(layout):
+        part = batch.read(flat)
+        part += 1.0
+        batch.write(flat, part)
+    assert torch.equal(flat, torch.arange(layout.numel) + 1.0)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 16])
+def test_pieces_of_a_layout_cover_it(parts) -> None:
+    layout = ragged_layout()
+    pieces = layout.cut(parts)
+    assert len(pieces) == parts
+    ends = [start + piece.numel for start, piece in pieces]
+    assert [start for start, _ in pieces] == [0, *ends[:-1]]
+    found = [
+        place
+        for start, piece in pieces
+        for s in piece.segments
+        for place in range(start + s.start, start + s.stop)
+    ]
+    assert found == list(range(layout.numel))
+    columns = {s.name: s.matrix[1] for s in layout.segments}
+    assert all(s.matrix[1] == columns[s.name] for _, piece in pieces for s in piece.segments)
+
+
+def test_cuts_leave_blocks_whole() -> None:
+    layout = Layout.of({"w": (1000, 33)})
+    assert [piece.segments[0].shape for _, piece in layout.cut(3)] == [
+        (320, 33),
+        (320, 33),
+        (360, 33),
+    ]
+
+
+def test_the_wire_order_puts_whole_chunks_first() -> None:
+    shapes = {"a": (3,), "b": (64, 64), "c": (0,), "d": (2, 4096)}
+    assert wire_order(shapes) == ("b", "d", "a", "c")

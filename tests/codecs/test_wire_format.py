@@ -1,0 +1,419 @@
+"""docs/wire-format.md against the code, an independent decoder and golden bytes.
+
+`PYTHONPATH=tests python tests/codecs/test_wire_format.py` writes tests/golden/ anew. Do that for a
+new id, never to make a test pass: an id must always name the same bytes.
+"""
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import wire_reference as reference
+from thinwire.aggregate import MeanOverWorkers, Payloads
+from thinwire.codecs import CastBF16, Codec, Identity, from_id, register, registry
+from thinwire.codecs.selection import random_places
+from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.exchange.message import Header, Kind, anchor_digest, open_message, seal
+from thinwire.fragments.layout import Layout, wire_order
+
+_ROOT = Path(__file__).parents[2]
+GOLDEN = _ROOT / "tests" / "golden"
+SPECIFICATION = _ROOT / "docs" / "wire-format.md"
+
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "ragged": {"w": (65, 128), "norm": (7,), "e": (64, 64), "s": ()},
+    "tiles": {"w": (130, 129), "b": (3,)},
+    "short": {"a": (8,), "b": (9,), "c": (3,)},
+    "tiny": {"w": (3, 5), "none": (0, 4), "b": (7,), "s": ()},
+}
+ROLES = {"e": "embedding"}
+GROUPS = ("tensor", "row", "chunk", "block")
+VALUES = ("sign-mean", "sign-levels", "bf16", "f32")
+DENSE = ("table-1", "table-2", "table-4", "affine-8", "e3m0")
+SPARSE = ("topk-64", "randomk-64-seed-7")
+
+CASES: list[tuple[str, str]] = [
+    *((id, "tiny") for id in ("identity/f32", "cast/bf16", "cast/fp16")),
+    *((f"{r}/{g}", "ragged") for r, g in itertools.product(DENSE, GROUPS)),
+    *((f"{r}/{v}/{g}", "ragged") for r, v, g in itertools.product(SPARSE, VALUES, GROUPS)),
+    ("topk-1/sign-levels/chunk", "ragged"),
+    ("topk-100/f32/row", "ragged"),
+    ("topk-4096/sign-mean/chunk", "ragged"),
+    ("topk-64/sign-levels/block", "tiles"),
+    ("table-1/block", "tiles"),
+    ("affine-8/tensor", "short"),  # of 8 numbers the record is as large as they are: plain
+    ("randomk-4096-seed-1/bf16/tensor", "short"),
+    ("topk-64/f32/chunk", "tiny"),
+    ("e3m0/row", "tiny"),
+    ("per-role(default=identity/f32,vector=cast/bf16)", "tiny"),
+    (
+        "per-role(default=table-1/block,embedding=randomk-64-seed-0/bf16/row,vector=identity/f32)",
+        "ragged",
+    ),
+    (
+        "per-role(default=per-role(default=topk-64/sign-levels/block,head=e3m0/chunk),"
+        "embedding=topk-32/sign-mean/chunk,head=cast/bf16,vector=cast/fp16)",
+        "ragged",
+    ),
+]
+ROUND = 3
+# Sums are exact where a row has 2^m numbers. In the few other rows, no mean lies within 8 ulp of
+# where its rounding to bf16 turns, so that the order of a sum does not matter there, either.
+SALT = 1
+
+
+def layout_of(name: str) -> Layout:
+    return Layout.of(SHAPES[name], {n: r for n, r in ROLES.items() if n in SHAPES[name]})
+
+
+def reference_layout(layout: Layout) -> reference.Layout:
+    segments = [reference.Segment(s.shape, s.role, s.start) for s in layout.segments]
+    return reference.Layout(segments, layout.numel)
+
+
+def hashes(count: int) -> np.ndarray:
+    """64 bits for each of 0 .. count - 1, by integer arithmetic alone."""
+    with np.errstate(over="ignore"):
+        z = np.arange(SALT, count + SALT, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+        return z ^ (z >> np.uint64(29))
+
+
+def exact_input(numel: int) -> Tensor:
+    """a b c / 1024 with integers of at most 5: sums of it and of its squares are exact in fp32."""
+    h = hashes(numel)
+    factors = [((h >> np.uint64(s)) % np.uint64(11)).astype(np.int64) - 5 for s in (8, 24, 40)]
+    product = factors[0] * factors[1] * factors[2]
+    return torch.from_numpy(product.astype(np.float32)) / 1024
+
+
+def bit_patterns(numel: int) -> Tensor:
+    """Finite floats of all sizes; zeros of both signs, subnormals and the largest come first."""
+    bits = (hashes(numel) >> np.uint64(17)).astype(np.uint32)
+    bits = np.where(bits & np.uint32(0x7F800000) == 0x7F800000, bits ^ np.uint32(1 << 28), bits)
+    first = [
+        0x80000000,
+        0,
+        1,
+        0x807FFFFF,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x3F808000,
+        0x3F818000,
+        0x477FEFFF,
+    ]
+    bits[: len(first)] = first
+    return torch.from_numpy(bits.astype(np.uint32).view(np.float32))
+
+
+def input_for(name: str) -> Tensor:
+    make = bit_patterns if name == "tiny" else exact_input
+    return make(layout_of(name).numel)
+
+
+def raw(x: Tensor) -> bytes:
+    return x.contiguous().numpy().tobytes()
+
+
+def shorten(payload: bytes) -> str:
+    return base64.b64encode(zlib.compress(payload, 9)).decode()
+
+
+def lengthen(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+def make_payload(id: str, name: str) -> dict[str, str]:
+    coder = from_id(id).bind(layout_of(name))
+    payload = coder.encode(input_for(name), ROUND)
+    decoded = hashlib.sha256(raw(coder.decode(payload, ROUND))).hexdigest()
+    return {"id": id, "layout": name, "payload": shorten(raw(payload)), "decoded": decoded}
+
+
+def make_messages() -> dict[str, str]:
+    """A whole pseudo-gradient, and the mean of a shard with padding, as hex."""
+    x, layout = input_for("ragged"), layout_of("ragged")
+    codec = from_id("topk-64/sign-levels/chunk")
+    start, piece = layout.cut(3)[1]
+    shard = x[start : start + piece.numel]
+    whole = seal(codec.bind(layout).encode(x), header_of("whole"))
+    mean = seal(codec.bind(piece).encode(shard), header_of("mean"))
+    return {"whole": raw(whole).hex(), "mean": (raw(mean) + bytes(16)).hex()}
+
+
+def header_of(which: str) -> Header:
+    layout = layout_of("ragged")
+    kind, shard, sender, numel = {
+        "whole": (Kind.WHOLE, 0, 2, layout.numel),
+        "mean": (Kind.MEAN, 1, 1, layout.cut(3)[1][1].numel),
+    }[which]
+    return Header(
+        codec="topk-64/sign-levels/chunk",
+        fragment=0x01020304,
+        kind=kind,
+        shard=shard,
+        round=0x0102030405060708,
+        sender=sender,
+        elements=numel,
+        anchor=anchor_digest(input_for("ragged")),
+    )
+
+
+def write_golden() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    payloads = [make_payload(id, name) for id, name in CASES]
+    lines = ",\n".join(json.dumps(p) for p in payloads)
+    (GOLDEN / "payloads.json").write_text(f"[\n{lines}\n]\n")
+    (GOLDEN / "messages.json").write_text(json.dumps(make_messages(), indent=1) + "\n")
+
+
+def stored() -> list[dict[str, str]]:
+    path = GOLDEN / "payloads.json"
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def golden_cases() -> list[Any]:
+    return [pytest.param(case, id=f"{case['id']}@{case['layout']}") for case in stored()]
+
+
+# -- golden bytes ----------------------------------------------------------------------------------
+
+
+def test_every_case_is_stored() -> None:
+    assert [(case["id"], case["layout"]) for case in stored()] == CASES
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_encoding_gives_the_golden_bytes(case: dict[str, str]) -> None:
+    x = input_for(case["layout"])
+    coder = from_id(case["id"]).bind(layout_of(case["layout"]))
+    payload = raw(coder.encode(x, ROUND))
+    assert payload == lengthen(case["payload"])
+    assert raw(coder.encode_residual(x, ROUND)) == payload
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_golden_bytes_decode_alike_here_and_by_the_specification(case: dict[str, str]) -> None:
+    payload, layout = lengthen(case["payload"]), layout_of(case["layout"])
+    coder = from_id(case["id"]).bind(layout)
+    ours = raw(coder.decode(torch.frombuffer(bytearray(payload), dtype=torch.uint8), ROUND))
+    theirs = reference.decode(case["id"], reference_layout(layout), payload, ROUND)
+    assert hashlib.sha256(ours).hexdigest() == case["decoded"]
+    assert theirs.tobytes() == ours
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "table-2/row",
+        "affine-8/block",
+        "e3m0/chunk",
+        "topk-64/sign-levels/chunk",
+        "randomk-64-seed-7/f32/tensor",
+        "per-role(default=topk-64/f32/row,vector=identity/f32)",
+    ],
+)
+def test_a_mean_is_what_the_specification_says(id: str) -> None:
+    layout, x = layout_of("ragged"), input_for("ragged")
+    coder = from_id(id).bind(layout)
+    payloads = [coder.encode(x * scale, ROUND) for scale in (1.0, 0.013, 0.37)]
+    ours = MeanOverWorkers().combine(Payloads(coder=coder, payloads=payloads, round=ROUND))
+    bodies = [raw(payload) for payload in payloads]
+    theirs = reference.mean(id, reference_layout(layout), bodies, ROUND)
+    assert theirs.tobytes() == raw(ours)
+    other_order = reference.mean(id, reference_layout(layout), bodies[::-1], ROUND)
+    assert other_order.tobytes() != raw(ours)
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["whole", "mean"])
+def test_a_golden_message_is_made_and_read(which: str) -> None:
+    expected, header = json.loads((GOLDEN / "messages.json").read_text()), header_of(which)
+    assert make_messages()[which] == expected[which]
+    message = bytes.fromhex(expected[which])
+    found = reference.read_header(message)
+    assert found.codec == reference.codec_digest(header.codec)
+    fields = ("fragment", "kind", "shard", "round", "sender", "elements", "anchor")
+    assert all(getattr(found, f) == getattr(header, f) for f in fields)
+
+    layout = layout_of("ragged") if which == "whole" else layout_of("ragged").cut(3)[1][1]
+    coder = from_id(header.codec).bind(layout)
+    tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    body = open_message(tensor, header, body_nbytes=coder.nbytes)
+    assert reference.read_body(message, coder.nbytes) == raw(body)
+    theirs = reference.decode(header.codec, reference_layout(layout), raw(body))
+    assert theirs.tobytes() == raw(coder.decode(body))
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2047, 2048, 2049, 12554])
+def test_the_anchor_digest_is_the_specifications(numel: int) -> None:
+    x = exact_input(numel)
+    assert anchor_digest(x) == reference.anchor_digest(x.numpy())
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+ODD_SHAPES: list[dict[str, tuple[int, ...]]] = [
+    *SHAPES.values(),
+    {},
+    {"one": ()},
+    {"conv": (70, 3, 5, 5), "thin": (4096, 1), "wide": (1, 4097), "b": (64,)},
+    {"square": (64, 64), "tall": (193, 64), "low": (63, 130), "narrow": (200, 63)},
+]
+SIZE_IDS = [
+    *("identity/f32", "cast/bf16", "table-1/chunk", "table-4/row", "affine-8/row", "e3m0/block"),
+    *("topk-64/sign-levels/block", "topk-32/f32/row", "topk-77/bf16/tensor"),
+    *("topk-4096/sign-mean/chunk", "randomk-3-seed-1/f32/chunk"),
+    "per-role(default=table-2/block,vector=identity/f32)",
+]
+
+
+@pytest.mark.parametrize("shapes", ODD_SHAPES, ids=lambda shapes: "+".join(shapes) or "none")
+def test_sizes_are_those_of_the_specification(shapes: dict[str, tuple[int, ...]]) -> None:
+    layout = Layout.of(shapes)
+    for id in SIZE_IDS:
+        assert from_id(id).bind(layout).nbytes == reference.nbytes(id, reference_layout(layout)), id
+
+
+@pytest.mark.parametrize("shapes", ODD_SHAPES, ids=lambda shapes: "+".join(shapes) or "none")
+def test_shards_and_order_are_those_of_the_specification(shapes: dict[str, Any]) -> None:
+    layout = Layout.of(shapes)
+    assert list(wire_order(shapes)) == reference.wire_order(shapes)
+    for workers in (1, 2, 3, 7):
+        ours = [(start, reference_layout(piece)) for start, piece in layout.cut(workers)]
+        assert ours == reference.cut(reference_layout(layout), workers)
+
+
+def test_the_tables_of_the_specification_are_right() -> None:
+    row = re.compile(r"^\| `([a-z0-9/-]+)` \|.*?(\d+) \| ([\d.]+) \|$", re.MULTILINE)
+    rows = row.findall(SPECIFICATION.read_text())
+    assert len(rows) == 11
+    for id, nbytes, bits in rows:
+        assert from_id(f"{id}/chunk").nbytes(4096) == int(nbytes)
+        assert int(nbytes) * 8 / 4096 == float(bits)
+    example = Layout.of({"e": (64, 64), "w": (65, 130), "norm": (7,), "s": ()})
+    worked = from_id("topk-64/sign-levels/chunk").bind(example).nbytes
+    words = " ".join(SPECIFICATION.read_text().split())
+    assert f"Body: 3 * 84 + 10 = {worked} bytes; message: {64 + worked}." in words
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (10, 3), (4096, 64), (4096, 4096)])
+def test_random_places_are_those_of_the_specification(n: int, k: int) -> None:
+    for seed, round_number in ((0, 0), (7, 3), (2**63 - 1, 2**40)):
+        ours = random_places(columns=n, k=k, seed=seed, round_number=round_number)
+        assert ours.tolist() == reference.random_places(n, k, seed, round_number)
+
+
+@pytest.mark.parametrize("damage", ["too many", "too few", "spare", "not ascending", "beyond"])
+def test_places_that_cannot_be_are_refused(damage: str) -> None:
+    # k = 3 of n = 33: l = 3, a bitmap of 8 bits and 9 low bits in two bytes. k = 2 of n = 17 has 5
+    # places in a bitmap of 5 bits, so three spare ones.
+    n, k, broken = {
+        "too many": (33, 3, [0b1111, 0, 0]),
+        "too few": (33, 3, [0b11, 0, 0]),
+        "spare": (17, 2, [0b10000001, 0]),
+        "not ascending": (33, 3, [0b111, 0, 0]),
+        "beyond": (33, 3, [0b10000011, 0b11111111, 0b11111111]),
+    }[damage]
+    id = f"topk-{-(-k * 4096 // n)}/f32/chunk"
+    assert reference.kept(int(id.split("-")[1].split("/")[0]), n) == k
+    body = bytes(broken) + bytes(4 * k)
+    layout = Layout.vector(n)
+    with pytest.raises(reference.Refused):
+        reference.decode(id, reference_layout(layout), body)
+    with pytest.raises(ExchangeError):
+        from_id(id).bind(layout).decode(torch.tensor(list(body), dtype=torch.uint8))
+
+
+def test_a_row_with_too_many_places_does_not_make_up_for_one_with_too_few() -> None:
+    # Two chunks with k = 1: a bitmap of two bits in a byte, 12 low bits in two, a value in four.
+    coder = from_id("topk-1/f32/chunk").bind(Layout.vector(8192))
+    payload = torch.zeros(2, 7, dtype=torch.uint8)
+    payload[0, 0] = 0b11
+    with pytest.raises(ExchangeError, match="another number of indices"):
+        coder.decode(payload.view(-1))
+
+
+# -- ids -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", sorted({id for id, _ in CASES} | set(SIZE_IDS)))
+def test_an_id_leads_to_a_codec_of_that_id(id: str) -> None:
+    codec = from_id(id)
+    assert codec.id == id
+    assert from_id(codec.id) == codec
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("", "nope", "identity", "identity/f64", "Identity/f32", "cast/f32", "identity/f32 "),
+        *("table-8/chunk", "table-3/chunk", "table-02/chunk", "table-2", "affine-4/chunk"),
+        *("e3m0/column", "e3m0-4/chunk", "topk-064/f32/chunk", "topk-6_4/f32/chunk"),
+        *("topk-64/f32", "topk-64/f64/chunk", "topk/f32/chunk", "topk-64/f32/chunk/chunk"),
+        *("randomk-1/f32/chunk", "randomk-1-seed-/f32/chunk", "randomk-1-seed-+1/f32/chunk"),
+        *("per-role()", "per-role(default=cast/bf16", "per-role(vector=cast/bf16)"),
+        "per-role(default=cast/bf16,matrix=cast/bf16)",
+        "per-role(default=cast/bf16,vector=cast/bf16,head=cast/bf16)",
+        "per-role(default=cast/bf16,default=cast/bf16)",
+        "per-role(default=cast/bf16))",
+    ],
+)
+def test_an_unknown_id_is_refused(id: str) -> None:
+    with pytest.raises(ConfigurationError, match="do: check the id"):
+        from_id(id)
+
+
+@pytest.mark.parametrize("id", ["topk-0/f32/chunk", "topk-4097/f32/chunk"])
+def test_an_impossible_k_is_refused(id: str) -> None:
+    with pytest.raises(ConfigurationError, match="of every 4096"):
+        from_id(id)
+
+
+def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigurationError, match="affine, cast, e3m0, identity, per-role, randomk"):
+        from_id("per-role(default=nope-4/chunk)")
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+
+
+class Mine(Codec):
+    id = "my-own-4/x"  # type: ignore[assignment]
+
+    def bind(self, layout: Layout) -> Any:
+        return Identity().bind(layout)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_others_register_their_families() -> None:
+    register("my-own", lambda id: Mine())
+    assert from_id("my-own-4/x").id == "my-own-4/x"
+    assert from_id("per-role(default=my-own-4/x)").id == "per-role(default=my-own-4/x)"
+    with pytest.raises(ConfigurationError, match="has the id 'my-own-4/x'"):
+        from_id("my-own-8/x")
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("family", ["cast", "per-role", "", "a/b", "a(b", "topk-64", "a-4b"])
+def test_taken_and_impossible_families_are_refused(family: str) -> None:
+    with pytest.raises(ConfigurationError, match="register codecs"):
+        register(family, lambda id: CastBF16())
+
+
+if __name__ == "__main__":
+    write_golden()

@@ -1,0 +1,17 @@
+"""HOST:PORT."""
+
+import pytest
+
+from thinwire.elastic.address import address_text, split_address
+from thinwire.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("address", ["", "node", ":1", "node:", "node:x", "node:65536", "::1:5"])
+def test_addresses_without_host_or_port_are_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="not HOST:PORT"):
+        split_address(address)
+
+
+@pytest.mark.parametrize("address", ["node:0", "10.0.0.1:65535", "[fe80::1]:7"])
+def test_addresses_come_back_as_they_were(address: str) -> None:
+    assert address_text(*split_address(address)) == address

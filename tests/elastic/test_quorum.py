@@ -1,0 +1,114 @@
+"""Which workers take part in a round, and what the round is."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.elastic.quorum import Member, elect
+from thinwire.membership import Progress
+
+
+def worker(name: str, **fields) -> Member:
+    where = {
+        key: fields.pop(key) for key in ("version", "step", "digest", "dealt") if key in fields
+    }
+    position = Progress(**{"version": 4, "step": 12, "digest": "aa", "dealt": 9, **where})
+    known = {"description": "c", "phase": "round", "generation": 0, "oldest": 2}
+    return Member(
+        identity=name,
+        nonce="1",
+        address=f"{name}:1",
+        store=f"{name}:2",
+        position=position,
+        **known | fields,
+    )
+
+
+WORKERS = st.lists(
+    st.builds(
+        lambda identity, fields: (identity, fields),
+        st.integers(0, 99),
+        st.fixed_dictionaries(
+            {
+                "version": st.integers(0, 4),
+                "step": st.integers(0, 4),
+                "digest": st.sampled_from(["aa", "bb"]),
+                "dealt": st.integers(0, 30),
+                "description": st.sampled_from(["c", "d"]),
+                "phase": st.sampled_from(["join", "round", "last"]),
+                "generation": st.integers(0, 2),
+                "oldest": st.integers(0, 4),
+            }
+        ),
+    ),
+    min_size=1,
+    max_size=7,
+    unique_by=lambda made: made[0],
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORKERS, st.randoms())
+def test_all_conclude_the_same_in_any_order(made, random) -> None:
+    everyone = [worker(f"w{number:02}", **fields) for number, fields in made]
+    shuffled = random.sample(everyone, len(everyone))
+    quorum = elect(everyone)
+    assert elect(shuffled) == quorum
+    assert elect(shuffled).key == quorum.key
+    assert sorted([*quorum.members, *quorum.behind, *quorum.refused], key=str) == sorted(
+        everyone, key=str
+    )
+    assert quorum.leader in quorum.members
+    assert quorum.position.version == max(s.position.version for s in everyone)
+    fit = (*quorum.members, *quorum.behind)
+    assert all(s.description == quorum.leader.description for s in fit)
+    assert all(s.description != quorum.leader.description for s in quorum.refused)
+    assert quorum.position.dealt >= max(s.position.dealt for s in fit)
+    for member in quorum.members:
+        at = member.position
+        same = (at.version, at.digest) == (quorum.position.version, quorum.position.digest)
+        assert same or quorum.leader.oldest <= at.version < quorum.position.version
+
+
+def test_the_furthest_state_that_most_workers_have_is_the_runs() -> None:
+    everyone = [
+        worker("a", digest="bb"),
+        worker("b"),
+        worker("c"),
+        worker("d", version=3, digest="x"),
+        worker("e", version=1, digest="x"),
+        worker("f", version=3, description="other"),
+    ]
+    quorum = elect(everyone)
+    assert [s.identity for s in quorum.members] == ["b", "c", "d"]  # d is a round behind
+    assert [s.identity for s in quorum.behind] == ["a", "e"]  # drifted; older than the records
+    assert [s.identity for s in quorum.refused] == ["f"]
+    assert (quorum.position.version, quorum.position.digest) == (4, "aa")
+    two = elect([worker("a", digest="bb"), worker("b")])
+    assert two.position.digest == "bb"  # of equally many, the first by name
+
+
+def test_the_phase_is_that_of_members_with_something_to_contribute() -> None:
+    newcomer = worker("a", phase="join", step=99)
+    at_round, last = worker("b", step=30), worker("c", phase="last", step=40)
+    assert elect([newcomer]).phase == "join"
+    quorum = elect([newcomer, at_round])
+    assert (quorum.phase, quorum.position.step) == ("round", 30)
+    quorum = elect([newcomer, at_round, last])
+    assert (quorum.phase, quorum.position.step) == ("last", 40)
+
+
+def test_a_broken_group_is_never_used_again() -> None:
+    a, b = worker("a"), worker("b")
+    later = dataclasses.replace(b, generation=1)
+    assert elect([a, b]).key == elect([b, a]).key
+    assert elect([a, later]).key != elect([a, b]).key
+    assert elect([a]).key != elect([a, b]).key
+    moved = dataclasses.replace(b, position=dataclasses.replace(b.position, version=3))
+    assert elect([a, moved]).key == elect([a, b]).key
+
+
+def test_shares_of_workers_that_drifted_are_not_dealt_again() -> None:
+    drifted = worker("a", digest="bb", dealt=50)
+    assert elect([drifted, worker("b"), worker("c")]).position.dealt == 50

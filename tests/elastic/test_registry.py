@@ -1,0 +1,151 @@
+"""The rules by which workers join, are refused and forgotten."""
+
+import pytest
+
+from elastic_registry import DESCRIPTION, EXPIRY_S, OTHER, Clock, at
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry import MemberRegistry
+
+
+def member(identity: str, version: int, process: int) -> Member:
+    nonce = f"{identity}{process}"
+    return Member(identity=identity, nonce=nonce, address="10.0.0.1:4000", position=at(version))
+
+
+class Rules:
+    """A registry with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.registry = MemberRegistry(expiry_s=EXPIRY_S, clock=self.clock)
+
+    def join(self, identity: str, *, description=DESCRIPTION, version: int = 0, process: int = 0):
+        return self.registry.join(member(identity, version, process), description)
+
+    def beat(self, identity: str, *, version: int = 0, process: int = 0) -> bool:
+        return self.registry.heartbeat(member(identity, version, process))
+
+    def after(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.registry.expire()
+
+    def there(self) -> list[str]:
+        return [found.identity for found in self.registry.others()]
+
+
+def test_the_first_description_is_the_runs_and_another_is_refused_on_all_sides() -> None:
+    rules = Rules()
+    assert rules.join("a") is None
+    assert rules.join("b") is None
+    rules.registry.take_log()
+    refusal = rules.join("c", description=OTHER)
+    assert refusal is not None
+    assert refusal.status == 403
+    assert refusal.reason == "method.sync_every is 10 here and 5 in the run"
+    line = "'c' at 10.0.0.1:4000: method.sync_every is 10 there and 5 in the run"
+    assert rules.registry.take_log() == [f"refused {line}"]
+    for name in ("a", "b"):
+        assert rules.registry.take_refusals(name) == [line]
+        assert rules.registry.take_refusals(name) == []
+    assert rules.there() == ["a", "b"]
+
+
+def test_a_field_that_one_side_lacks_is_a_difference() -> None:
+    rules = Rules()
+    rules.join("a")
+    refusal = rules.join("b", description={"thinwire": "0.1.0"})
+    assert refusal is not None
+    assert refusal.reason == "method.sync_every is none here and 5 in the run"
+
+
+def test_a_worker_that_asks_repeatedly_is_reported_once() -> None:
+    rules = Rules()
+    rules.join("a")
+    for _ in range(7):
+        rules.join("c", description=OTHER)
+        rules.after(0.5)
+        rules.beat("a")
+    assert len(rules.registry.take_refusals("a")) == 1
+    for _ in range(61):
+        rules.after(1.0)
+        rules.beat("a")
+    rules.join("c", description=OTHER)
+    assert len(rules.registry.take_refusals("a")) == 1
+
+
+def test_an_identity_is_taken_until_its_holder_has_been_silent_for_long_enough() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.after(0.4)
+    refusal = rules.join("a", process=1)
+    assert refusal is not None
+    assert refusal.status == 409
+    taken = "identity 'a' is taken by a worker at 10.0.0.1:4000, whose last heartbeat was 0.4 s ago"
+    assert refusal.reason == taken
+    assert refusal.retry_s == pytest.approx(EXPIRY_S - 0.4)
+    rules.after(EXPIRY_S - 0.4)
+    assert rules.there() == ["a"]  # at the limit and not beyond it
+    rules.after(0.01)
+    assert rules.there() == []
+    assert rules.join("a", process=1) is None
+    assert not rules.beat("a")  # the old process is not the new one
+    assert rules.beat("a", process=1)
+
+
+def test_the_same_process_may_join_twice() -> None:
+    """Its first answer may have been lost on the way."""
+    rules = Rules()
+    assert rules.join("a") is None
+    assert rules.join("a") is None
+    assert len(rules.registry.take_log()) == 1
+
+
+def test_a_worker_restarted_with_another_description_waits_until_it_is_forgotten() -> None:
+    rules = Rules()
+    rules.join("a")
+    refusal = rules.join("a", process=1, description=OTHER)
+    assert refusal is not None
+    assert refusal.status == 409
+    rules.after(EXPIRY_S + 1)
+    assert rules.join("a", process=1, description=OTHER) is None
+
+
+@pytest.mark.parametrize("end", ["leave", "expire"])
+def test_the_description_is_forgotten_with_the_last_worker(end: str) -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.registry.leave("a", "a0")
+    assert rules.join("c", description=OTHER) is not None
+    if end == "leave":
+        rules.registry.leave("b", "b0")
+    else:
+        rules.after(EXPIRY_S + 0.1)
+    assert rules.join("c", description=OTHER) is None
+    log = rules.registry.take_log()
+    assert log[-2].startswith("b left (" if end == "leave" else "b is gone (version 0, step 0): ")
+
+
+def test_a_state_that_took_outer_steps_displaces_those_at_the_beginning() -> None:
+    rules = Rules()
+    rules.join("wrong", description=OTHER)
+    rules.join("wrong2", description=OTHER)
+    assert rules.join("new") is not None  # at the beginning itself
+    assert rules.join("old", version=3) is None
+    assert rules.there() == ["old"]
+    assert any(
+        "which 'old' continues (version 3, step 15)" in line for line in rules.registry.take_log()
+    )
+    assert not rules.beat("wrong")
+    refusal = rules.join("wrong", description=OTHER)
+    assert refusal is not None
+    assert refusal.status == 403
+
+
+def test_a_worker_that_took_outer_steps_is_not_displaced() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.beat("b", version=1)
+    assert rules.join("c", description=OTHER, version=9) is not None
+    assert rules.there() == ["a", "b"]

@@ -1,0 +1,183 @@
+"""The registry over the network."""
+
+import socket
+import threading
+
+import pytest
+
+from elastic_registry import EXPIRY_S, OTHER, TOKEN, at, client, registry_server
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry_server import (
+    RegistryServer,
+)
+from thinwire.elastic.signed_http import send_request
+from thinwire.elastic.token import Token
+from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+
+
+def test_workers_see_each_other_in_the_registry() -> None:
+    lines: list[str] = []
+    with registry_server(lines=lines) as server:
+        a, b = client(server.port, "a"), client(server.port, "b")
+        joined = a.join(at(0), "10.0.0.1:4000")
+        assert (joined.lighthouse, joined.peers) == ("127.0.0.1:4321", ())
+        assert joined.heartbeat_timeout_s == EXPIRY_S
+        b.finish()
+        (seen,) = b.join(at(2), "10.0.0.2:4000").peers
+        expected = Member(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(0))
+        assert seen == expected
+        (seen,) = a.heartbeat(at(7)).peers
+        assert (seen.identity, seen.finished, seen.position) == ("b", True, at(2))
+        assert b.heartbeat(at(2)).peers[0].position == at(7)
+        with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
+            client(server.port, "c", OTHER).join(at(0), "10.0.0.3:4000")
+        (line,) = a.heartbeat(at(7)).refused
+        assert "sync_every is 10 there and 5 in the run" in line
+        a.leave()
+        assert b.heartbeat(at(2)).peers == ()
+    assert lines[0] == "a joined from 10.0.0.1:4000 (version 0, step 0)"
+    assert lines[-1] == "a left (version 7, step 35)"
+    assert sum(line.startswith("refused 'c'") for line in lines) == 1
+
+
+def test_a_silent_worker_is_gone_without_a_request() -> None:
+    gone = threading.Event()
+
+    def on_event(line: str) -> None:
+        if line.startswith("a is gone"):
+            gone.set()
+
+    server = RegistryServer(
+        TOKEN,
+        host="127.0.0.1",
+        port=0,
+        lighthouse_port=1,
+        heartbeat_timeout_s=0.2,
+        on_event=on_event,
+    )
+    client(server.port, "a").join(at(0), "10.0.0.1:4000")
+    assert gone.wait(5)
+    server.close()
+
+
+def test_a_restarted_worker_waits_until_its_earlier_process_is_forgotten() -> None:
+    with registry_server(expiry_s=0.5) as server:
+        client(server.port, "a").join(at(0), "10.0.0.1:4000")
+        assert client(server.port, "a").join(at(0), "10.0.0.1:4001").peers == ()
+
+
+def test_a_second_worker_of_one_identity_is_refused(monkeypatch) -> None:
+    with registry_server(expiry_s=0.4) as server:
+        holder, second = client(server.port, "a"), client(server.port, "a")
+        holder.join(at(0), "10.0.0.1:4000")
+        # In the place of its pause: the holder goes on beating.
+        monkeypatch.setattr(
+            "thinwire.elastic.registry_server.time.sleep", lambda _: holder.heartbeat(at(0))
+        )
+        with pytest.raises(
+            MismatchError, match=r"identity 'a' is taken .* 10\.0\.0\.1:4000, whose last"
+        ):
+            second.join(at(0), "10.0.0.1:4001")
+        assert len(holder.heartbeat(at(0)).refused) == 0  # reported with an earlier heartbeat
+
+
+def test_all_workers_join_a_restarted_registry_again() -> None:
+    with registry_server() as server:
+        port = server.port
+        a = client(port, "a")
+        a.join(at(0), "10.0.0.1:4000")
+        assert not a.heartbeat(at(1)).rejoined
+    with pytest.raises(ExchangeError, match=f"127.0.0.1:{port}"):
+        a.heartbeat(at(2))
+    with registry_server(port=port):
+        wrong = client(port, "w", OTHER)
+        wrong.join(at(0), "10.0.0.9:4000")
+        reply = a.heartbeat(at(2))  # it took outer steps: the one that came first has to go
+        assert (reply.rejoined, reply.peers) == (True, ())
+        assert not a.heartbeat(at(2)).rejoined
+        with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
+            wrong.heartbeat(at(0))
+
+
+def test_a_heartbeat_after_leaving_does_not_bring_a_worker_back() -> None:
+    with registry_server() as server:
+        a = client(server.port, "a")
+        with pytest.raises(ConfigurationError, match="call join first"):
+            a.heartbeat(at(0))
+        a.join(at(0), "10.0.0.1:4000")
+        a.leave()
+        assert a.heartbeat(at(1)).peers == ()
+        assert send_request(TOKEN, f"127.0.0.1:{server.port}", "/peers").json()["peers"] == []
+
+
+def test_another_token_is_refused_and_reported_once() -> None:
+    lines: list[str] = []
+    stranger = Token("another secret of many characters")
+    with registry_server(lines=lines) as server:
+        member = client(server.port, "a")
+        member.join(at(0), "10.0.0.1:4000")
+        for _ in range(3):
+            with pytest.raises(MismatchError, match="not signed with this run's token"):
+                client(server.port, "b", token=stranger).join(at(0), "10.0.0.2:4000")
+        (line,) = member.heartbeat(at(0)).refused
+    assert line == (
+        "a request from 127.0.0.1: the token is another one, or the request was changed on the way"
+    )
+    assert lines.count(f"refused {line}") == 1
+
+
+PLAIN = {"identity": "a", "nonce": "n", "address": "h:1"}
+AT = {"position": {"version": 0, "step": 0, "digest": "", "dealt": 0}}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        [],
+        {"identity": "a"},
+        {"member": {"identity": "a"}},
+        *[
+            {"member": {**PLAIN, **AT, **wrong}, "description": {}}
+            for wrong in (
+                {"identity": ""},
+                {"identity": "a\x1b[2J"},
+                {"identity": "x" * 201},
+                {"identity": 3},
+                {"address": "h"},
+                {"position": {"version": 0, "step": 0, "digest": ""}},
+                {"position": 3},
+                {"finished": 1},
+                {"waiting_s": "long"},
+                {"generation": True},
+                {"awaits": 3},
+                {"unknown": 3},
+            )
+        ],
+        {"member": {**PLAIN, **AT}, "description": []},
+    ],
+)
+@pytest.mark.parametrize("path", ["/join", "/heartbeat", "/leave", "/probe"])
+def test_a_body_of_another_form_is_refused(data: object, path: str) -> None:
+    with registry_server() as server:
+        address = f"127.0.0.1:{server.port}"
+        status = send_request(TOKEN, address, path, data, accept=(200, 400, 410)).status
+        assert status in ((400, 200) if path == "/leave" else (400, 410))
+        assert send_request(TOKEN, address, "/peers").json()["peers"] == []
+
+
+def test_the_registry_probes_a_port_once_and_looks_no_names_up() -> None:
+    with registry_server() as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        address, port = f"127.0.0.1:{server.port}", listener.getsockname()[1]
+        reached = send_request(TOKEN, address, "/probe", {"host": "127.0.0.1", "port": port}).json()
+        assert reached == {"reached": True, "why": ""}
+        listener.accept()[0].close()
+        listener.close()
+        missed = send_request(TOKEN, address, "/probe", {"host": "127.0.0.1", "port": port}).json()
+        assert not missed["reached"]
+        assert "refused" in missed["why"]
+        for odd in ({"host": "localhost", "port": port}, {"host": "127.0.0.1", "port": 0}):
+            with pytest.raises(MismatchError, match="cannot be read"):
+                send_request(TOKEN, address, "/probe", odd).json()

@@ -1,0 +1,884 @@
+"""Rounds of workers that come and go, in one process: what is lost or counts twice, who drifts."""
+
+import contextlib
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import thinwire as tw
+from elastic_hub import (
+    FEEDBACK,
+    METHODS,
+    PLAIN,
+    TABLE,
+    TOP_K,
+    H,
+    Player,
+    crew,
+    exchange,
+    flush,
+    method,
+    same_state,
+    sum_of,
+    train,
+)
+from thinwire.exchange.message import Header, Kind, seal
+from thinwire.rejection import RejectReason
+from thinwire.testing import ElasticHub
+from toy import Team, adamw, build_model, muon, same_bits, sgd
+
+
+def half(seed: int = 0):
+    return build_model(seed).to(torch.bfloat16)
+
+
+# -- a discarded round is no round ---------------------------------------------------------------
+
+CASES = {
+    "adamw": (method(), adamw, build_model),
+    "muon": (method(), muon, build_model),
+    "feedback": (method(codec=TOP_K, feedback=FEEDBACK), adamw, build_model),
+    "2 bit": (
+        method(codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()),
+        adamw,
+        build_model,
+    ),
+    "owner feedback": (
+        method(
+            codec=tw.codecs.Quantise(bits=2),
+            feedback=FEEDBACK,
+            exchange=tw.ReduceScatter(owner_feedback=FEEDBACK),
+        ),
+        adamw,
+        build_model,
+    ),
+    "bf16": (method(), adamw, half),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_discarding_every_other_round_is_half_as_many_rounds(case: str) -> None:
+    described, build, model = CASES[case]
+    hub = ElasticHub()
+    players = crew(hub, described, 3, build=build, model=model, of=3)
+    for boundary in range(1, 7):
+        hub.discards = lambda _, odd=boundary % 2: bool(odd)
+        train(players, H)
+    whole = dataclasses.replace(described, sync_every=2 * H)
+    team = Team(whole, build, 3, model=model).train(6 * H)
+    for player, loop in zip(players, team.loops, strict=True):
+        assert player.loop.digest() == loop.digest()
+        assert player.loop.stats.rounds == 3
+    hub.discards = lambda _: False
+    train(players, H)  # the control: one that is not discarded counts
+    assert players[0].loop.stats.rounds == 4
+
+
+# -- newcomers, and those who missed rounds ------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, METHODS[name], 3)
+    train(players, H * rounds)
+    late = Player(hub, "late", METHODS[name], number=3, model=lambda: build_model(7))
+    left = [t.exchange.feedback_vector() for t in late.state.fragments]
+    left = [None if r is None else torch.randn(len(r)) for r in left]
+    for track, residual in zip(late.state.fragments, left, strict=True):
+        if residual is not None:
+            track.exchange.load_feedback_vector(residual)
+    for player in players:
+        player.inner(H)
+    for _ in range(H - 1):
+        exchange(players)
+    hub.set_members(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    late.loop.join()
+    assert late.loop.share == max(hub.shares)
+    for player in players:
+        player.loop.finish()
+    assert same_state(late, players[0])
+    if not players[0].state.fragments[0].pending:
+        assert late.loop.digest() == players[0].loop.digest()
+        assert same_bits(late.live(), [p.data for p in players[0].model.parameters()]) or (
+            name == "streaming"
+        )
+    for track, residual in zip(late.state.fragments, left, strict=True):
+        assert residual is None or torch.equal(track.exchange.feedback_vector(), residual)
+    everyone = [*players, late]
+    train(everyone, 2 * H)
+    flush(everyone)
+    assert len({p.loop.digest() for p in everyone}) == 1
+    assert all(same_state(p, late) for p in players)
+    assert {p.loop.inner_step for p in everyone} == {H * (rounds + 3)}
+
+
+@pytest.mark.parametrize("missed", [1, 2, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: int) -> None:
+    hub = ElasticHub()
+    players = crew(hub, METHODS[name], 4)
+    *others, slow = players
+    train(players, 2 * H)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    hub.set_members(*(p.node for p in others[: 2 + missed % 2]))
+    train_on = others[: 2 + missed % 2]
+    exchange(train_on)
+    train(train_on, H * (missed - 1))
+    train(train_on, H - 1)
+    for player in train_on:
+        player.inner()
+    back = [*train_on, slow]
+    hub.set_members(*(p.node for p in back))
+    before, held, version = slow.unsent(), slow.feedback(), slow.loop.stats.rounds
+    # the last begin() of everybody, by hand: what is replayed is looked at before it goes out
+    seen = {}
+    sends = slow.loop._send_for
+
+    def look(occasion):
+        seen["unsent"], seen["feedback"] = slow.unsent(), slow.feedback()
+        seen["same"] = same_state(slow, train_on[0])
+        sends(occasion)
+
+    slow.loop._send_for = look
+    exchange(back)
+    assert seen["same"]
+    assert slow.loop.stats.rounds > version
+    scale = max(float(w.abs().max()) for w in [*before, *slow.anchor()])
+    for old, new in zip(before, seen["unsent"], strict=True):
+        assert float(old.abs().max()) > 1e-4  # the control: there is work to be kept
+        assert torch.allclose(old, new, rtol=0, atol=4 * torch.finfo(torch.float32).eps * scale)
+    total = [sum(float(v.double().sum()) for v in f.values()) for f in (held, seen["feedback"])]
+    assert total[0] == pytest.approx(total[1], rel=1e-6)
+    train(back, H)
+    flush(back)
+    assert len({p.loop.digest() for p in back}) == 1
+    assert all(same_state(p, slow) for p in back)
+
+
+# -- rounds that were given up here and counted there --------------------------------------------
+
+
+EXCHANGES = [tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback(decay=1.0))]
+
+
+def done(player: Player, start: list[torch.Tensor]) -> torch.Tensor:
+    return sum_of(start) - sum_of(player.anchor())
+
+
+@pytest.mark.parametrize("heal", ["records", "snapshot"])
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+@pytest.mark.parametrize("codec", [tw.codecs.Identity(), TOP_K], ids=["exact", "top-k"])
+def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
+    heal: str, exchange_kind, codec
+) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(outer=PLAIN, exchange=exchange_kind, codec=codec, feedback=feedback)
+    hub = ElasticHub()
+    hub.heal_by = heal
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    deaf = players[1]
+    work = {p.node.name: torch.zeros_like(sum_of(start)) for p in players}
+
+    def trained(player: Player) -> None:
+        old = sum_of(player.unsent())
+        player.inner()
+        work[player.node.name] += sum_of(player.unsent()) - old
+
+    for boundary in range(4):
+        hub.uninformed = {"w1"} if boundary == 1 else set()
+        for _ in range(H):
+            if boundary == 2 and deaf.state.version < players[0].state.version:
+                # What it did after it sent cannot be told apart and is lost: it does nothing.
+                trained(players[0])
+                deaf.trained += 1
+            else:
+                for player in players:
+                    trained(player)
+            exchange(players)
+    assert players[0].loop.digest() == players[1].loop.digest()
+    left = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
+    total = 2 * done(players[0], start) + left
+    assert torch.allclose(total, sum(work.values()), rtol=0, atol=2e-5)
+    assert float(work["w1"].abs().max()) > 0.01  # a delta too much or too few would be seen
+
+
+def test_what_counted_on_nobody_is_sent_once() -> None:
+    described = method(outer=PLAIN)
+    hub = ElasticHub()
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    hub.discards = lambda _: True
+    train(players, H)
+    lost = sum(sum_of(p.unsent()) for p in players)
+    hub.discards = lambda _: False
+    train(players, 0)
+    flush(players)
+    assert torch.allclose(2 * done(players[0], start), lost, rtol=0, atol=2e-6)
+    assert float(lost.abs().max()) > 0.01
+
+
+def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
+    """Its second attempt counted: a later absence must not be taken for it."""
+    hub = ElasticHub()
+    players = crew(hub, method(outer=PLAIN, codec=TOP_K, feedback=FEEDBACK), 3, build=sgd)
+    hub.discards = lambda _: True
+    train(players, H)
+    hub.discards = lambda _: False
+    train(players, H)  # round 1, the second attempt, with all three
+    *others, slow = players
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    hub.set_members(*(p.node for p in others))
+    exchange(others)
+    train(others, H - 1)
+    for player in others:
+        player.inner()
+    hub.set_members(*(p.node for p in players))
+    before = slow.unsent()
+    sent = []
+    original = slow.loop._send
+    slow.loop._send = lambda track: (sent.extend(slow.unsent()), original(track))
+    exchange(players)
+    assert torch.allclose(sum_of(sent), sum_of(before), rtol=0, atol=1e-6)
+    assert float(sum_of(before).abs().max()) > 1e-3
+
+
+def test_a_lost_round_that_nobody_remembers_is_not_sent_twice() -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, method(outer=PLAIN), 3, build=sgd)
+    *others, lost = players
+    hub.uninformed = {"w2"}
+    train(players, H)
+    hub.uninformed = set()
+    hub.set_members(*(p.node for p in others))
+    train(others, 10 * H)
+    train(others, H - 1)
+    for player in others:
+        player.inner()
+    for _ in range(H - 1):
+        lost.loop.begin()
+    hub.set_members(*(p.node for p in players))
+    sent = []
+    original = lost.loop._send
+    lost.loop._send = lambda track: (sent.extend(lost.unsent()), original(track))
+    exchange(players)
+    assert float(sum_of(sent).abs().max()) == 0.0
+
+
+# -- messages that cannot be used ----------------------------------------------------------------
+
+
+def flipped(payload: torch.Tensor) -> torch.Tensor:
+    damaged = payload.clone()
+    damaged[-1] ^= 1
+    return damaged
+
+
+@pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=1, mixing=0.5)], ids=["wait", "late"])
+def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(outer=PLAIN, codec=TOP_K, feedback=feedback, overlap=overlap)
+    hub = ElasticHub()
+    players = crew(hub, described, 3, build=sgd)
+    twin = crew(ElasticHub(), described, 2, build=sgd)
+    train(players, H - 1)
+    train(twin, H - 1)
+    for player in (*players, *twin):
+        player.inner()
+    held, work = players[2].feedback(), sum_of(players[2].unsent())
+    hub.tamper = lambda sender, to, p: flipped(p) if (sender, to) == (2, 0) else p
+    exchange(players)
+    exchange(twin)
+    if overlap.tau:
+        for player in (*players, *twin):
+            player.inner()
+        work = sum_of(players[2].unsent())
+        exchange(players)
+        exchange(twin)
+    hub.tamper = lambda sender, to, p: p
+    # as if the third had not been there, and all three have it
+    assert {p.loop.digest() for p in players} == {twin[0].loop.digest()}
+    assert all(torch.equal(players[2].feedback()[k], v) for k, v in held.items())
+    assert torch.allclose(sum_of(players[2].unsent()), work, rtol=0, atol=1e-6)
+    assert [p.loop.stats.left_out for p in players] == [{2: 1}] * 3
+    start = players[0].anchor()
+    before = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
+    before = before + sum(sum_of(p.unsent()) for p in players)
+    exchange_all = H if not overlap.tau else H - 1
+    for _ in range(exchange_all):
+        exchange(players)
+    flush(players)
+    after = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
+    if not overlap.tau:  # the very same comes again: nothing was trained
+        assert torch.allclose(3 * done(players[0], start) + after, before, rtol=0, atol=2e-5)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+@pytest.mark.parametrize("half_way", ["a shard", "a result"])
+def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
+    described = method(
+        codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()
+    )
+    hub = ElasticHub()
+    players = crew(hub, described, 3)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    before = [(p.live(), p.feedback(), p.anchor()) for p in players]
+    seen = []
+
+    def tamper(sender, to, payload):
+        seen.append((sender, to))
+        first = seen.count((sender, to)) == 1
+        chosen = (sender, to) == (1, 2) and first == (half_way == "a shard")
+        return (
+            flipped(payload)
+            if chosen and first
+            else (torch.cat([payload[:70] ^ 1, payload[70:]]) if chosen else payload)
+        )
+
+    hub.tamper = tamper
+    exchange(players)
+    hub.tamper = lambda sender, to, p: p
+    for player, (live, feedback, anchor) in zip(players, before, strict=True):
+        assert same_bits(player.live(), live)
+        assert same_bits(player.anchor(), anchor)
+        assert all(torch.equal(player.feedback()[k], v) for k, v in feedback.items())
+        assert player.loop.stats.rounds == 0
+    train(players, H)
+    assert len({p.loop.digest() for p in players}) == 1
+    assert players[0].loop.stats.rounds == 1  # the control
+
+
+def test_a_newcomer_is_not_in_the_mean() -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, method(outer=PLAIN), 2)
+    twin = crew(ElasticHub(), method(outer=PLAIN), 2)
+    train(twin, H)
+    train(players, H - 1)
+    late = Player(hub, "late", method(outer=PLAIN), number=2)
+    for player in players:
+        player.inner()
+    hub.set_members(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    late.loop.join()
+    for player in players:
+        player.loop.finish()
+    assert {p.loop.digest() for p in [*players, late]} == {twin[0].loop.digest()}
+    assert players[0].loop.stats.left_out == {}  # nothing was wrong with it
+    train([*players, late], H)
+    train(twin, H)
+    assert players[0].loop.digest() != twin[0].loop.digest()  # the control: now it is in it
+
+
+def poisoned(message: torch.Tensor) -> torch.Tensor:
+    anchor = bytes(message[48:56].tolist())
+    body = torch.full((139,), math.nan, dtype=torch.bfloat16).view(torch.uint8)
+    places = {"fragment": 0, "kind": Kind.WHOLE, "shard": 0, "round": 1, "sender": 1}
+    return seal(body, Header(codec="cast/bf16", elements=139, anchor=anchor, **places))
+
+
+@pytest.mark.parametrize("fault", [RejectReason.NOT_FINITE, RejectReason.OUTLIER])
+def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, caplog) -> None:
+    described = method(
+        outer=PLAIN,
+        codec=tw.codecs.CastBF16(),
+        feedback=FEEDBACK,
+        aggregate=tw.DropOutliers(limit=10),
+    )
+    hub = ElasticHub()
+    players = crew(hub, described, 3, build=sgd)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    with torch.no_grad():
+        next(players[1].model.parameters()).add_(100.0)
+    state = players[1].state.fragments[0].exchange
+    if fault is RejectReason.NOT_FINITE:
+        encode = state.encode
+        state.encode = lambda *given: {k: poisoned(m) for k, m in encode(*given).items()}
+    held = players[1].feedback()
+    exchange(players)
+    if fault is RejectReason.NOT_FINITE:
+        state.encode = encode
+    text = {"NOT_FINITE": "is not finite", "OUTLIER": "is far longer"}[fault.name]
+    assert f"worker 1 was left out of {players[0].state.fragments[0].fragment.name}" in caplog.text
+    assert text in caplog.text
+    assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
+    assert len({p.loop.digest() for p in players}) == 1
+    assert float(sum_of(players[1].unsent()).abs().max()) == 0
+    assert all(torch.equal(players[1].feedback()[k], v) for k, v in held.items())
+    assert list(hub.records[1].facts["counted"]) == ["w0", "w1", "w2"]  # it must not come again
+    train(players, H)
+    assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
+
+
+def test_an_outsized_contribution_is_left_out_of_a_replay_and_nobody_else() -> None:
+    """Without the one, the median is another, and by it two more would be outsized."""
+    hub = ElasticHub()
+    described = method(outer=PLAIN, exchange=tw.Gather(), aggregate=tw.DropOutliers(limit=8))
+    players = crew(hub, described, 6, build=sgd, of=6)
+    five = players[:5]
+    for _ in range(H - 1):
+        exchange(players)
+    for player, norm in zip(five, (1.0, 1.0, 9.0, 9.0, 95.0), strict=True):
+        with torch.no_grad():
+            next(player.model.parameters()).view(-1)[0].add_(norm)
+    hub.set_members(*(p.node for p in five))
+    exchange(five)
+    assert hub.records[1].facts["left_out"] == [4]
+    for _ in range(H - 1):
+        exchange(five)
+    hub.set_members(*(p.node for p in players))
+    exchange(players)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+@pytest.mark.parametrize(
+    "exchange_kind",
+    [tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK)],
+    ids=["gather", "reduce"],
+)
+def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind) -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind), 2)
+    train(players, H - 1)
+    for player in players:
+        player.inner()
+    before = [(p.live(), p.feedback(), p.anchor(), p.state.progress()) for p in players]
+    hub.tamper = lambda sender, to, p: flipped(p)
+    exchange(players)
+    for player, (live, feedback, anchor, position) in zip(players, before, strict=True):
+        assert same_bits(player.live(), live)
+        assert same_bits(player.anchor(), anchor)
+        assert all(torch.equal(player.feedback()[k], v) for k, v in feedback.items())
+        after = player.state.progress()
+        assert (after.version, after.digest) == (position.version, position.digest)
+    hub.tamper = lambda sender, to, p: p
+    train(players, H)
+    assert players[0].loop.stats.rounds == 1
+
+
+# -- another K -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kind) -> None:
+    described = method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
+    hub = ElasticHub()
+    (first,) = crew(hub, described, 1, of=5)
+    train([first], H)
+    team = [first]
+    for workers in (2, 5, 3):
+        while len(team) < workers:
+            team.append(Player(hub, f"w{len(team)}", described, number=len(team), of=5))
+        team = team[:workers]
+        held = [sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in team]
+        assert float(held[0].abs().max()) > 1e-3
+        hub.heal_by = "snapshot"
+        for player in team:
+            player.inner(H)
+        hub.set_members(*(p.node for p in team))
+        seen = []
+        for player in team:
+            send = player.loop._send_for
+
+            def look(occasion, player=player, send=send, seen=seen) -> None:
+                seen.append(sum_of([t.exchange.feedback_vector() for t in player.state.fragments]))
+                send(occasion)
+
+            player.loop._send_for = look
+        veterans = [p for p in team if p.loop._has_joined]
+        for _ in range(H - 1):
+            for player in veterans:
+                player.state.step += 1
+        for player in team:
+            player.loop._has_joined = True  # the others come without a first round of nothing
+            if player not in veterans:
+                player.node.join(player.state)
+                player.state.step = veterans[0].state.step - 1
+            player.loop.begin()
+        for player in team:
+            player.loop.finish()
+            del player.loop._send_for
+        for old, new in zip(held, seen, strict=True):
+            # K times a residual, divided by K again: one rounding each way
+            assert torch.allclose(old, new, rtol=1e-6, atol=0)
+        assert len({p.loop.digest() for p in team}) == 1
+
+
+REFUSED = {
+    "ddp": (tw.presets.ddp(), r"among workers that come and go.*diloco"),
+    "eager": (method(overlap=tw.Eager()), r"where workers come and go.*Delay"),
+    "pairs": (method(exchange=tw.exchange.Pairs()), r"pairs among workers that come and go"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once(case: str) -> None:
+    described, why = REFUSED[case]
+    with pytest.raises(tw.ConfigurationError, match=why):
+        Player(ElasticHub(), "a", described)
+
+
+def test_a_share_is_not_known_before_the_worker_has_joined() -> None:
+    player = Player(ElasticHub(), "a", method())
+    with pytest.raises(tw.ConfigurationError, match=r"outer\.join"):
+        assert player.loop.share
+
+
+def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> None:
+    """K = 3 has momentum and K = 2 has none: whoever saw K = 2 come to nothing still has it."""
+    hub = ElasticHub()
+    players = crew(hub, method(outer=TABLE), 3)
+    *others, slow = players
+    train(players, 2 * H)
+    assert float(players[0].shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
+    hub.set_members(*(p.node for p in others))
+    hub.discards = lambda _: True
+    train(others, H)
+    snapshot = others[0].state.capture()
+    hub.discards = lambda _: False
+    for player in players:
+        player.inner(H)
+    for _ in range(H - 1):
+        exchange(others)
+        slow.loop.begin()
+    hub.set_members(*(p.node for p in players))
+    exchange(players)
+    assert same_state(slow, others[0])
+    late = Player(hub, "late", method(outer=TABLE))
+    late.state.load(snapshot)
+    late.state.set_outer_workers(3)
+    assert float(late.shared()["0.optimizer.momentum_buffer"].abs().max()) > 0
+
+
+# -- the end, and shares -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_end_is_repeated_until_it_counts(name: str) -> None:
+    hub = ElasticHub()
+    players = crew(hub, METHODS[name], 1, of=1)
+    (player,) = players
+    twin = crew(ElasticHub(), METHODS[name], 1, of=1)[0]
+    train(players, H + 2)
+    train([twin], H + 2)
+    left = [True, True, True]
+    hub.discards = lambda _: bool(left) and left.pop()
+    player.loop.flush()
+    twin.loop.flush()
+    assert not left
+    assert player.state.is_settled()
+    # mixing keeps a part of what was sent
+    assert name == "streaming" or float(sum_of(player.unsent()).abs().max()) == 0
+    if name == "plain":
+        assert player.loop.digest() == twin.loop.digest()
+
+
+def test_no_share_is_dealt_twice_however_workers_come_and_go() -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, method(), 3)
+    read: list[int] = []
+    generator = torch.Generator().manual_seed(3)
+    everyone, team = list(players), list(players)
+    for boundary in range(12):
+        read += [p.loop.share for p in team]
+        for player in team:
+            player.inner()
+        for _ in range(H - 1):
+            exchange(team)
+        wanted = int(torch.randint(1, 5, (), generator=generator))
+        kept = team[: min(wanted, len(team))]
+        joining = wanted > len(kept)
+        if joining:
+            everyone.append(Player(hub, f"n{boundary}", method(), model=lambda: build_model(5)))
+        newcomer = everyone[-1:] if joining else []
+        hub.discards = lambda _, odd=boundary % 3 == 1: odd
+        hub.set_members(*(p.node for p in [*kept, *newcomer]))
+        for player in kept:
+            player.loop.begin()
+        for player in newcomer:
+            player.loop.join()
+        for player in kept:
+            player.loop.finish()
+        team = [*kept, *newcomer]
+    assert len(read) == len(set(read)) > 20
+    assert len(everyone) > 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int) -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(), workers)
+    fixed = Team(method(), adamw, workers)
+    for step in range(3 * H):
+        shares = [p.loop.share for p in players]
+        assert shares == [loop.share for loop in fixed.loops]
+        assert shares == [step // H * workers + rank for rank in range(workers)]
+        exchange(players)
+        fixed.exchange()
+
+
+def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK), 2)
+    train(players, H)
+    peak = players[0].loop.stats.peak_outer_device_bytes
+    for _ in range(5):
+        hub.set_members(players[0].node)
+        train(players[:1], H)
+        players[1].inner(1)
+        for _ in range(H - 1):
+            exchange(players[:1])
+        hub.set_members(*(p.node for p in players))
+        for _ in range(H - 1):
+            players[1].state.step += 1
+        exchange(players)
+    assert players[1].loop.stats.peak_outer_device_bytes <= 2 * peak
+    assert players[0].loop.stats.peak_outer_device_bytes <= 2 * peak
+
+
+def test_what_was_in_flight_is_not_sent_again_where_others_have_gone_on() -> None:
+    late = tw.Delay(tau=1)
+    players = crew(ElasticHub(), method(overlap=late), 2)
+    train(players, H)
+    state = players[0].loop.state_dict()
+    assert any(f["round"] for saved in state["fragments"] for f in saved["in_flight"])
+    with pytest.raises(tw.CheckpointError, match="load_shared_state"):
+        players[0].loop.load_state_dict(state)
+
+
+# -- the end of a run whose workers change -------------------------------------------------------
+
+
+AT_THE_END = {
+    "nobody": lambda hub, players: players,
+    "one left": lambda hub, players: players[:2],
+    "one is alone": lambda hub, players: players[:1],
+    "one came": lambda hub, players: [*players, Player(hub, "late", method(), number=3)],
+}
+
+
+@pytest.mark.parametrize("change", AT_THE_END)
+@pytest.mark.parametrize("more", [0, 1])
+def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
+    change: str, more: int
+) -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, method(), 3)
+    train(players, 2 * H + more)
+    digest = players[0].loop.digest()
+    team = AT_THE_END[change](hub, players)
+    hub.set_members(*(p.node for p in team))
+    flush(team)
+    # The control: a step that was trained since is one to be exchanged.
+    assert {p.loop.stats.rounds for p in team} == {2 + more}
+    assert {p.loop.digest() == digest for p in team} == {not more}
+    assert all(p.state.is_settled() for p in team)
+    assert all(p.state.progress().over for p in team)
+
+
+@pytest.mark.parametrize("heal", ["records", "snapshot"])
+@pytest.mark.parametrize("name", ["plain", "streaming"])
+def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
+    name: str, heal: str
+) -> None:
+    hub = ElasticHub()
+    hub.heal_by = heal
+    players = crew(hub, METHODS[name], 3)
+    train(players, 2 * H - 1)
+    hub.uninformed = {"w2"}  # it takes what was answered now for discarded
+    train(players, 2 if name == "streaming" else 1)
+    before = players[0].loop.stats.rounds
+    assert players[2].loop.stats.rounds < before
+    hub.uninformed = set()
+    sent = {p.node.name: [] for p in players}
+    for player in players:
+        send = player.loop._send
+
+        def look(track, heard=sent[player.node.name], send=send) -> None:
+            heard.append(track.fragment.name)
+            send(track)
+
+        player.loop._send = look
+    flush(players)
+    assert sent["w0"] == sent["w1"] == sent["w2"]
+    assert len({p.loop.digest() for p in players}) == 1
+    if name == "plain":
+        assert {p.loop.stats.rounds for p in players} == {before}
+
+
+# -- what all workers know -----------------------------------------------------------------------
+
+
+def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(), 3)
+    train(players, H)
+    drifter = players[1]
+    known = drifter.state.progress()  # as a beat asks for it
+    drifter.state.fragments[0].outer.flat_anchor()[3] += 1e-3
+    assert drifter.state.progress() == known  # a digest costs a pass over all of it
+    train(players, H)
+    assert all(same_state(p, drifter) for p in players)
+    assert [p.loop.stats.rounds for p in players] == [2] * 3
+    assert [p.loop.stats.left_out for p in players] == [{}] * 3
+    assert list(hub.records[2].facts["counted"]) == ["w0", "w1", "w2"]
+
+
+def test_a_run_is_over_once_its_last_round_counts_and_not_before() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(overlap=tw.Delay(tau=1)), 2)
+
+    def over() -> set[bool]:
+        return {p.state.progress().over for p in players}
+
+    assert over() == {False}
+    train(players, H)
+    assert over() == {False}
+    hub.discards = lambda _: True
+    for player in players:
+        player.loop.begin_last()
+    assert over() == {False}  # it is under way
+    for player in players:
+        player.loop.finish()
+    assert over() == {False}  # it counts on nobody
+    hub.discards = lambda _: False
+    flush(players)
+    assert over() == {True}
+    last = players[0].state.progress()
+    assert type(last).read(last.describe()) == last  # it travels
+    exchange(players)  # whoever trains on has something to contribute again
+    assert over() == {False}
+
+
+def test_a_with_block_begins_with_what_the_others_have() -> None:
+    hub = ElasticHub()
+    hub.heal_by = "snapshot"
+    players = crew(hub, method(), 2)
+    train(players, 2 * H - 1)
+    for player in players:
+        player.inner()
+    late = Player(hub, "late", method(), number=2, model=lambda: build_model(7))
+    hub.set_members(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    with contextlib.suppress(KeyboardInterrupt), late.loop:
+        for player in players:
+            player.loop.finish()
+        assert same_state(late, players[0])
+        assert same_bits(late.live(), players[0].live())
+        assert (late.loop.inner_step, late.loop.stats.rounds) == (2 * H, 2)
+        raise KeyboardInterrupt  # they share a thread: a flush would wait for ever
+    assert late.node.closes == 1
+
+
+# -- what a checkpoint has of what is under way --------------------------------------------------
+
+
+def unsent_residual(player: Player) -> torch.Tensor:
+    """What is left to be sent by the feedback that a checkpoint would hold."""
+    left = []
+    for track, memory in zip(player.state.fragments, player.loop.unsent_feedback(), strict=True):
+        resumed = player.state._builder.exchange_state(
+            track.fragment, player.node.world_size, player.node.rank
+        )
+        resumed.load_state_dict(memory)
+        left.append(resumed.feedback_vector())
+    return sum_of(left)
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind) -> None:
+    feedback = tw.ErrorFeedback(decay=1.0)
+    described = method(
+        outer=PLAIN,
+        overlap=tw.Delay(tau=2),
+        codec=TOP_K,
+        feedback=feedback,
+        exchange=exchange_kind,
+    )
+    hub = ElasticHub()
+    players = crew(hub, described, 2, build=sgd)
+    start = players[0].anchor()
+    work, flying, left = torch.zeros_like(sum_of(start)), 0, 0.0
+    for step in range(1, 5 * H + 1):
+        hub.discards = lambda _, step=step: step == 2 * H + 2  # the second round is sent again
+        for player in players:
+            if not player.state.fragments[0].pending:  # what is done meanwhile, tau drops
+                old = sum_of(player.unsent())
+                player.inner()
+                work += sum_of(player.unsent()) - old
+        exchange(players)
+        found = 2 * done(players[0], start)
+        found += sum(sum_of(p.unsent()) + unsent_residual(p) for p in players)
+        flying += bool(players[0].state.fragments[0].pending)
+        left = max(left, float(unsent_residual(players[0]).abs().max()))
+        assert torch.allclose(found, work, rtol=0, atol=2e-6)
+    assert (players[0].loop.stats.rounds, flying) == (3, 9)
+    assert left > 0.01
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_a_checkpoint_has_the_feedback_of_a_worker_whose_flights_count_on_nobody(
+    exchange_kind,
+) -> None:
+    described = method(
+        overlap=tw.Delay(tau=2), codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind
+    )
+    hub = ElasticHub()
+    players = crew(hub, described, 2)
+    train(players, 3 * H - 1)
+    for player in players:
+        player.inner()
+        player.loop.begin()
+    hub.discards = lambda _: True
+    for player in players:
+        (track,), (saved,) = player.state.fragments, player.loop.unsent_feedback()
+        assert len(track.pending) == 1
+        kept = {key: value.clone() for key, value in saved.items()}
+        encoded = track.exchange.feedback()
+        track.cancel_rounds()
+        assert kept.keys() == encoded.keys()
+        assert all(torch.equal(track.exchange.feedback()[key], kept[key]) for key in kept)
+        assert any(not torch.equal(encoded[key], kept[key]) for key in kept)  # the control
+        (saved,) = player.loop.unsent_feedback()
+        assert all(torch.equal(saved[key], kept[key]) for key in kept)
+
+
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_feedback_goes_on_in_a_new_loop_if_it_fits(exchange_kind) -> None:
+    """A lone worker's shard is the whole vector, and another one than of two workers."""
+    described = method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
+    hub = ElasticHub()
+    players = crew(hub, described, 2)
+    train(players, 2 * H)
+    saved = [dict(held) for held in players[0].loop.unsent_feedback()]
+    fresh = Player(ElasticHub(), "again", described)
+    before = fresh.loop.unsent_feedback()
+    fits = fresh.loop.load_feedback(saved)
+    assert fits == isinstance(exchange_kind, tw.Gather)
+    (found,) = fresh.loop.unsent_feedback()
+    (expected,) = saved if fits else before
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert any(bool(value.any()) for value in saved[0].values())
+    with pytest.raises(tw.CheckpointError, match="of 2 fragments, and here are 1"):
+        fresh.loop.load_feedback([*saved, *saved])

@@ -1,0 +1,339 @@
+"""Snapshots and records as bytes."""
+
+import json
+import struct
+
+import pytest
+import torch
+from torch import Tensor
+
+from elastic_http import bits, record, same
+from thinwire.elastic.snapshot import (
+    memory_file,
+    record_parts,
+    snapshot_parts,
+    unpack,
+    unpack_records,
+)
+from thinwire.errors import (
+    ConfigurationError,
+    ExchangeError,
+    MismatchError,
+    ThinwireError,
+)
+from thinwire.membership import RoundRecord, Snapshot
+
+TENSORS = {
+    "none": torch.empty(0),
+    "none of rows": torch.empty(0, 7, dtype=torch.bfloat16),
+    "scalar": torch.tensor(3.5, dtype=torch.float64),
+    "one": torch.ones(1, dtype=torch.int64),
+    "prime": torch.randn(13).bfloat16(),
+    "strided": torch.arange(30.0).view(5, 6)[:, ::2],
+    "transposed": torch.arange(6, dtype=torch.int16).view(2, 3).t(),
+    "bytes": torch.arange(11, dtype=torch.uint8),
+    "flags": torch.tensor([True, False, True]),
+    "not finite": torch.tensor([float("nan"), float("inf"), -0.0]),
+    "ü": torch.randn(2, 1, 3).half(),
+}
+
+
+SNAPSHOT = Snapshot(facts={"version": 7, "schedule": [1, 2.5, None, "ü"]}, tensors=TENSORS)
+
+
+def pack(snapshot: Snapshot) -> bytes:
+    return b"".join(snapshot_parts(snapshot))
+
+
+def pack_records(records: list[RoundRecord]) -> bytes:
+    return b"".join(record_parts(records))
+
+
+def test_a_snapshot_comes_back_bit_for_bit() -> None:
+    found = unpack(pack(SNAPSHOT))
+    assert found.facts == SNAPSHOT.facts
+    assert {name: bits(found.tensors[name]) for name in found.tensors} == {
+        name: bits(tensor) for name, tensor in TENSORS.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_format_is_that_of_safetensors(seed: int) -> None:
+    from safetensors.torch import load, save
+
+    torch.manual_seed(seed)
+    tensors = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
+    theirs = load(pack(SNAPSHOT))
+    assert {name: bits(theirs[name]) for name in theirs} == {
+        name: bits(tensor) for name, tensor in tensors.items()
+    }
+    texts = {"format": "thinwire snapshot 1", "facts": '{"version": 1}'}
+    ours = unpack(save(tensors, metadata=texts)).tensors
+    assert {name: bits(ours[name]) for name in ours} == {
+        name: bits(tensor) for name, tensor in tensors.items()
+    }
+
+
+def test_an_unpacked_snapshot_lies_in_the_file_in_memory() -> None:
+    with memory_file() as file:
+        file.write(pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)})))
+        found = unpack(file).tensors["w"]
+        file.seek(-1, 2)
+        file.write(b"\x40")  # the top byte of the last number, 2.0
+        file.flush()
+        assert found.tolist() == [0, 0, 2]
+    assert found.tolist() == [0, 0, 2]  # it outlives the file
+
+
+def test_an_unpacked_snapshot_of_constant_bytes_can_be_written_to() -> None:
+    data = pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)}))
+    unpack(data).tensors["w"].fill_(1)
+    assert unpack(data).tensors["w"].tolist() == [0, 0, 0]
+
+
+# Written by thinwire 0.1 before files were read by the safetensors library.
+OLD_SNAPSHOT = (
+    b"\x28\x01\0\0\0\0\0\0"
+    b'{"__metadata__": {"format": "thinwire snapshot 1", "facts": "{\\"version\\": 7, \\"why\\": '
+    b'\\"\\\\u00fc\\"}"}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, '
+    b'"h": {"dtype": "BF16", "shape": [1], "data_offsets": [24, 26]}, '
+    b'"b": {"dtype": "U8", "shape": [3], "data_offsets": [26, 29]}}   '
+    + struct.pack("<6f", *range(6))
+    + b"\x80\x3f\0\1\2"
+)
+OLD_RECORDS = (
+    b"\xc0\0\0\0\0\0\0\0"
+    b'{"__metadata__": {"format": "thinwire records 1", "facts": "[{\\"version\\": 4, '
+    b'\\"messages\\": 1, \\"facts\\": {\\"round\\": 2}}]"}, '
+    b'"0.0": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}}     '
+    b"\0\1\2\3\4"
+)
+
+
+def test_files_written_before_are_read_and_written_the_same() -> None:
+    tensors = {
+        "b": torch.arange(3, dtype=torch.uint8),
+        "w": torch.arange(6.0).view(2, 3),
+        "h": torch.ones(1, dtype=torch.bfloat16),
+    }
+    snapshot = Snapshot(facts={"version": 7, "why": "ü"}, tensors=tensors)
+    assert pack(snapshot) == OLD_SNAPSHOT
+    found = unpack(OLD_SNAPSHOT)
+    assert found.facts == snapshot.facts
+    assert {n: bits(t) for n, t in found.tensors.items()} == {n: bits(tensors[n]) for n in tensors}
+    message = torch.arange(5, dtype=torch.uint8)
+    kept = RoundRecord(version=4, facts={"round": 2}, messages=[message])
+    assert pack_records([kept]) == OLD_RECORDS
+    assert same(unpack_records(OLD_RECORDS)[0], kept)
+
+
+def test_a_snapshot_without_tensors_travels() -> None:
+    assert unpack(pack(Snapshot(facts={"version": 0}, tensors={}))).tensors == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "tensors"),
+    [
+        ({}, {}),
+        ({"version": True}, {}),
+        ({"version": -1}, {}),
+        ({"version": 1, "why": {1, 2}}, {}),
+        ({"version": 1}, {"w": torch.zeros(1, dtype=torch.complex64)}),
+        ({"version": 1}, {"__metadata__": torch.zeros(1)}),
+        ({"version": 1, "long": "x" * (16 << 20)}, {}),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(facts: dict, tensors: dict) -> None:
+    with pytest.raises(ConfigurationError):
+        pack(Snapshot(facts=facts, tensors=tensors))
+
+
+def test_records_come_back() -> None:
+    records = [record(3, 0, 1, 13), record(4), record(5, 7)]
+    records[0].messages[2][:] = torch.arange(26, dtype=torch.uint8)[::2]
+    found = unpack_records(pack_records(records))
+    assert len(found) == 3
+    assert all(map(same, found, records))
+    assert unpack_records(pack_records([])) == []
+
+
+@pytest.mark.parametrize("message", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)])
+def test_a_message_is_a_vector_of_bytes(message: Tensor) -> None:
+    with pytest.raises(ConfigurationError, match="a message is"):
+        pack_records([RoundRecord(version=1, facts={}, messages=[message])])
+
+
+def file(header: object, body: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + body
+
+
+def described(**changes: object) -> dict:
+    given = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+    texts = {"format": "thinwire snapshot 1", "facts": '{"version": 1}'}
+    return {
+        "__metadata__": texts,
+        "w": {key: given[key] for key in given if given[key] is not None},
+    }
+
+
+def with_texts(**texts: object) -> dict:
+    texts = {"format": "thinwire snapshot 1", "facts": '{"version": 1}', **texts}
+    return {"__metadata__": {key: texts[key] for key in texts if texts[key] is not None}}
+
+
+def test_the_file_that_is_damaged_below_is_good() -> None:
+    assert unpack(file(described(), bytes(8))).tensors["w"].tolist() == [0, 0]
+
+
+TWO = {**described(), "v": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "header is said"),
+        (bytes(7), "header is said"),
+        (bytes(8), "invalid JSON"),
+        (file(described(), bytes(8), length=2**64 - 1), "header is said"),
+        (file(described(), bytes(8), length=2**40), "header is said"),
+        (file(with_texts(), length=4096), "header is said"),
+        (file(b" " * ((16 << 20) + 8)), "header is said"),
+        (struct.pack("<Q", 2) + b"{}", "unaligned"),
+        (file(b"\xff\xfe{}"), "invalid UTF-8"),
+        (file(b"{}".decode().encode("utf-16")), "invalid UTF-8"),
+        (file(DEEP), "invalid JSON"),
+        (file(b"9" * 10_000), "out of range"),
+        (file([1]), "not fully covered|invalid JSON"),
+        (file({"__metadata__": 3}), "invalid JSON"),
+        (file({"__metadata__": {"facts": 3}}), "invalid JSON"),
+        (file({}), "it says that it is"),
+        (file(with_texts(format=None)), "it says that it is"),
+        (file(with_texts(format="thinwire snapshot 2")), "it says that it is"),
+        (file(with_texts(facts=None)), "facts are not JSON"),
+        (file(with_texts(facts="{")), "facts are not JSON"),
+        (file(with_texts(facts="[" * 100_000)), "facts are not JSON"),
+        (file(with_texts(facts="[]")), "no version"),
+        (file(with_texts(facts="{}")), "no version"),
+        (file(with_texts(facts='{"version": 1.0}')), "no version"),
+        (file(with_texts(facts='{"version": true}')), "no version"),
+        (file(with_texts(), b"left over"), "not fully covered"),
+        (file(described(), bytes(7)), "not fully covered"),
+        (file(described(), bytes(9)), "not fully covered"),
+        (file({**described(), "v": 3}, bytes(8)), "invalid JSON"),
+        (file({**described(), "v": [[0], "F32"]}, bytes(8)), "invalid JSON"),
+        (file(described(dtype=None), bytes(8)), "invalid JSON"),
+        (file(described(shape=None), bytes(8)), "invalid JSON"),
+        (file(described(data_offsets=None), bytes(8)), "invalid JSON"),
+        (file(described(dtype="F33"), bytes(8)), "invalid JSON"),
+        (file(described(dtype=["F32"]), bytes(8)), "invalid JSON"),
+        (file(described(dtype="F64"), bytes(8)), "invalid shape"),
+        (file(described(shape=[-2]), bytes(8)), "invalid JSON"),
+        (file(described(shape=[2.0]), bytes(8)), "invalid JSON"),
+        (file(described(shape=[True, 2]), bytes(8)), "invalid JSON"),
+        (file(described(shape="2"), bytes(8)), "invalid JSON"),
+        (file(described(shape=[1] * 17 + [2]), bytes(8)), "the shape of 'w'"),
+        (file(described(shape=[2**63, 0], data_offsets=[0, 0])), "shape"),
+        (file(described(shape=[2**40, 2**40, 0], data_offsets=[0, 0])), "overflow"),
+        (file(described(shape=[2**50], data_offsets=[0, 2**52]), bytes(8)), "not fully covered"),
+        (file(described(data_offsets=[0, 8, 8]), bytes(8)), "invalid JSON"),
+        (file(described(data_offsets=[8, 0]), bytes(8)), "invalid offset"),
+        (file(described(data_offsets=[8, 16]), bytes(16)), "invalid offset"),
+        (file(TWO, bytes(8)), "invalid offset"),
+        (file(described(dtype="U16", shape=[4]), bytes(8)), "torch.uint16"),
+        (file(described(dtype="C64", shape=[1]), bytes(8)), "torch.complex64"),
+        (file(described(dtype="BOOL", shape=[8]), bytes(7) + b"\2"), "0 and 1"),
+        (
+            file(
+                {
+                    **described(data_offsets=[1, 9]),
+                    "v": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+                },
+                bytes(9),
+            ),
+            "not aligned",
+        ),
+    ],
+)
+def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(data: bytes, why: str) -> None:
+    with pytest.raises((ExchangeError, MismatchError), match=why):
+        unpack(data)
+
+
+def test_a_truncated_snapshot_is_refused() -> None:
+    data = pack(SNAPSHOT)
+    for end in range(len(data)):
+        with pytest.raises(ExchangeError):
+            unpack(data[:end])
+
+
+def test_damage_ends_in_a_thinwire_error_or_a_snapshot() -> None:
+    data = bytearray(pack(SNAPSHOT))
+    header = 8 + int.from_bytes(data[:8], "little")
+    refused = 0
+    for place in range(header):
+        for flip in (0x01, 0x10, 0x80):
+            damaged = bytearray(data)
+            damaged[place] ^= flip
+            try:
+                unpack(damaged)
+            except ThinwireError:
+                refused += 1
+    assert refused > header  # a letter of a name, or a digit of a fact, may be another
+
+
+def test_a_snapshot_is_no_record_and_a_record_no_snapshot() -> None:
+    with pytest.raises(MismatchError, match="records 1"):
+        unpack(pack_records([record(1, 2)]))
+    with pytest.raises(MismatchError, match="snapshot 1"):
+        unpack_records(pack(SNAPSHOT))
+
+
+def records_file(listed: object, tensors: dict | None = None) -> bytes:
+    texts = {"format": "thinwire records 1", "facts": json.dumps(listed)}
+    return file({"__metadata__": texts, **(tensors or {})}, bytes(4) if tensors else b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (records_file({}), "not a list"),
+        (records_file([3]), "record 0 is 3"),
+        (records_file([{"version": 1, "messages": 0}]), "record 0"),
+        (records_file([{"version": -1, "messages": 0, "facts": {}}]), "record 0"),
+        (records_file([{"version": 1, "messages": 10**12, "facts": {}}]), "record 0"),
+        (records_file([{"version": 1, "messages": -1, "facts": {}}]), "record 0"),
+        (
+            records_file(
+                [{"version": 1, "messages": 1, "facts": {}}],
+                {"1.0": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}},
+            ),
+            "missing",
+        ),
+        (
+            records_file([], {"0.0": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}),
+            "belong to no record",
+        ),
+        (
+            records_file(
+                [{"version": 1, "messages": 1, "facts": {}}],
+                {"0.0": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+            ),
+            "not a vector",
+        ),
+        (
+            records_file(
+                [{"version": 1, "messages": 1, "facts": {}}],
+                {"0.0": {"dtype": "U8", "shape": [2, 2], "data_offsets": [0, 4]}},
+            ),
+            "not a vector",
+        ),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused_with_the_reason(data: bytes, why: str) -> None:
+    with pytest.raises(ExchangeError, match=why):
+        unpack_records(data)

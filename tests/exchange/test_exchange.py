@@ -1,0 +1,481 @@
+"""Exchanges: equal results by every way, agreement, and what happens to messages that are wrong."""
+
+import copy
+import dataclasses
+import logging
+import struct
+import zlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire import codecs
+from thinwire.aggregate import Payloads
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, seal
+from thinwire.fragments.layout import Layout
+from thinwire.testing.faults import Change, Changing, with_payloads
+from thinwire.transport import AllGather, AllToAll, Request, in_process
+from toy import Team, adamw, build_model, same_bits
+
+FEEDBACK = tw.ErrorFeedback()
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+LOSSY = [
+    codecs.CastBF16(),
+    codecs.CastFP16(),
+    *(codecs.Quantise(bits=bits) for bits in (8, 4, 2, 1)),
+    codecs.Quantise(bits=4, rounding=codecs.Stochastic()),
+    codecs.E3M0(),
+    codecs.TopK(k=512, values=codecs.SignMean(), groups=codecs.Blocks()),
+    codecs.RandomK(k=512),
+    codecs.PerRole(default=codecs.Quantise(bits=2), vector=codecs.Identity()),
+]
+
+
+def diloco(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": 2, "outer": NESTEROV} | fields)
+
+
+def wide() -> nn.Module:
+    """Large enough that headers do not count; four shards of equal size, and a bias."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(64, 256)
+
+
+# -- equal results -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+def test_without_loss_both_exchanges_give_the_same_bits(preset: str, workers: int) -> None:
+    method = tw.presets.by_name(preset)(sync_every=1)
+    gathered, scattered = (
+        Team(dataclasses.replace(method, exchange=exchange), adamw, workers).train(8)
+        for exchange in (tw.Gather(), tw.ReduceScatter())
+    )
+    assert {loop.digest() for loop in gathered.loops + scattered.loops} == {
+        gathered.loops[0].digest()
+    }
+
+
+def test_control_with_a_lossy_codec_they_differ() -> None:
+    """The shard's owner encodes a second time."""
+    gathered, scattered = (
+        Team(diloco(codec=codecs.CastBF16(), exchange=exchange), adamw, 3).train(4)
+        for exchange in (tw.Gather(), tw.ReduceScatter())
+    )
+    assert gathered.loops[0].digest() != scattered.loops[0].digest()
+
+
+@pytest.mark.filterwarnings("ignore::thinwire.LossyReduceScatterWarning")
+@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
+@pytest.mark.parametrize("owner", [tw.NoFeedback(), FEEDBACK], ids=["forgets", "owner feedback"])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_after_every_round_all_workers_agree_bit_for_bit(codec, owner, workers: int) -> None:
+    for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=owner)):
+        team = Team(diloco(codec=codec, feedback=FEEDBACK, exchange=exchange), adamw, workers)
+        for first in (0, 2, 4):
+            team.train(2, first=first)
+            assert len({loop.digest() for loop in team.loops}) == 1
+
+
+def test_owner_feedback_changes_the_result_from_the_second_round_on() -> None:
+    without, with_it = (
+        Team(diloco(codec=codecs.Quantise(bits=4), exchange=exchange), adamw, 3)
+        for exchange in (tw.ReduceScatter(), tw.ReduceScatter(owner_feedback=FEEDBACK))
+    )
+    assert same_bits(without.train(2).anchor(), with_it.train(2).anchor())
+    without.train(2, first=2)
+    with_it.train(2, first=2)
+    assert not same_bits(without.anchor(), with_it.anchor())
+
+
+def test_a_lone_worker_reduces_nothing() -> None:
+    gathered, scattered = (
+        Team(diloco(codec=codecs.CastBF16(), exchange=exchange), adamw, 1).train(4)
+        for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK))
+    )
+    assert same_bits(gathered.anchor(), scattered.anchor())
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK)])
+def test_a_state_without_its_residuals_is_refused(exchange) -> None:
+    team = Team(diloco(feedback=FEEDBACK, exchange=exchange), adamw, 3).train(2)
+    state = team.loops[0].state_dict()
+    state["fragments"][0]["exchange"].popitem()
+    with pytest.raises(tw.CheckpointError, match="error feedback"):
+        team.loops[0].load_state_dict(state)
+
+
+# -- bytes and the choice ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=2), codecs.TopK()])
+def test_gather_sends_its_one_message(codec) -> None:
+    stats = Team(diloco(codec=codec, exchange=tw.Gather()), adamw, 3).train(6).loops[0].stats
+    shapes = {name: tuple(p.shape) for name, p in build_model().named_parameters()}
+    message_nbytes = HEADER_NBYTES + codec.bind(Layout.of(shapes)).nbytes
+    assert stats.sent_bytes == 3 * message_nbytes
+    assert stats.received_bytes == 2 * stats.sent_bytes
+    assert stats.peak_sent_bytes_per_step == message_nbytes
+
+
+def still(method: tw.Method, workers: int) -> list[tw.OuterLoop]:
+    """Loops over wide models that exchange once, without training."""
+    loops = [tw.OuterLoop(wide(), [], method, transport=t) for t in in_process(workers)]
+    for loop in loops:
+        loop.begin()
+    for loop in loops:
+        loop.finish()
+    return loops
+
+
+@pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=4)])
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_reduce_scatter_receives_two_payloads_and_gather_k_minus_one(codec, workers: int) -> None:
+    payload_bytes = codec.bind(Layout.of({"weight": (256, 64), "bias": (256,)})).nbytes
+    by_gather, by_scatter = (
+        still(diloco(sync_every=1, codec=codec, exchange=e), workers)[0].stats.received_bytes
+        for e in (tw.Gather(), tw.ReduceScatter())
+    )
+    assert by_gather == (workers - 1) * (HEADER_NBYTES + payload_bytes)
+    # Matrices are cut after a multiple of 64 rows, so eight workers share five pieces, and results
+    # are filled up to the largest.
+    limit = 2 * payload_bytes + (workers - 1) * 2 * HEADER_NBYTES
+    assert by_scatter <= (2 if workers == 8 else 1) * limit
+    assert by_scatter >= payload_bytes
+
+
+def test_reduce_scatter_sends_all_shards_but_its_own_and_a_result() -> None:
+    loop = still(diloco(sync_every=1, exchange=tw.ReduceScatter()), 4)[0]
+    shard_nbytes = [HEADER_NBYTES + 4 * n for n in (4096, 4096, 4096, 4096 + 256)]
+    sent_bytes = sum(shard_nbytes) - shard_nbytes[0] + max(shard_nbytes)
+    assert loop.stats.sent_bytes == loop.stats.peak_sent_bytes_per_step == sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("codec", "workers", "gathers"),
+    [
+        (codecs.Identity(), 1, True),
+        (codecs.Identity(), 4, True),
+        (codecs.Identity(), 5, False),
+        (codecs.CastBF16(), 5, False),
+        (codecs.Quantise(bits=8), 4, True),
+        (codecs.Quantise(bits=8), 5, False),
+        (codecs.Quantise(bits=4), 8, True),
+        (codecs.Quantise(bits=4), 16, False),
+        (codecs.TopK(), 64, True),
+        (codecs.TopK(), 512, False),
+    ],
+)
+def test_automatic_gathers_among_few_or_while_it_is_little(codec, workers, gathers) -> None:
+    scatter = tw.ReduceScatter(owner_feedback=FEEDBACK)
+    chosen = tw.Automatic(otherwise=scatter).choose(codec, LAYOUT, MEAN, workers)
+    assert chosen == (tw.Gather() if gathers else scatter)
+
+
+def test_automatic_takes_its_number_of_few() -> None:
+    identity = codecs.Identity()
+    assert tw.Automatic(few=2).choose(identity, LAYOUT, MEAN, 3) == tw.ReduceScatter()
+    # A single payload of fp32 that arrives is no more than the vector.
+    assert tw.Automatic(few=1).choose(identity, LAYOUT, MEAN, 2) == tw.Gather()
+    with pytest.raises(tw.ConfigurationError, match="few=0"):
+        tw.Automatic(few=0)
+
+
+LAYOUT = Layout.of({"weight": (1024, 64)})
+MEAN = tw.MeanOverWorkers()
+
+
+def test_automatic_gathers_for_an_aggregate_that_needs_whole_tensors() -> None:
+    chosen = [
+        tw.Automatic().choose(codecs.Identity(), LAYOUT, aggregate, 9)
+        for aggregate in (MEAN, tw.MedianNormClip())
+    ]
+    assert chosen == [tw.ReduceScatter(), tw.Gather()]
+
+
+@pytest.mark.parametrize("workers", [4, 5])
+def test_a_method_left_alone_exchanges_as_automatic_says(workers: int) -> None:
+    chosen = [tw.Gather(), tw.ReduceScatter()][workers > 4]
+    automatic, fixed = (
+        still(diloco(sync_every=1, exchange=e), workers)[0].stats for e in (tw.Automatic(), chosen)
+    )
+    assert automatic.received_bytes == fixed.received_bytes
+
+
+# -- messages that are wrong ---------------------------------------------------------------------
+
+Tamper = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Wire(Change):
+    """Changes what arrives (`shards`: at a shard's owner), or what is sent."""
+
+    def __init__(self) -> None:
+        self.arriving: Tamper = list
+        self.shards: Tamper = list
+        self.sending: Callable[[Tensor], Tensor] = lambda message: message
+
+    def sent(self, request: Request) -> Request:
+        return with_payloads(request, self.sending)
+
+    def arrived(self, request, answer):
+        match request:
+            case AllGather():
+                return self.arriving(list(answer))
+            case AllToAll():
+                return self.shards(list(answer))
+            case _:
+                return answer
+
+
+class WiredTeam(Team):
+    """A team whose messages are changed on their way."""
+
+    def __init__(self, method: tw.Method, workers: int) -> None:
+        self.workers = workers
+        self.wires = [Wire() for _ in range(workers)]
+        transports = map(Changing, in_process(workers), self.wires)
+        self.models = [build_model() for _ in range(workers)]
+        self.optimizers = [adamw(model) for model in self.models]
+        self.loops = [
+            tw.OuterLoop(model, optimizer, method, transport=transport)
+            for model, optimizer, transport in zip(
+                self.models, self.optimizers, transports, strict=True
+            )
+        ]
+
+
+def flipped(message: Tensor, place: int, bit: int = 0) -> Tensor:
+    message = message.clone()
+    message[place] ^= 1 << bit
+    return message
+
+
+def of_worker_1(change: Callable[[Tensor], Tensor]) -> Tamper:
+    return lambda messages: [change(m) if rank == 1 else m for rank, m in enumerate(messages)]
+
+
+def resealed(message: Tensor, **fields) -> Tensor:
+    """The same body under a whole header that says something else."""
+    header = Header(
+        **{
+            "codec": "identity/f32",
+            "fragment": 0,
+            "kind": Kind.WHOLE,
+            "shard": 0,
+            "round": 2,
+            "sender": 1,
+            "elements": 139,
+            "anchor": bytes(message[48:56].tolist()),
+        }
+        | fields
+    )
+    return seal(message[HEADER_NBYTES:], header)
+
+
+WRONG: dict[str, tuple[Tamper, str]] = {
+    "body, first bit": (of_worker_1(lambda m: flipped(m, HEADER_NBYTES)), "body does not match"),
+    "body, last bit": (of_worker_1(lambda m: flipped(m, -1, 7)), "body does not match"),
+    "magic": (of_worker_1(lambda m: flipped(m, 0)), "not a thinwire message"),
+    "version": (of_worker_1(lambda m: flipped(m, 4)), "version 0"),
+    "header": (of_worker_1(lambda m: flipped(m, 50, 3)), "header does not match"),
+    "header checksum": (of_worker_1(lambda m: flipped(m, 63)), "header does not match"),
+    "truncated": (of_worker_1(lambda m: m[:-1]), "619 bytes of 620"),
+    "truncated header": (of_worker_1(lambda m: m[:10]), "10 bytes"),
+    "nothing": (of_worker_1(lambda m: m[:0]), "0 bytes"),
+    "swapped": (lambda m: [m[0], m[2], m[1]], "sender is 2, not 1"),
+    "another codec": (of_worker_1(lambda m: resealed(m, codec="cast/bf16")), "another codec"),
+    "another fragment": (of_worker_1(lambda m: resealed(m, fragment=7)), "fragment is 7"),
+    "another kind": (of_worker_1(lambda m: resealed(m, kind=Kind.MEAN)), "kind is 2, not 0"),
+    "another round": (of_worker_1(lambda m: resealed(m, round=3)), "round is 3, not 2"),
+    "another size": (of_worker_1(lambda m: resealed(m, elements=138)), "elements is 138"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "reason"), WRONG.values(), ids=WRONG.keys())
+def test_a_message_that_is_wrong_is_refused_by_sender_and_round(tamper: Tamper, reason) -> None:
+    team = WiredTeam(diloco(), 3).train(2)
+    before = copy.deepcopy(team.anchor())
+    team.wires[0].arriving = tamper
+    with pytest.raises(tw.ExchangeError, match=f"message of worker 1 for round 2.*{reason}"):
+        team.train(2, first=2)
+    assert same_bits(before, team.anchor())
+    assert team.loops[0].stats.rounds == 1
+
+
+def test_control_an_untouched_message_is_used() -> None:
+    team = WiredTeam(diloco(), 3).train(2)
+    team.wires[0].arriving = of_worker_1(lambda m: resealed(m))
+    team.train(2, first=2)
+    assert team.loops[0].stats.rounds == 2
+
+
+def test_the_last_rounds_message_is_refused() -> None:
+    kept: list[Tensor] = []
+
+    def replay(messages: list[Tensor]) -> list[Tensor]:
+        kept.append(messages[1].clone())
+        return [messages[0], kept[0], messages[2]]
+
+    team = WiredTeam(diloco(), 3)
+    team.wires[0].arriving = replay
+    team.train(2)
+    with pytest.raises(tw.ExchangeError, match=r"worker 1 for round 2.*round is 1, not 2"):
+        team.train(2, first=2)
+
+
+@pytest.mark.parametrize("where", ["shards", "arriving"])
+@pytest.mark.parametrize("case", ["body, first bit", "truncated header", "swapped"])
+def test_shards_and_results_that_are_wrong_are_refused(where: str, case: str) -> None:
+    team = WiredTeam(diloco(exchange=tw.ReduceScatter()), 3).train(2)
+    before = copy.deepcopy(team.anchor())
+    tamper, _ = WRONG[case]
+    setattr(team.wires[0], where, tamper)
+    with pytest.raises(tw.ExchangeError, match="message of worker 1 for round 2"):
+        team.train(2, first=2)
+    assert same_bits(before, team.anchor())
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+def test_drift_is_noticed_by_all_in_the_next_round(exchange, preset: str) -> None:
+    method = tw.presets.by_name(preset)(sync_every=1, exchange=exchange)
+    team = Team(method, adamw, 3).train(2)
+    # Under ddp the live weights are the anchor, of which anchor() gives a copy.
+    anchor = team.models[1].state_dict() if preset == "ddp" else team.loops[1].anchor()
+    next(iter(anchor.values()))[0, 0] += 1e-6
+    before = [loop.digest() for loop in team.loops]
+    assert len(set(before)) == 2
+    for loop, model, optimizer in zip(team.loops, team.models, team.optimizers, strict=True):
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        loop.begin()
+    for loop in team.loops:
+        with pytest.raises(tw.MismatchError, match=r"for round 3: replicas have drifted"):
+            loop.finish()
+    if preset == "diloco":
+        assert before == [loop.digest() for loop in team.loops]
+
+
+# -- what is not finite --------------------------------------------------------------------------
+
+
+def poison(bad: float) -> Callable[[Tensor], Tensor]:
+    """Put `bad` into a message of bf16 numbers, under the right checksums."""
+
+    def forge(message: Tensor) -> Tensor:
+        head = bytearray(message[:HEADER_NBYTES].tolist())
+        (elements,) = struct.unpack_from("<Q", head, 40)
+        if elements == 0:
+            return message
+        body = message[HEADER_NBYTES : HEADER_NBYTES + 2 * elements].clone()
+        body.view(torch.bfloat16)[0] = bad
+        struct.pack_into("<I", head, 36, zlib.crc32(bytes(body.tolist())))
+        struct.pack_into("<I", head, 60, zlib.crc32(bytes(head[:60])))
+        rest = message[HEADER_NBYTES + 2 * elements :]
+        return torch.cat([torch.tensor(list(head), dtype=torch.uint8), body, rest])
+
+    return forge
+
+
+BAD = [float("nan"), float("inf"), float("-inf")]
+AGGREGATES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog) -> None:
+    method = diloco(codec=codecs.CastBF16(), aggregate=aggregate, outer=tw.outer.SGD(lr=1.0))
+    team = WiredTeam(method, 3)
+    team.wires[1].sending = poison(bad)
+    sent: list[Tensor] = []
+    team.wires[0].arriving = lambda messages: sent.extend(messages) or messages
+    start = torch.cat([p.flatten() for p in copy.deepcopy(team.anchor())])
+    with caplog.at_level(logging.WARNING):
+        team.train(2)
+    assert "worker 1 was left out" in caplog.text
+    assert "in round 1" in caplog.text
+    assert all(loop.stats.left_out == {1: 1} for loop in team.loops)
+    assert len({loop.digest() for loop in team.loops}) == 1
+    shapes = {name: tuple(p.shape) for name, p in team.models[0].named_parameters()}
+    others = Payloads(
+        coder=method.codec.bind(Layout.of(shapes)),
+        payloads=[sent[rank][HEADER_NBYTES:] for rank in (0, 2)],
+    )
+    moved = torch.cat([p.flatten() for p in team.anchor()])
+    assert torch.equal(moved, start - aggregate.combine(others))
+
+
+def test_who_was_left_out_survives_a_checkpoint() -> None:
+    method = diloco(codec=codecs.CastBF16())
+    team = WiredTeam(method, 3)
+    team.wires[1].sending = poison(float("nan"))
+    team.train(2)
+    state = team.loops[0].state_dict()
+    team.train(2, first=2)
+    assert team.loops[0].stats.left_out == {1: 2}
+    team.loops[0].load_state_dict(state)
+    assert team.loops[0].stats.left_out == {1: 1}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_who_was_left_out_goes_through_distributed_checkpoint(tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    method = diloco(codec=codecs.CastBF16())
+    team, fresh = WiredTeam(method, 3), WiredTeam(method, 3)
+    team.wires[2].sending = poison(float("nan"))
+    team.train(2)
+    dcp.save({"outer": team.loops[0].state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"outer": fresh.loops[0].state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    fresh.loops[0].load_state_dict(state["outer"])
+    assert fresh.loops[0].stats.left_out == {2: 1}
+
+
+def test_when_no_worker_sends_a_number_nothing_is_applied() -> None:
+    team = WiredTeam(diloco(codec=codecs.CastBF16()), 2)
+    before = copy.deepcopy(team.anchor())
+    for wire in team.wires:
+        wire.sending = poison(float("nan"))
+    with pytest.raises(tw.NonFiniteError, match="none of it is finite"):
+        team.train(2)
+    assert same_bits(before, team.anchor())
+
+
+def test_a_shards_owner_leaves_out_a_worker_that_sends_no_number_and_only_it_knows() -> None:
+    team = WiredTeam(diloco(codec=codecs.CastBF16(), exchange=tw.ReduceScatter()), 3)
+    poisoned = poison(float("nan"))
+
+    def poison_shard_0(message: Tensor) -> Tensor:
+        (shard,) = struct.unpack_from("<H", bytes(message[22:24].tolist()))
+        return poisoned(message) if shard == 0 else message
+
+    team.wires[1].sending = poison_shard_0
+    team.train(2)
+    assert len({loop.digest() for loop in team.loops}) == 1
+    assert [loop.stats.left_out for loop in team.loops] == [{1: 1}, {}, {}]
+    assert all(bool(torch.isfinite(p).all()) for p in team.anchor())
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_result_that_is_no_number_is_not_applied(bad: float) -> None:
+    """No other worker has that shard: there is nothing to leave out."""
+    team = WiredTeam(diloco(codec=codecs.CastBF16(), exchange=tw.ReduceScatter()), 2)
+    before = copy.deepcopy(team.anchor())
+
+    def forge(messages: list[Tensor]) -> list[Tensor]:
+        return [poison(bad)(messages[0]), messages[1]]
+
+    team.wires[1].arriving = forge
+    with pytest.raises(tw.NonFiniteError, match="shards of worker 0 for round 1"):
+        team.train(2)
+    assert same_bits(before, list(team.loops[1].anchor().values()))

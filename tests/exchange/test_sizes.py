@@ -1,0 +1,81 @@
+"""Sizes are arithmetic: they are what encoding makes and what is counted, and cost nothing."""
+
+import pytest
+
+import thinwire as tw
+from exchanges import LAYOUT, MEAN, delta_of, exchanged, state_of, tag_of
+from thinwire import codecs
+from thinwire.exchange import Pairs
+from thinwire.exchange.pairs import peers_of
+from thinwire.exchange.votes import ballot_nbytes
+from thinwire.fragments.layout import Layout
+from thinwire.transport import Metered, in_process
+
+CODECS = [
+    codecs.Identity(),
+    codecs.CastBF16(),
+    codecs.Quantise(bits=4),
+    codecs.Quantise(bits=2, groups=codecs.Tensors()),
+    codecs.Quantise(bits=1),
+    codecs.E3M0(),
+    codecs.TopK(k=64, groups=codecs.Blocks()),
+    codecs.RandomK(k=64),
+    codecs.PerRole(default=codecs.TopK(k=32), vector=codecs.Identity()),
+]
+EXCHANGES = [
+    tw.Gather(),
+    tw.ReduceScatter(),
+    tw.ReduceScatter(owner_feedback=tw.ErrorFeedback()),
+    tw.Automatic(),
+    tw.Automatic(few=1),
+    Pairs(),
+    Pairs(seed=3),
+]
+
+
+@pytest.mark.parametrize("workers", range(1, 8))
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.id)
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=repr)
+def test_sizes_are_those_of_messages_and_of_what_is_counted(exchange, codec, workers: int) -> None:
+    meters = [Metered(t) for t in in_process(workers)]
+    states = [state_of(exchange, rank, workers, codec=codec) for rank in range(workers)]
+    made = [state.encode(delta_of(r), tag_of()) for r, state in enumerate(states)]
+    exchanged(states, meters, encode=lambda rank, _: made[rank])
+    for rank, (state, meter) in enumerate(zip(states, meters, strict=True)):
+        sizes = exchange.sizes(codec, LAYOUT, MEAN, workers=workers, rank=rank)
+        assert sizes == state.sizes
+        assert sizes.messages == {name: len(message) for name, message in made[rank].items()}
+        assert sizes.messages == {name: len(blank) for name, blank in state.blank().items()}
+        counted = meter.counters.sent_bytes, meter.counters.received_bytes
+        seed = exchange.seed if isinstance(exchange, Pairs) else None
+        if seed is not None and peers_of(workers, round=1, seed=seed)[rank] == rank:
+            assert counted == (0, 0)
+        else:
+            assert counted == (sizes.sent_nbytes, sizes.received_nbytes)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("exchange", EXCHANGES[:3], ids=repr)
+def test_votes_come_on_top(exchange, workers: int) -> None:
+    meters = [Metered(t) for t in in_process(workers)]
+    states = [state_of(exchange, rank, workers, drops_bad_messages=True) for rank in range(workers)]
+    exchanged(states, meters)
+    for state, meter in zip(states, meters, strict=True):
+        sent = meter.counters.sent_bytes - state.sizes.sent_nbytes
+        received = meter.counters.received_bytes - state.sizes.received_nbytes
+        assert (sent, received) == (ballot_nbytes(workers), (workers - 1) * ballot_nbytes(workers))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES[:3], ids=repr)
+def test_a_worker_with_nothing_to_contribute_sends_as_much(exchange) -> None:
+    state = state_of(exchange, 1, 3, codec=codecs.Quantise(bits=2), drops_bad_messages=True)
+    empty = state.empty_messages(tag_of())
+    assert {name: len(message) for name, message in empty.items()} == state.sizes.messages
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=repr)
+def test_sizes_of_a_model_that_fits_nowhere_are_known(exchange) -> None:
+    huge = Layout.of({"weight": (200_000, 50_000), "bias": (50_000,)})
+    for codec in (codecs.Identity(), codecs.Quantise(bits=4)):
+        sizes = exchange.sizes(codec, huge, MEAN, workers=5, rank=2)
+        assert sizes.sent_nbytes > huge.numel // 16

@@ -1,0 +1,199 @@
+"""Runs of an experiment that are trained, one after the other and in parallel."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, final
+
+import pytest
+
+from doomed import AlwaysKilled, Failing, Killed
+from thinwire import inner
+from thinwire.errors import ConfigurationError
+from thinwire.experiments import Experiment, ParallelRunner, RunState, SequentialRunner, compare
+from thinwire.experiments.grid import configure, specs_of
+from thinwire.experiments.runners import PlannedRun, no_observer
+from thinwire.runs.folder import RunFolder
+from thinwire.runs.status import status_of
+from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.folder_lock import locked
+from thinwire.train.observers import Observer
+from thinwire.train.recipes import laptop
+from thinwire.train.schedule import WarmupCosine
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Callable[[str], TrainConfig]:
+    """A recipe of a few steps over a few lines; `killed` and `failing` are methods, too."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(12):
+        lines = "".join(f"line {number * i % 97} of {number}\n" for i in range(60))
+        (text / f"{number}.txt").write_text(lines)
+    doomed = {
+        "killed": Killed(file=str(tmp_path / "was-killed"), at=5),
+        "always-killed": AlwaysKilled(file=str(tmp_path / "attempts")),
+        "failing": Failing(),
+        "diverging": inner.SGD(lr=1e30),
+    }
+
+    def recipe(name: str) -> TrainConfig:
+        config = laptop("diloco" if name in doomed else name)
+        method = dataclasses.replace(config.method, sync_every=2)
+        if name in doomed:
+            method = dataclasses.replace(method, inner=doomed[name])
+        return dataclasses.replace(
+            config,
+            method=method,
+            data=Data(corpus=str(text), sequence_length=8, validation_sequences=8),
+            workers=1,
+            steps=6,
+            global_batch=2,
+            schedule=WarmupCosine(warmup_steps=2),
+            periods=Periods(checkpoint_steps=2),
+        )
+
+    return recipe
+
+
+def test_one_that_fails_is_shown_and_the_others_go_on(tmp_path, tiny) -> None:
+    experiment = Experiment(recipe=tiny, methods=("failing", "diverging", "diloco"))
+    out = tmp_path / "out"
+    found = compare(experiment, out, no_observer, SequentialRunner())
+    trouble = found.problems()
+    assert trouble.keys() == {"failing-seed0", "diverging-seed0"}
+    assert trouble["failing-seed0"].state is RunState.FAILED
+    assert "RuntimeError: the accelerator is on fire" in trouble["failing-seed0"].why
+    assert trouble["diverging-seed0"].state is RunState.DIVERGED
+    assert found.rows[2].statuses[0].run.summary.steps == 6
+    noted = json.loads((out / "failing-seed0" / "failed.json").read_text())
+    assert noted["kind"] == "RuntimeError"
+    assert json.loads((out / "diloco-seed0" / "data.json").read_text())["fingerprint"]
+
+
+def test_a_run_that_somebody_else_writes_is_left_to_them(tmp_path, tiny) -> None:
+    experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
+    (spec,) = specs_of(experiment)
+    config = configure(experiment, spec, 0)
+    machine = dataclasses.replace(config.machine, threads=1, device="cpu")
+    with locked(folder):
+        RunFolder(folder).open(dataclasses.replace(config, machine=machine).describe())
+        before = {p.name for p in folder.iterdir()}
+        found = compare(experiment, tmp_path / "o", no_observer)
+        assert "another process" in found.problems()["diloco-seed0"].why
+        assert {p.name for p in folder.iterdir()} == before
+    assert compare(experiment, tmp_path / "o", no_observer).problems() == {}
+
+
+def test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process(tmp_path, tiny) -> None:
+    experiment = Experiment(
+        recipe=tiny, methods=("failing", "killed", "diloco"), changes={"machine.threads": 1}
+    )
+    side = compare(experiment, tmp_path / "side", no_observer, ParallelRunner(2))
+    assert side.problems().keys() == {"failing-seed0"}
+    assert "on fire" in side.problems()["failing-seed0"].why
+    # Killed in step 5, it went on from the checkpoint of step 4.
+    assert (tmp_path / "was-killed").read_text() == ".."
+    turn = compare(experiment, tmp_path / "turn", no_observer, SequentialRunner())
+    for one, other in zip(side.rows[1:], turn.rows[1:], strict=True):
+        digests = [row.statuses[0].run.summary.described["outer_digest"] for row in (one, other)]
+        assert digests[0] == digests[1]
+
+
+def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path, tiny) -> None:
+    experiment = Experiment(recipe=tiny, methods=("diloco",))
+    (spec,) = specs_of(experiment)
+    config = configure(experiment, spec, 0)
+    machine = dataclasses.replace(config.machine, threads=3, device="cpu")
+    out = tmp_path / "out"
+    RunFolder(out / "diloco-seed0").open(dataclasses.replace(config, machine=machine).describe())
+    standing = status_of(out / "diloco-seed0", config.describe())
+    assert standing.state is RunState.UNFINISHED
+    assert standing.why == "it has no summary, none of 6 steps recorded"
+    found = compare(experiment, out, no_observer)
+    assert found.problems() == {}
+    assert json.loads((out / "diloco-seed0" / "config.json").read_text())["machine"]["threads"] == 3
+    explicit = dataclasses.replace(experiment, changes={"machine.threads": 2})
+    trouble = compare(explicit, out, no_observer).problems()
+    assert trouble["diloco-seed0"].why == "machine.threads is 3 there and 2 here"
+
+
+def test_jobs_and_what_cannot_be_sent(tmp_path) -> None:
+    with pytest.raises(ConfigurationError, match="0 jobs"):
+        ParallelRunner(0)
+
+    @dataclasses.dataclass(frozen=True)
+    class Local(inner.InnerOptimizer):
+        def build(self, model):
+            raise AssertionError
+
+    def recipe(text: str) -> TrainConfig:
+        config = laptop(text)
+        return dataclasses.replace(config, method=dataclasses.replace(config.method, inner=Local()))
+
+    with pytest.raises(ConfigurationError, match="--jobs 1"):
+        compare(
+            Experiment(recipe=recipe, methods=("diloco",)), tmp_path, no_observer, ParallelRunner(1)
+        )
+
+
+@final
+class Heard(Observer):
+    """What it is told of a run, in the order in which it is told."""
+
+    def __init__(self, run: PlannedRun, heard: list[tuple[str, Any]]) -> None:
+        self.title, self.heard = run.title, heard
+        heard.append((run.title, "begins"))
+
+    def record(self, record: dict[str, Any]) -> None:
+        self.heard.append((self.title, record["step"]))
+
+    def close(self) -> None:
+        self.heard.append((self.title, "ends"))
+
+
+@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
+def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runner) -> None:
+    periods = Periods(log_steps=2)
+    experiment = Experiment(
+        recipe=tiny, methods=("diloco",), seeds=(0, 1), changes={"periods": periods}
+    )
+    heard: list[tuple[str, Any]] = []
+    compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), runner)
+    for seed in (0, 1):
+        its = [what for title, what in heard if title == f"diloco seed {seed}"]
+        assert its[:4] == ["begins", 2, 4, 6]
+        assert set(its[4:]) == {"ends"}
+
+
+def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
+    experiment = Experiment(recipe=tiny, methods=("always-killed", "diloco"), baseline="diloco")
+    heard: list[tuple[str, Any]] = []
+    found = compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), ParallelRunner(1))
+    (problem,) = found.problems().values()
+    assert problem.state is RunState.FAILED
+    assert problem.why == "killed: its process ended with status -9"
+    assert (tmp_path / "attempts").read_text() == ".."
+    assert [what for title, what in heard if title == "always-killed seed 0"] == [
+        "begins",
+        "ends",
+    ] * 2
+    assert found.rows[1].losses
+
+
+def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Local(inner.InnerOptimizer):
+        def build(self, model):
+            raise AssertionError
+
+    def recipe(text: str) -> TrainConfig:
+        config = tiny("diloco")
+        slots = dataclasses.replace(config.method, inner=Local())
+        return dataclasses.replace(config, method=slots) if text == "local" else config
+
+    experiment = Experiment(recipe=recipe, methods=("diloco", "local"))
+    with pytest.raises(ConfigurationError, match="send local seed 0 to another process"):
+        compare(experiment, tmp_path / "out", no_observer, ParallelRunner(1))
+    assert not (tmp_path / "out").exists()

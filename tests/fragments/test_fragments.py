@@ -1,0 +1,612 @@
+"""Where layers are found in real and toy models, and what every rule makes of their parameters."""
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import thinwire as tw
+from language_models import LAYERS, gemma3, gpt2, gpt_oss, llama, mixtral, qwen2, qwen3
+from thinwire.errors import ConfigurationError
+from thinwire.fragments import Fragment, Fragments, Part
+from thinwire.fragments.layers import find_layers, parts_of
+from thinwire.method import describe
+
+
+class Block(nn.Module):
+    """Holds smaller stacks: an MLP in an nn.Sequential and a list of experts."""
+
+    def __init__(self, width: int = 4, experts: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 7), nn.GELU(), nn.Linear(7, width))
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(experts))
+
+
+class OtherBlock(Block):
+    pass
+
+
+class NanoGPT(nn.Module):
+    """A ModuleDict with everything in it, and a tied head beside it."""
+
+    def __init__(self, layers: int = LAYERS, width: int = 4) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(11, width),
+                "wpe": nn.Embedding(5, width),
+                "drop": nn.Dropout(0.0),
+                "h": nn.ModuleList(Block(width) for _ in range(layers)),
+                "ln_f": nn.LayerNorm(width),
+            }
+        )
+        self.lm_head = nn.Linear(width, 11, bias=False)
+        self.transformer["wte"].weight = self.lm_head.weight
+
+
+class Titan(nn.Module):
+    """Layers in a ModuleDict, named by numbers, as in torchtitan."""
+
+    def __init__(self, layers: int = LAYERS, width: int = 4) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(11, width)
+        self.layers = nn.ModuleDict({str(i): Block(width) for i in range(layers)})
+        self.norm = nn.RMSNorm(width)
+        self.output = nn.Linear(width, 11, bias=False)
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel: the model is its child `module`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+
+# The first torch.compile of a process imports what torch itself has deprecated.
+compiles = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+
+
+def stack(layers: int = LAYERS) -> nn.Module:
+    return nn.Sequential(*(Block() for _ in range(layers)))
+
+
+def bare_linears(layers: int) -> nn.Module:
+    return nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(layers))
+
+
+def parts(model: nn.Module) -> list[Part]:
+    return list(parts_of(model).values())
+
+
+def part(name: str, numel: int = 1, *, aliases: tuple[str, ...] = (), layer: int | None = None):
+    return Part(name=name, aliases=(name, *aliases), numel=numel, layer=layer)
+
+
+def expected(model: nn.Module, prefix: str) -> dict[str, int]:
+    """Layers by name, which is what find_layers must not use."""
+    return {
+        name: int(name.removeprefix(prefix).split(".")[0])
+        for name, _ in model.named_parameters()
+        if name.startswith(prefix)
+    }
+
+
+def due(fragment: Fragment, until: int, sync_every: int) -> list[int]:
+    return [t for t in range(until) if fragment.is_due(step=t, sync_every=sync_every)]
+
+
+def layers_of(fragment: Fragment, model: nn.Module) -> set[int | None]:
+    found = parts_of(model)
+    return {found[name].layer for name in fragment.names}
+
+
+class TestFindLayers:
+    @pytest.mark.parametrize(
+        ("build", "prefix"),
+        [
+            (llama, "model.layers."),
+            (gpt2, "transformer.h."),
+            (qwen2, "model.layers."),
+            (qwen3, "model.layers."),
+            (mixtral, "model.layers."),
+            (gpt_oss, "model.layers."),
+            (gemma3, "model.layers."),
+            (NanoGPT, "transformer.h."),
+            (Titan, "layers."),
+            (stack, ""),
+        ],
+    )
+    def test_every_parameter_of_the_stack_has_its_layer(self, build, prefix):
+        model = build()
+        found = find_layers(model)
+        assert found == expected(model, prefix)
+        assert set(found.values()) == set(range(LAYERS))
+
+    @pytest.mark.parametrize("build", [lambda: llama(num_hidden_layers=1), lambda: NanoGPT(1)])
+    def test_one_layer(self, build):
+        assert set(find_layers(build()).values()) == {0}
+
+    def test_layers_that_are_nothing_but_experts_win_over_their_experts(self):
+        layer = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        model = nn.ModuleDict({"embed": nn.Embedding(3, 3), "h": nn.ModuleList([layer])})
+        assert set(find_layers(model).values()) == {0}
+
+    def test_a_list_of_layers_may_be_mixed_and_a_sequential_may_not(self):
+        mixed = [nn.Linear(2, 2), nn.Conv1d(2, 2, 1), Block()]
+        assert set(find_layers(nn.ModuleList(mixed)).values()) == {0, 1, 2}
+        toy = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3))
+        assert find_layers(toy) == {}
+
+    def test_children_without_parameters_do_not_count(self):
+        model = nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
+        assert find_layers(model) == {"1.weight": 0, "1.bias": 0, "3.weight": 1, "3.bias": 1}
+
+    def test_embedding_tables_are_no_layers_however_large(self):
+        model = nn.ModuleDict(
+            {
+                "codebooks": nn.ModuleList(nn.Embedding(999, 4) for _ in range(3)),
+                "tables": nn.ModuleDict({"wte": nn.Embedding(999, 4), "wpe": nn.Embedding(9, 4)}),
+                "h": nn.ModuleList(Block() for _ in range(2)),
+            }
+        )
+        assert find_layers(model) == expected(model, "h.")
+
+    @pytest.mark.parametrize(
+        "model", [nn.Linear(2, 2), nn.ModuleList(), nn.ModuleList([nn.Tanh()])]
+    )
+    def test_no_stack(self, model):
+        assert find_layers(model) == {}
+
+    def test_a_sequential_of_one_is_no_stack_for_it_could_hold_anything(self):
+        model = nn.Sequential(nn.ModuleDict({"embed": nn.Embedding(9, 4), "h": stack()}))
+        assert find_layers(model) == expected(model, "0.h.")
+
+    @compiles
+    @pytest.mark.parametrize("build", [llama, gpt2, NanoGPT, Titan])
+    def test_wrapped(self, build):
+        model = build()
+        found = find_layers(model)
+        assert find_layers(Wrapper(model)) == {f"module.{n}": i for n, i in found.items()}
+        compiled = torch.compile(Wrapper(model))
+        assert find_layers(compiled) == {f"_orig_mod.module.{n}": i for n, i in found.items()}
+
+    @compiles
+    @pytest.mark.parametrize("wrap", [torch.compile, checkpoint_wrapper])
+    def test_layers_compiled_or_checkpointed_one_by_one(self, wrap):
+        model = Titan()
+        for name in model.layers:
+            model.layers[name] = wrap(model.layers[name])
+        assert find_layers(model) == expected(model, "layers.")
+
+    @compiles
+    def test_only_some_layers_compiled_or_checkpointed(self):
+        model = Titan()
+        for name, wrap in (("1", torch.compile), ("2", checkpoint_wrapper)):
+            model.layers[name] = wrap(model.layers[name])
+        model.layers["3"] = torch.compile(checkpoint_wrapper(model.layers["3"]))
+        assert find_layers(model) == expected(model, "layers.")
+
+    @compiles
+    def test_compiled_children_of_different_classes_are_no_stack(self):
+        children = [nn.Embedding(3, 3), nn.Linear(3, 3), nn.Conv1d(3, 3, 1)]
+        assert find_layers(nn.Sequential(*map(torch.compile, children))) == {}
+
+    def test_subclasses_count_as_their_class(self):
+        # As FSDP2 leaves a model of which only some layers are sharded.
+        model = nn.Sequential(Block(), OtherBlock(), Block())
+        assert set(find_layers(model).values()) == {0, 1, 2}
+
+    def test_layers_that_were_named_before_they_were_listed(self):
+        model = nn.Module()
+        model.first = Block()
+        model.layers = nn.ModuleList([model.first, Block()])
+        found = find_layers(model)
+        assert {name.split(".")[0] for name, layer in found.items() if layer == 0} == {"first"}
+        assert {name[:9] for name, layer in found.items() if layer == 1} == {"layers.1."}
+
+    def test_a_layer_that_is_used_twice_counts_once(self):
+        block = Block()
+        assert set(find_layers(nn.ModuleList([block, Block(), block])).values()) == {0, 1}
+
+    def test_what_layers_share_is_in_the_first(self):
+        model = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        model[2].weight = model[1].weight
+        found = find_layers(model)
+        assert (found["1.weight"], found["2.bias"]) == (1, 2)
+        assert "2.weight" not in found
+
+    def test_frozen_layers_are_found(self):
+        model = llama()
+        model.model.layers[0].requires_grad_(False)
+        assert find_layers(model) == expected(model, "model.layers.")
+
+
+@pytest.fixture
+def two_fake_ranks():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class TestParts:
+    def test_tied_parameters_come_once_with_all_names(self):
+        found = parts_of(gpt2())
+        assert found["transformer.wte.weight"].aliases == (
+            "transformer.wte.weight",
+            "lm_head.weight",
+        )
+        assert "lm_head.weight" not in found
+
+    def test_sizes_are_those_of_the_model(self):
+        model = mixtral()
+        assert {n: p.numel for n, p in parts_of(model).items()} == {
+            n: p.numel() for n, p in model.named_parameters()
+        }
+
+    def test_frozen_parameters_are_left_out(self):
+        model = llama()
+        model.model.embed_tokens.requires_grad_(False)
+        assert parts_of(llama()).keys() - parts_of(model).keys() == {"model.embed_tokens.weight"}
+
+    def test_a_shard_is_planned_like_the_whole(self, two_fake_ranks):
+        model = NanoGPT()
+        whole = parts_of(copy.deepcopy(model))
+        for block in list(model.transformer["h"])[:-1]:
+            fully_shard(block)
+        fully_shard(model)
+        weight = model.transformer["h"][0].mlp[0].weight
+        assert weight.to_local().numel() < weight.numel()
+        assert parts_of(model) == whole
+
+    def test_shards_in_a_module_dict_of_which_some_are_of_the_plain_class(self, two_fake_ranks):
+        model = Titan()
+        whole = find_layers(copy.deepcopy(model))
+        for name in ("0", "1", "2"):
+            fully_shard(model.layers[name])
+        assert type(model.layers["0"]) is not Block
+        assert find_layers(model) == whole
+
+
+class TestOffsets:
+    def test_spread_by_hand(self):
+        # Offsets 0, 3, 6; nothing before step 10.
+        plan = tw.Strided(layers=1).plan(parts(bare_linears(3)), sync_every=10)
+        assert [due(f, 40, 10) for f in plan] == [[10, 20, 30], [13, 23, 33], [16, 26, 36]]
+
+    def test_at_by_hand(self):
+        # A fragment is due at its first offset already, unless that is step 0.
+        offsets = tw.At(steps=(0, 9, 4))
+        plan = tw.Strided(layers=1, offsets=offsets).plan(parts(bare_linears(3)), sync_every=10)
+        assert [due(f, 40, 10) for f in plan] == [[10, 20, 30], [9, 19, 29, 39], [4, 14, 24, 34]]
+
+    def test_whole_is_due_every_interval(self):
+        (fragment,) = tw.Whole().plan(parts(gpt2()), sync_every=7)
+        assert due(fragment, 30, 7) == [7, 14, 21, 28]
+        assert fragment.names == tuple(parts_of(gpt2()))
+
+    @pytest.mark.parametrize("sync_every", [1, 2, 3, 7, 13, 30])
+    def test_spread_never_makes_two_due_at_once_and_skips_none(self, sync_every):
+        for count in range(1, sync_every + 1):
+            plan = tw.Strided(layers=1).plan(parts(bare_linears(count)), sync_every=sync_every)
+            steps = [t for f in plan for t in due(f, 4 * sync_every, sync_every)]
+            assert len(steps) == len(set(steps)) == 3 * count
+            assert min(steps) == sync_every
+
+    def test_more_fragments_than_steps(self):
+        with pytest.raises(
+            ConfigurationError, match=r"spread 4 fragments over 3 .*sync_every >= 4"
+        ):
+            tw.Spread().of(4, sync_every=3)
+
+    @pytest.mark.parametrize("steps", [(), (0,), (0, 1, 2)])
+    def test_one_offset_for_each_fragment(self, steps):
+        with pytest.raises(ConfigurationError, match=f"use {len(steps)} offsets .*2 fragments"):
+            tw.At(steps=steps).of(2, sync_every=10)
+
+    def test_offsets_below_the_interval(self):
+        assert tw.At(steps=(9, 0)).of(2, sync_every=10) == ((9, 9), (0, 10))
+        with pytest.raises(ConfigurationError, match=r"fragment 0 at an offset of 10 .* 0 to 9"):
+            tw.At(steps=(10, 0)).of(2, sync_every=10)
+
+    @pytest.mark.parametrize("steps", [5, [0, 1], None])
+    def test_offsets_come_as_a_tuple(self, steps):
+        with pytest.raises(ConfigurationError, match="one for each fragment"):
+            tw.At(steps=steps)
+
+    @pytest.mark.parametrize("step", [-1, 1.5, "2"])
+    def test_offsets_are_whole_numbers(self, step):
+        with pytest.raises(ConfigurationError, match="counted 0, 1, 2"):
+            tw.At(steps=(0, step))
+
+
+class TestByLayer:
+    @pytest.mark.parametrize(
+        ("layers", "strided", "sequential"),
+        [
+            (1, [{0}, {1}, {2}, {3}, {4}], [{0}, {1}, {2}, {3}, {4}]),
+            (2, [{0, 3}, {1, 4}, {2}], [{0, 1}, {2, 3}, {4}]),
+            (3, [{0, 2, 4}, {1, 3}], [{0, 1, 2}, {3, 4}]),
+            (5, [{0, 1, 2, 3, 4}], [{0, 1, 2, 3, 4}]),
+            (99, [{0, 1, 2, 3, 4}], [{0, 1, 2, 3, 4}]),
+        ],
+    )
+    def test_which_layers_travel_together(self, layers, strided, sequential):
+        model = llama()
+        for rule, wanted in ((tw.Strided, strided), (tw.Sequential, sequential)):
+            plan = rule(layers=layers).plan(parts(model), sync_every=30)
+            assert [layers_of(fragment, model) for fragment in plan] == [*wanted, {None}]
+
+    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
+    def test_what_is_outside_of_the_stack_is_the_last_fragment(self, rule):
+        assert rule.plan(parts(llama()), sync_every=30)[-1].names == (
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+        )
+        assert rule.plan(parts(NanoGPT()), sync_every=30)[-1].names == (
+            "transformer.wte.weight",
+            "transformer.wpe.weight",
+            "transformer.ln_f.weight",
+            "transformer.ln_f.bias",
+        )
+
+    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
+    def test_nothing_outside_of_the_stack(self, rule):
+        model = stack()
+        plan = rule.plan(parts(model), sync_every=30)
+        assert len(plan) == 2
+        assert None not in layers_of(plan[-1], model)
+
+    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
+    def test_one_layer_is_one_fragment_and_the_rest(self, rule):
+        plan = rule.plan(parts(llama(num_hidden_layers=1)), sync_every=30)
+        assert [fragment.offset_steps for fragment in plan] == [0, 15]
+
+    def test_frozen_layers_are_not_counted(self):
+        model = llama()
+        for frozen in (0, 2, 3):
+            model.model.layers[frozen].requires_grad_(False)
+        for rule in (tw.Strided(layers=1), tw.Sequential(layers=1)):
+            plan = rule.plan(parts(model), sync_every=30)
+            assert [layers_of(fragment, model) for fragment in plan] == [{1}, {4}, {None}]
+
+    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
+    def test_no_stack_of_layers(self, rule):
+        frozen = llama()
+        frozen.model.layers.requires_grad_(False)
+        for model in (nn.Linear(2, 2), frozen):
+            wanted = rf"{type(rule).__name__} does.*nn.ModuleList.*Balanced\(\).*ByModule\(\)"
+            with pytest.raises(ConfigurationError, match=wanted):
+                rule.plan(parts(model), sync_every=30)
+
+    @pytest.mark.parametrize("rule", [tw.Strided, tw.Sequential])
+    @pytest.mark.parametrize("layers", [0, -3, 1.5])
+    def test_at_least_one_layer(self, rule, layers):
+        with pytest.raises(ConfigurationError, match=rf"{rule.__name__}\(layers={layers}\)"):
+            rule(layers=layers)
+
+    def test_names_keep_the_order_of_the_parts(self):
+        backwards = parts(llama())[::-1]
+        for fragment in tw.Strided().plan(backwards, sync_every=30):
+            places = [backwards.index(p) for p in backwards if p.name in fragment.names]
+            assert fragment.names == tuple(backwards[place].name for place in places)
+
+
+class TestBalanced:
+    def test_the_largest_tensor_first_by_hand(self):
+        sizes = {"a": 1, "b": 2, "c": 5, "d": 4, "e": 4}
+        plan = tw.Balanced(count=2).plan([part(n, s) for n, s in sizes.items()], sync_every=30)
+        # c | d; e to d's (4 < 5); b to c's (5 < 8); a to c's (7 < 8).
+        assert [fragment.names for fragment in plan] == [("a", "b", "c"), ("d", "e")]
+
+    def test_equal_tensors_are_dealt_out_in_order(self):
+        plan = tw.Balanced(count=3).plan([part(n, 2) for n in "abcdefg"], sync_every=30)
+        assert [fragment.names for fragment in plan] == [tuple("adg"), tuple("be"), tuple("cf")]
+
+    def test_tensors_without_elements_leave_no_fragment_empty(self):
+        plan = tw.Balanced(count=4).plan(
+            [part("a", 5), *(part(n, 0) for n in "bcd")], sync_every=30
+        )
+        assert [fragment.names for fragment in plan] == [("a",), ("b",), ("c",), ("d",)]
+
+    def test_no_layers_are_needed(self):
+        assert len(tw.Balanced(count=2).plan(parts(nn.Linear(3, 3)), sync_every=30)) == 2
+
+    def test_more_fragments_than_tensors(self):
+        with pytest.raises(ConfigurationError, match=r"into 3 fragments.*2 trainable.*count <= 2"):
+            tw.Balanced(count=3).plan(parts(nn.Linear(3, 3)), sync_every=30)
+
+    @pytest.mark.parametrize("count", [0, -1, 2.0])
+    def test_at_least_one_fragment(self, count):
+        with pytest.raises(ConfigurationError, match=rf"Balanced\(count={count}\)"):
+            tw.Balanced(count=count)
+
+
+LISTED = (
+    tuple(f"transformer.h.{layer}" for layer in range(LAYERS)),
+    ("transformer.wte", "transformer.wpe.weight", "transformer.ln_f"),
+)
+
+
+class TestByModule:
+    def test_modules_and_parameters_by_name(self):
+        body, rest = tw.ByModule(modules=LISTED).plan(parts(gpt2()), sync_every=30)
+        assert all(name.startswith("transformer.h.") for name in body.names)
+        assert rest.names == (
+            "transformer.wte.weight",
+            "transformer.wpe.weight",
+            "transformer.ln_f.weight",
+            "transformer.ln_f.bias",
+        )
+
+    def test_a_tied_head_can_be_listed_by_either_name(self):
+        by_head = (LISTED[0], ("lm_head", *LISTED[1][1:]))
+        both = (LISTED[0], ("lm_head", *LISTED[1]))
+        plans = [
+            tw.ByModule(modules=m).plan(parts(gpt2()), sync_every=9)
+            for m in (LISTED, by_head, both)
+        ]
+        assert plans[0] == plans[1] == plans[2]
+
+    def test_a_name_is_no_prefix_of_another(self):
+        found = [part("h.1.w"), part("h.11.w")]
+        plan = tw.ByModule(modules=(("h.1",), ("h.11",))).plan(found, sync_every=9)
+        assert [fragment.names for fragment in plan] == [("h.1.w",), ("h.11.w",)]
+
+    @compiles
+    @pytest.mark.parametrize(
+        "wrap", [Wrapper, torch.compile, lambda m: torch.compile(Wrapper(torch.compile(m)))]
+    )
+    def test_names_of_the_model_before_it_was_wrapped(self, wrap):
+        plain = tw.ByModule(modules=LISTED).plan(parts(gpt2()), sync_every=9)
+        wrapped = tw.ByModule(modules=LISTED).plan(parts(wrap(gpt2())), sync_every=9)
+        for a, b in zip(plain, wrapped, strict=True):
+            assert len(a.names) == len(b.names)
+            assert all(y.endswith(x) for x, y in zip(a.names, b.names, strict=True))
+            assert a.names != b.names
+        full = wrapped[0].names, wrapped[1].names
+        assert tw.ByModule(modules=full).plan(parts(wrap(gpt2())), sync_every=9) == wrapped
+
+    def test_a_module_called_module_is_no_wrapper_if_it_has_a_sister(self):
+        found = [part("module.w"), part("w")]
+        plan = tw.ByModule(modules=(("w",), ("module",))).plan(found, sync_every=9)
+        assert [fragment.names for fragment in plan] == [("w",), ("module.w",)]
+
+    def test_unknown_name(self):
+        modules = (*LISTED, ("transformer.h.00",))
+        wanted = r"'transformer\.h\.00' into fragment 2.*did you mean 'transformer\.h\.0'"
+        with pytest.raises(ConfigurationError, match=wanted):
+            tw.ByModule(modules=modules).plan(parts(gpt2()), sync_every=30)
+        with pytest.raises(ConfigurationError, match=r"'xyz' into .*model\.named_modules\(\)"):
+            tw.ByModule(modules=(("xyz",),)).plan(parts(gpt2()), sync_every=30)
+
+    def test_frozen_module(self):
+        model = gpt2()
+        model.transformer.wpe.requires_grad_(False)
+        with pytest.raises(ConfigurationError, match=r"'transformer.wpe.weight'.*no trainable"):
+            tw.ByModule(modules=LISTED).plan(parts(model), sync_every=30)
+
+    def test_in_no_fragment(self):
+        with pytest.raises(ConfigurationError, match=r"'transformer.wte.weight' and 3 more out"):
+            tw.ByModule(modules=LISTED[:1]).plan(parts(gpt2()), sync_every=30)
+        with pytest.raises(ConfigurationError, match="'c' out of every"):
+            tw.ByModule(modules=(("a",),)).plan([part("a"), part("c")], sync_every=30)
+        with pytest.raises(ConfigurationError, match="'a' out of every"):
+            tw.ByModule(modules=()).plan([part("a")], sync_every=30)
+
+    def test_in_two_fragments(self):
+        wanted = "'transformer.h.0.ln_1.weight' in fragment 0 and '.*ln_1.weight' in fragment 2"
+        with pytest.raises(ConfigurationError, match=wanted) as raised:
+            tw.ByModule(modules=(*LISTED, ("transformer.h.0.ln_1",))).plan(
+                parts(gpt2()), sync_every=30
+            )
+        assert "tied" not in str(raised.value)
+
+    def test_in_two_fragments_under_two_names(self):
+        wanted = "'transformer.wte.weight' in fragment 1 and 'lm_head.weight' in fragment 2.*tied"
+        with pytest.raises(ConfigurationError, match=wanted):
+            tw.ByModule(modules=(*LISTED, ("lm_head",))).plan(parts(gpt2()), sync_every=30)
+
+    @pytest.mark.parametrize("wrong", [(), "lm_head", ""])
+    def test_a_fragment_is_a_tuple_of_names(self, wrong):
+        with pytest.raises(ConfigurationError, match=r"fragment 1 of .*at least one name"):
+            tw.ByModule(modules=(("a",), wrong))
+
+
+@st.composite
+def drawn_parts(draw: st.DrawFn) -> list[Part]:
+    """At least one part has a layer; sizes of 0 and equal ones are likely."""
+    sizes = draw(st.lists(st.integers(0, 50), min_size=1, max_size=30))
+    layers = draw(
+        st.lists(st.none() | st.integers(0, 12), min_size=len(sizes), max_size=len(sizes))
+    )
+    layers[draw(st.integers(0, len(sizes) - 1))] = draw(st.integers(0, 12))
+    return [
+        part(f"m{i % 3}.p{i}", size, aliases=(f"alias.{i}",), layer=layer)
+        for i, (size, layer) in enumerate(zip(sizes, layers, strict=True))
+    ]
+
+
+def rules_for(found: list[Part], bound: int) -> Iterable[Fragments]:
+    modules = dict.fromkeys(p.name.split(".")[0] for p in found)
+    yield tw.Whole()
+    yield tw.Strided(layers=bound)
+    yield tw.Sequential(layers=bound)
+    yield tw.Balanced(count=min(bound, len(found)))
+    yield tw.ByModule(modules=tuple((module,) for module in modules))
+
+
+def sizes_of(plan: Iterable[Fragment], found: list[Part]) -> list[int]:
+    numel = {p.name: p.numel for p in found}
+    return [sum(numel[name] for name in fragment.names) for fragment in plan]
+
+
+@given(found=drawn_parts(), bound=st.integers(1, 9))
+def test_every_plan_puts_each_parameter_into_exactly_one_fragment(found, bound):
+    for rule in rules_for(found, bound):
+        plan = rule.plan(found, sync_every=40)
+        assert Counter(name for f in plan for name in f.names) == Counter(p.name for p in found)
+        assert sum(sizes_of(plan, found)) == sum(p.numel for p in found)
+        assert all(fragment.names for fragment in plan)
+        assert [fragment.index for fragment in plan] == list(range(len(plan)))
+        order = {p.name: i for i, p in enumerate(found)}
+        for fragment in plan:
+            assert list(fragment.names) == sorted(fragment.names, key=order.__getitem__)
+
+
+@given(found=drawn_parts(), bound=st.integers(1, 9))
+def test_fragments_of_layers_hold_at_most_as_many_as_asked(found, bound):
+    layers = {p.layer for p in found} - {None}
+    outside = any(p.layer is None for p in found)
+    layer = {p.name: p.layer for p in found}
+    for rule in (tw.Strided(layers=bound), tw.Sequential(layers=bound)):
+        plan = rule.plan(found, sync_every=40)
+        held = [{layer[name] for name in fragment.names} for fragment in plan]
+        assert len(held) == math.ceil(len(layers) / bound) + outside
+        assert held[-1] == {None} or not outside
+        assert max(map(len, held)) <= bound
+
+
+@given(found=drawn_parts(), bound=st.integers(1, 9))
+def test_balanced_is_within_one_tensor_of_the_mean(found, bound):
+    count = min(bound, len(found))
+    sizes = sizes_of(tw.Balanced(count=count).plan(found, sync_every=40), found)
+    assert max(sizes) <= sum(sizes) / count + max(p.numel for p in found)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        tw.Whole(),
+        tw.Strided(),
+        tw.Sequential(layers=2),
+        tw.Balanced(count=3, offsets=tw.At(steps=(0, 1, 2))),
+        tw.ByModule(modules=LISTED),
+    ],
+)
+def test_rules_are_described_by_plain_values(rule):
+    text = json.dumps(describe(rule))
+    assert json.loads(text)["kind"] == type(rule).__name__
+    method = tw.presets.diloco(fragments=rule)
+    others = (tw.Strided(layers=7), tw.Strided(offsets=tw.At(steps=(0,))), tw.Sequential())
+    prints = {tw.presets.diloco(fragments=other).fingerprint() for other in others}
+    assert len(prints) == 3
+    assert method.fingerprint() not in prints
+
+
+def test_a_fragment_has_a_name_for_messages():
+    (fragment,) = tw.Whole().plan([part("a"), part("b")], sync_every=3)
+    assert fragment.name == "fragment 0 (2 parameters from 'a')"

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.live_weights import LiveWeights
+from thinwire.outer import FragmentContext
+from thinwire.storage import OnDevice
+from thinwire.testing import OuterContract
+
+
+class TestPlainSGD(OuterContract):
+    def make(self):
+        return tw.outer.SGD(lr=0.5)
+
+
+class TestNesterov(OuterContract):
+    def make(self):
+        return tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+
+
+class TestHeavyBall(OuterContract):
+    def make(self):
+        return tw.outer.SGD(lr=0.7, momentum=0.9)
+
+
+class TestAdamW(OuterContract):
+    def make(self):
+        return tw.outer.AdamW(lr=0.01)
+
+
+class TestByWorkerCount(OuterContract):
+    def make(self):
+        return tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.SGD(lr=0.5))))
+
+
+class TestDirect(OuterContract):
+    def make(self):
+        return tw.outer.GradientAveraging()
+
+    @pytest.mark.skip(reason="there is no anchor besides the live weights")
+    def test_leaves_live_weights_on_the_anchor(self) -> None:
+        """Does not apply."""
+
+
+def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]) -> list[float]:
+    """The anchor of one weight that starts at 0 after rounds with the given mean deltas."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    live = LiveWeights(model, [])
+    storage = OnDevice(live.device)
+    context = FragmentContext(live=live, names=("weight",), workers=workers, storage=storage)
+    state = outer.bind(context, tw.Delay())
+    anchors: list[float] = []
+    for delta in deltas:
+        with torch.no_grad():
+            model.weight -= delta
+        pseudo_gradient = state.pseudo_gradient()
+        assert float(pseudo_gradient) == pytest.approx(delta)
+        state.apply(pseudo_gradient)
+        anchors.append(float(model.weight.detach()))
+    return anchors
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nesterov_by_hand(workers: int) -> None:
+    """m1 = 1, step 0.5 (1 + 0.5); m2 = 0.5 + 2, step 0.5 (2 + 1.25)."""
+    outer = tw.outer.SGD(lr=0.5, momentum=0.5, nesterov=True)
+    assert run_scalar(outer, workers, [1.0, 2.0]) == [-0.75, -0.75 - 1.625]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_heavy_ball_by_hand(workers: int) -> None:
+    outer = tw.outer.SGD(lr=0.5, momentum=0.5)
+    assert run_scalar(outer, workers, [1.0, 2.0]) == [-0.5, -0.5 - 1.25]
+
+
+def test_the_learning_rate_is_applied_once() -> None:
+    assert run_scalar(tw.outer.SGD(lr=0.25), 2, [1.0]) == [-0.25]
+
+
+def test_outer_state_is_fp32_under_bf16_weights() -> None:
+    model = nn.Linear(3, 2).to(torch.bfloat16)
+    loop = tw.OuterLoop(model, [], tw.presets.diloco(sync_every=1, outer=tw.outer.SGD(lr=0.5)))
+    before = loop.anchor()["weight"].clone()
+    with torch.no_grad():
+        model.weight += 2.0**-3
+    loop.step()
+    anchor = loop.anchor()["weight"]
+    assert anchor.dtype == torch.float32
+    assert not torch.equal(anchor, before)
+    assert torch.equal(anchor.to(torch.bfloat16), model.weight)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tw.outer.SGD(lr=-1.0),
+        lambda: tw.outer.SGD(lr=float("nan")),
+        lambda: tw.outer.SGD(momentum=1.0),
+        lambda: tw.outer.SGD(nesterov=True),
+        lambda: tw.outer.AdamW(betas=(0.9, 1.0)),
+        lambda: tw.outer.ByWorkerCount(table=()),
+        lambda: tw.outer.ByWorkerCount(table=((2, tw.outer.SGD()),)),
+        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make) -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"cannot .*; because .*; do: "):
+        make()

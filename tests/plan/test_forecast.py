@@ -1,0 +1,240 @@
+import dataclasses
+import math
+import random
+
+import pytest
+
+from thinwire import presets
+from thinwire.errors import ConfigurationError
+from thinwire.plan.accelerators import PEAK_TFLOPS_PER_S, peak_flops_per_s
+from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, forecast, forecasts
+from thinwire.plan.job import Job
+from thinwire.plan.link import Link
+from thinwire.plan.shape import Shape
+from thinwire.plan.simulate import simulate
+from thinwire.plan.sweep import QUANTITIES, sweep
+from thinwire.plan.text import job_text, link_text, share_text, verdict
+from thinwire.plan.topology import Mesh, Star
+from thinwire.plan.traffic import traffic
+from thinwire.plan.units import parse_share
+
+ALL = [presets.from_text(name) for name in presets.names()]
+
+
+def job(**changes) -> Job:
+    given = {
+        "shape": Shape.of_size(10_007, 5),
+        "workers": 2,
+        "compute": Compute(step_s=0.1),
+        "link": Link.of(1e6, latency_s=0.01),
+        "tokens_per_step": 100,
+        "tokens": 30_011,
+    }
+    return Job(**(given | changes))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("method", ALL, ids=presets.names())
+def test_a_forecast_says_what_traffic_and_simulation_say(method, workers: int) -> None:
+    asked = job(workers=workers)
+    found, sent = forecast(method, asked), traffic(method, asked.shape, workers=workers)
+    every, steps = sent.sync_every, -(-30_011 // (workers * 100))
+    assert found.steps == steps
+    assert found.sent_bytes_per_round == sent.sent_per_round
+    assert found.received_bytes_per_round == sent.received_per_round
+    assert found.sent_bytes == sent.sent_after(steps)
+    assert found.received_bytes == sent.received_after(steps)
+    assert found.peak_sent_bytes_per_step == sent.peak_sent_per_step
+    assert found.peak_sent_bits_per_s == 80 * sent.peak_sent_per_step
+    # Ten thousand rounds forget how the first began and the last ended.
+    rounds = 10_000 // every
+    long_s = simulate(asked.scenario(sent), steps=rounds * every).wall_s / (rounds * every)
+    assert found.step_s == pytest.approx(long_s, rel=1e-3)
+    assert found.utilisation == pytest.approx(0.1 / found.step_s)
+    assert found.sent_bytes_per_day == pytest.approx(
+        86_400 / found.step_s / every * sent.sent_per_round
+    )
+    assert found.tokens_per_day == pytest.approx(86_400 / found.step_s * 100 * workers)
+
+
+@pytest.mark.parametrize("method", ALL, ids=presets.names())
+@pytest.mark.parametrize("steps", [1, 29, 31, 2_000, 4_003])
+def test_the_wall_clock_is_that_of_a_simulated_run(method, steps: int) -> None:
+    asked = job(tokens=steps * 200)
+    found = forecast(method, asked).wall_s
+    simulated = simulate(asked.scenario(asked.traffic(method)), steps=steps).wall_s
+    assert found == pytest.approx(simulated, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ALL, ids=presets.names())
+def test_the_bandwidth_that_is_required_is_enough_and_less_is_not(method) -> None:
+    asked = job(link=Link.of(1e6, latency_s=1e-4))
+    found = forecast(method, asked, target=0.7)
+    assert tuple(found.required_bits_per_s) == UTILISATIONS
+    rates = list(found.required_bits_per_s.values())
+    assert rates == sorted(rates)
+    assert rates[0] <= found.target_bits_per_s <= rates[1]
+    for share, rate in (*found.required_bits_per_s.items(), (0.7, found.target_bits_per_s)):
+        enough = forecast(method, dataclasses.replace(asked, link=_at(rate * 1.001)), target=share)
+        short = forecast(method, dataclasses.replace(asked, link=_at(rate * 0.98)), target=share)
+        assert enough.fits
+        assert not short.fits
+
+
+def _at(rate: float) -> Link:
+    return Link.of(rate, latency_s=1e-4)
+
+
+def test_what_limits() -> None:
+    method = presets.diloco()
+    assert forecast(method, job(link=Link.of(1e3))).limit == "bandwidth"
+    assert forecast(method, job(link=Link.of(1e12, latency_s=9))).limit == "latency"
+    assert forecast(method, job(link=Link.of(1e12))).limit == "compute"
+    slow = Coding(encode_s_per_parameter=1e-3)
+    assert forecast(method, job(link=Link.of(1e12), coding=slow)).limit == "coding"
+
+
+def test_latency_alone_may_be_too_much_and_alone_there_is_nothing_to_wait_for() -> None:
+    far = forecast(presets.ddp(), job(link=Link.of(1e9, latency_s=1)))
+    assert set(far.required_bits_per_s.values()) == {math.inf}
+    alone = forecast(presets.ddp(), job(workers=1))
+    assert set(alone.required_bits_per_s.values()) == {0.0}
+    assert (alone.utilisation, alone.limit, alone.sent_bytes) == (1.0, "compute", 0)
+
+
+def test_topology_and_rates_that_differ_reach_the_simulation() -> None:
+    up_slow = Link(up_bits_per_s=1e5, down_bits_per_s=1e9, latency_s=0)
+    ring, star = (
+        forecast(presets.ddp(), job(workers=5, link=up_slow, topology=t)) for t in (Mesh(), Star())
+    )
+    assert star.utilisation != ring.utilisation
+
+
+def test_sync_every_acts_on_methods_that_have_rounds_only() -> None:
+    rows = forecasts(ALL, job(sync_every=1))
+    found = {row.method: row for row in rows}
+    assert found["ddp"] == forecast(presets.ddp(), job())
+    assert isinstance(found["diloco"], Forecast)
+    assert found["diloco"].sync_every_steps == 1
+    refused = found["streaming_diloco"]
+    assert isinstance(refused, RefusedMethod)
+    assert refused.error.startswith("cannot ")
+
+
+def test_a_method_that_is_alone_and_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="cannot "):
+        forecasts([presets.streaming_diloco()], job(sync_every=1))
+
+
+def test_no_link_is_too_slow_for_arithmetic() -> None:
+    with pytest.raises(ConfigurationError, match="so slow a link"):
+        forecast(presets.ddp(), job(link=Link.of(5e-324)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workers": 0}, {"sync_every": 0}, {"tokens": 0}, {"tokens_per_step": None}]
+)
+def test_a_job_that_cannot_be(wrong) -> None:
+    with pytest.raises(ConfigurationError):
+        job(**wrong)
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_a_sweep_passes_through_the_job_itself(name: str) -> None:
+    asked = job(workers=3, sync_every=13)
+    rows = forecasts(ALL, asked)
+    swept = sweep(name, ALL, asked, rows)
+    assert list(swept.values) == sorted(set(swept.values))
+    here = swept.quantity.here(asked)
+    assert here is not None
+    at = swept.values.index(here)
+    for row, curve in zip(rows, swept.curves, strict=True):
+        assert isinstance(row, Forecast)
+        assert curve.utilisation[at] == pytest.approx(row.utilisation, rel=1e-12)
+    ticks = swept.quantity.ticks(swept.values)
+    assert swept.values[0] <= ticks[0] < ticks[-1] <= swept.values[-1]
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_each_point_of_a_sweep_is_a_job_of_its_own(name: str) -> None:
+    asked = job()
+    methods = [presets.from_text(text) for text in ("diloco", "muloco", "muloco:bits=2")]
+    swept = sweep(name, methods, asked, forecasts(methods, asked))
+    at = random.Random(0).randrange(len(swept.values))
+    there = swept.quantity.at(asked, swept.values[at])
+    for method, curve in zip(methods, swept.curves, strict=True):
+        assert curve.utilisation[at] == forecast(method, there).utilisation
+    assert swept.curves[0].utilisation == swept.curves[1].utilisation
+    assert swept.curves[0].utilisation != swept.curves[2].utilisation
+
+
+def test_where_a_method_does_not_fit_its_curve_has_a_gap() -> None:
+    asked = job()
+    method = presets.streaming_diloco()
+    swept = sweep("sync-every", [method], asked, forecasts([method], asked))
+    assert swept.values[0] == 1
+    assert swept.curves[0].utilisation[0] is None
+    assert swept.curves[0].utilisation[-1] is not None
+
+
+def test_a_bandwidth_sweep_shows_where_methods_begin_and_end_to_fit() -> None:
+    asked = job(link=Link.of(1e6))
+    rows = forecasts(ALL, asked)
+    swept = sweep("bandwidth", ALL, asked, rows)
+    for curve in swept.curves:
+        known = [share for share in curve.utilisation if share is not None]
+        assert known == sorted(known)
+        assert known[0] < 0.5
+        assert known[-1] > 0.9
+
+
+def test_an_unknown_quantity_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="bandwidth, latency"):
+        sweep("weather", ALL, job(), [])
+
+
+# -- words and facts -------------------------------------------------------------------------------
+
+
+def test_words() -> None:
+    asked = job(link=Link(up_bits_per_s=1e6, down_bits_per_s=2e6))
+    assert job_text(asked) == "10k in 5 layers on 2 workers in a ring, 100 ms a step"
+    assert job_text(job(workers=1)).endswith("on 1 worker, 100 ms a step")
+    assert link_text(asked) == "1 Mbit/s up, 2 Mbit/s down, 0 s one way"
+    rows = forecasts(ALL, job(link=Link.of(math.inf)))
+    assert verdict(rows, 0.9).startswith("Every method")
+    assert verdict(rows[:0], 0.9).startswith("No method")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.9999, "99.9 %"),
+        (0.1, "10 %"),
+        (0.0999, "10 %"),
+        (1e-4, "0.01 %"),
+    ],
+)
+def test_shares_are_not_rounded_up_to_a_whole(share: float, text: str) -> None:
+    assert share_text(share) == text
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "-1%", "1.01", "101%", "half", "5ms", ""])
+def test_a_share_is_a_part(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_share(text)
+
+
+def test_accelerators_are_found_however_they_are_written() -> None:
+    for name, tflops_per_s in PEAK_TFLOPS_PER_S.items():
+        assert peak_flops_per_s(name.lower().replace(" ", "_")) == tflops_per_s * 1e12
+        assert 10 < tflops_per_s < 10_000
+    assert peak_flops_per_s("A100") == 312e12
+    with pytest.raises(ConfigurationError, match="did you mean 'H100'"):
+        peak_flops_per_s("H100x")

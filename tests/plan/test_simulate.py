@@ -1,0 +1,341 @@
+"""The planner's simulation: against equations, a slow reference, and its properties."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plan_scenarios import message, one_message, plain, same, streaming, traffic_of
+from thinwire.errors import ConfigurationError
+from thinwire.fragments import At, Sequential, Strided, Whole
+from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.link import Link
+from thinwire.plan.required import least_round_s, steady_utilisation
+from thinwire.plan.scenario import Scenario
+from thinwire.plan.simulate import simulate
+from thinwire.plan.tcp import OverTcp
+from thinwire.plan.topology import TOPOLOGIES, Mesh, Star
+
+ALL_TOPOLOGIES = [*TOPOLOGIES.values(), OverTcp(late_s=0.003)]
+
+
+def wall_s(scenario: Scenario, *, steps: int) -> float:
+    """Seconds of a run of one message and tau < H, by an equation.
+
+        wall = S s + n (encode + decode) + (n - 1) max(0, D - tau s) + max(0, D - r s) + rest
+        D    = all that the exchange takes
+
+    n times the message is due; r = min(tau, S - the last of these steps); rest = encode + D +
+    decode if steps come after the last, else 0.
+    """
+    sent, step_s = scenario.traffic, scenario.compute.step_s
+    every, (box,) = sent.sync_every, sent.messages
+    exchange_s = scenario.transfer_time(0).total_s
+    coding_s = scenario.encode_s(0) + scenario.decode_s(0)
+    first, last = box.first_due(sync_every=every), box.last_due(steps, sync_every=every)
+    wall = steps * step_s
+    if last:
+        wall += (last - first) // every * max(0.0, exchange_s - sent.tau * step_s)
+        wall += max(0.0, exchange_s - min(sent.tau, steps - last) * step_s)
+        wall += ((last - first) // every + 1) * coding_s
+    return wall + (coding_s + exchange_s if last < steps else 0.0)
+
+
+# -- against equations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", ALL_TOPOLOGIES, ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("exchange", ["gather", "reduce_scatter", "pairs"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 13])
+def test_a_run_without_overlap_takes_what_the_equation_says(topology, exchange, workers) -> None:
+    scenario = one_message(exchange=exchange, workers=workers, result_nbytes=4001)
+    scenario = replace(scenario, topology=topology)
+    for steps in (0, 1, 6, 7, 8, 97):
+        assert same(simulate(scenario, steps=steps).wall_s, wall_s(scenario, steps=steps))
+
+
+@pytest.mark.parametrize("tau", [0, 1, 2, 6])
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("rate", [1e4, 3e5, 1e9, math.inf])
+def test_a_run_with_overlap_takes_what_the_equation_says(tau, offset, rate) -> None:
+    scenario = one_message(tau=tau, offset=offset, first=offset or 7).at_rate(rate)
+    for steps in (*range(1, 16), 97):
+        assert same(simulate(scenario, steps=steps).wall_s, wall_s(scenario, steps=steps)), steps
+
+
+def test_the_equation_without_overlap_is_the_one_on_paper() -> None:
+    scenario = one_message()
+    hop_s = 0.017 + 8 * 12_347 / 3e5
+    coding_s = 1009 * (3e-5 + 3 * 7e-6 + 2e-6)
+    assert same(simulate(scenario, steps=14).wall_s, 14 * 0.13 + 2 * (2 * hop_s + coding_s))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"link": Link(up_bits_per_s=1e6, down_bits_per_s=3e5, latency_s=0.017001)},
+        {"link": Link(up_bits_per_s=1e6, down_bits_per_s=3.0001e5, latency_s=0.017)},
+        {"coding": Coding(encode_s_per_parameter=3.0001e-5)},
+        {"compute": Compute(step_s=0.130001)},
+        {"topology": Mesh()},
+    ],
+    ids=["latency", "rate", "coding", "step", "topology"],
+)
+def test_another_scenario_takes_another_time(change) -> None:
+    scenario = one_message()
+    other = replace(scenario, **change)
+    assert not same(simulate(other, steps=97).wall_s, wall_s(scenario, steps=97))
+
+
+# -- against a slow reference ----------------------------------------------------------------------
+
+
+def step_by_step(scenario: Scenario, *, steps: int) -> list[float]:
+    """The time at the end of every step, once what is due was encoded."""
+    sent = scenario.traffic
+    now_s = free_s = 0.0
+    answers: list[tuple[int, int, float]] = []  # step that needs it, message, when it is there
+    ends = []
+    for step in range(1, steps + 1):
+        for needed, index, done_s in list(answers):
+            if needed == step:
+                now_s = max(now_s, done_s) + scenario.decode_s(index)
+                answers.remove((needed, index, done_s))
+        now_s += scenario.compute.step_s
+        for index, box in enumerate(sent.messages):
+            if step >= box.first and (step - box.offset) % sent.sync_every == 0:
+                now_s += scenario.encode_s(index)
+                taken = scenario.transfer_time(index)
+                free_s = max(now_s, free_s) + taken.held_s
+                answers.append((step + 1 + sent.tau, index, free_s + taken.lag_s))
+        ends.append(now_s)
+    return ends
+
+
+@pytest.mark.parametrize("rate", [3e4, 3e5, 3e6, 3e8])
+@pytest.mark.parametrize("tau", [0, 1, 3, 9])
+@pytest.mark.parametrize(
+    ("every", "fragments"),
+    [
+        (1, Whole()),
+        (7, Whole()),
+        (7, Strided(layers=3)),
+        (7, Sequential(layers=2, offsets=At(steps=(0,) * 6))),
+        (25, Sequential(layers=2, offsets=At(steps=(20, 3, 3, 24, 0, 9)))),
+    ],
+)
+def test_steps_without_events_may_be_taken_at_once(rate, tau, fragments, every) -> None:
+    scenario = replace(
+        plain(streaming(fragments, every=every, tau=tau, workers=3), rate, latency_s=0.01),
+        coding=Coding(encode_s_per_parameter=1e-7, decode_s_per_parameter=3e-7),
+    )
+    ends = step_by_step(scenario, steps=8 * every)
+    assert simulate(scenario, steps=8 * every).round_s == pytest.approx(
+        ends[every - 1 :: every], rel=1e-12
+    )
+
+
+# -- properties ------------------------------------------------------------------------------------
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    every = draw(st.sampled_from([1, 5, 12]))
+    sent = streaming(
+        Whole() if every < 4 else draw(st.sampled_from([Whole(), Strided(layers=3)])),
+        parameters=draw(st.sampled_from([11, 1009, 100_003])),
+        layers=draw(st.sampled_from([1, 3, 11])),
+        every=every,
+        tau=draw(st.integers(0, min(3, every - 1))),
+        workers=draw(st.sampled_from([1, 2, 3, 5])),
+    )
+    return Scenario(
+        traffic=sent,
+        compute=Compute(step_s=draw(st.floats(0.01, 2))),
+        link=Link(
+            up_bits_per_s=draw(st.floats(1e3, 1e7)),
+            down_bits_per_s=draw(st.floats(1e3, 1e7)),
+            latency_s=draw(st.sampled_from([0, 0.01, 0.7])),
+        ),
+        topology=draw(st.sampled_from(ALL_TOPOLOGIES)),
+        coding=Coding(encode_s_per_parameter=draw(st.sampled_from([0, 1e-6]))),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), steps=st.integers(0, 40), factor=st.floats(1.01, 50))
+def test_a_better_link_never_takes_longer(scenario, steps, factor) -> None:
+    wall = simulate(scenario, steps=steps).wall_s
+    link = scenario.link
+    faster = replace(
+        link,
+        up_bits_per_s=factor * link.up_bits_per_s,
+        down_bits_per_s=factor * link.down_bits_per_s,
+    )
+    later = replace(link, latency_s=link.latency_s + factor / 100)
+    assert simulate(replace(scenario, link=faster), steps=steps).wall_s <= wall * (1 + 1e-12)
+    assert simulate(replace(scenario, link=later), steps=steps).wall_s >= wall * (1 - 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenario=scenarios(), factor=st.floats(1e-3, 1e3))
+def test_the_unit_of_time_does_not_matter(scenario, factor) -> None:
+    link, coding, topology = scenario.link, scenario.coding, scenario.topology
+    if isinstance(topology, OverTcp):
+        topology = replace(topology, late_s=factor * topology.late_s)
+    scaled = replace(
+        scenario,
+        compute=Compute(step_s=factor * scenario.compute.step_s),
+        topology=topology,
+        link=Link(
+            up_bits_per_s=link.up_bits_per_s / factor,
+            down_bits_per_s=link.down_bits_per_s / factor,
+            latency_s=factor * link.latency_s,
+        ),
+        coding=Coding(encode_s_per_parameter=factor * coding.encode_s_per_parameter),
+    )
+    before, after = simulate(scenario, steps=31), simulate(scaled, steps=31)
+    assert same(after.wall_s, factor * before.wall_s)
+    assert same(after.utilisation, before.utilisation)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenario=scenarios(), steps=st.integers(0, 40))
+def test_a_link_carries_one_exchange_at_a_time_and_time_adds_up(scenario, steps) -> None:
+    found = simulate(scenario, steps=steps)
+    for freed_s, begun_s in zip(found.freed_s, found.begun_s[1:], strict=False):
+        assert begun_s >= freed_s
+    assert len(found.wait_s) == steps + 1
+    assert math.isclose(found.seconds.total_s, found.wall_s, rel_tol=1e-9)
+    if scenario.coding.encode_s_per_parameter == 0:
+        held_back_s = found.seconds.waiting_s
+        assert math.isclose(sum(found.wait_s), held_back_s, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenario=scenarios())
+def test_nothing_beats_the_bound(scenario) -> None:
+    every = scenario.traffic.sync_every
+    compute_s = every * scenario.compute.step_s
+    assert steady_utilisation(scenario) <= compute_s / least_round_s(scenario) * (1 + 1e-9)
+    # What is found in few rounds holds for many.
+    round_s = simulate(scenario, steps=192 * every).round_s
+    found = compute_s / steady_utilisation(scenario)
+    assert found == pytest.approx((round_s[-1] - round_s[-65]) / 64, rel=1e-6)
+
+
+def test_workers_alone_or_with_nothing_to_say_or_over_a_perfect_link_only_compute() -> None:
+    alone = plain(streaming(workers=1), 1.0, latency_s=5)
+    perfect = plain(streaming(), math.inf)
+    silent = plain(traffic_of(message(payload_nbytes=0)), 1.0)
+    for scenario in (alone, perfect, silent):
+        found = simulate(scenario, steps=33)
+        assert found.utilisation == 1
+        assert found.limit == "compute"
+        assert same(found.wall_s, 3.3)
+    late = replace(silent, link=Link.of(1.0, latency_s=0.1))
+    assert simulate(late, steps=33).limit == "latency"  # no bytes, but an answer
+
+
+def test_the_last_hop_s_latency_does_not_hold_the_link() -> None:
+    scenario = plain(traffic_of(message(), message(), every=1, workers=2), 8 * 12_347, latency_s=10)
+    found = simulate(scenario, steps=1)
+    assert found.begun_s == pytest.approx((0.1, 1.1))
+    assert same(found.wall_s, 0.1 + 2 + 10)
+
+
+def test_what_encoding_takes_comes_before_the_link_and_not_beside_it() -> None:
+    scenario = plain(traffic_of(message(), message(), every=1, workers=2), 8 * 12_347)
+    coding = Coding(encode_s_per_parameter=1 / 1009, decode_s_per_parameter=1 / 1009)
+    # 0.1 train, 1 encode, then 1 send beside 1 encode, 1 send beside 2 decode, 2 decode.
+    found = simulate(replace(scenario, coding=coding), steps=1)
+    assert same(found.wall_s, 0.1 + 2 + 2 + 2)
+    assert found.limit == "coding"
+
+
+def test_a_long_round_takes_no_longer_to_simulate_than_its_events() -> None:
+    scenario = one_message(every=10**6)
+    began_s = time.perf_counter()
+    found = simulate(scenario, steps=3 * 10**6)
+    assert time.perf_counter() - began_s < 2.0
+    assert found.seconds.compute_s == pytest.approx(3e6 * scenario.compute.step_s, rel=1e-12)
+    assert len(found.wait_s) == 3 * 10**6 + 1
+
+
+# -- what an exchange takes ------------------------------------------------------------------------
+
+
+def test_a_reduction_is_a_scatter_the_owner_s_work_and_a_gather() -> None:
+    scenario = one_message(workers=4, exchange="reduce_scatter", result_nbytes=3000)
+    taken = scenario.transfer_time(0)
+    # Shards go directly, results around the ring.
+    assert same(taken.transfer_s, 3 * 8 * (12_347 / 4 + 3000) / 3e5)
+    assert same(taken.latency_s, (1 + 3) * 0.017)
+    assert same(taken.coding_s, 1009 / 4 * (4 * 7e-6 + 3e-5))
+    assert same(taken.lag_s, 0.017)
+
+
+def test_a_vote_is_one_more_gather() -> None:
+    bare, voting = (one_message(workers=4, vote_nbytes=n) for n in (0, 90))
+    before, after = (scenario.transfer_time(0) for scenario in (bare, voting))
+    assert same(after.total_s - before.total_s, 3 * (0.017 + 8 * 90 / 3e5))
+
+
+def test_pairs_cost_the_same_among_a_thousand_and_a_gather_does_not() -> None:
+    def exchange_s(exchange: str, workers: int) -> float:
+        scenario = one_message(exchange=exchange, workers=workers, result_nbytes=12_347 // workers)
+        scenario = replace(scenario, topology=Mesh(), link=Link.of(1e6))
+        return scenario.transfer_time(0).transfer_s
+
+    assert same(exchange_s("pairs", 2), exchange_s("pairs", 1000))
+    assert same(exchange_s("gather", 2) * 999, exchange_s("gather", 1000))
+    assert exchange_s("reduce_scatter", 1000) < 2 * exchange_s("reduce_scatter", 2)
+
+
+@pytest.mark.parametrize("topology", ALL_TOPOLOGIES, ids=lambda t: type(t).__name__)
+def test_a_pair_is_everyone_of_two(topology) -> None:
+    pair, both = (
+        replace(one_message(workers=2, tau=1, exchange=e), topology=topology)
+        for e in ("pairs", "gather")
+    )
+    assert simulate(pair, steps=70) == simulate(both, steps=70)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Link.of(0),
+        lambda: Link.of(-1e6),
+        lambda: Link.of(math.nan),
+        lambda: Link(up_bits_per_s=1, down_bits_per_s=0),
+        lambda: Link.of(1, latency_s=-1),
+        lambda: Link.of(1, latency_s=math.nan),
+        lambda: Compute(step_s=0),
+        lambda: Compute(step_s=math.nan),
+        lambda: Compute.of_flops(1e9, 1e6, 1e15, 1.5),
+        lambda: Compute.of_flops(0, 1e6, 1e15, 0.5),
+        lambda: Coding(encode_s_per_parameter=-1),
+        lambda: plain(traffic_of()),
+        lambda: plain(traffic_of(message(), workers=0)),
+        lambda: plain(traffic_of(message(), tau=-1)),
+        lambda: plain(traffic_of(message(exchange="smoke signals"))),
+        lambda: plain(traffic_of(message(payload_nbytes=-1))),
+        lambda: simulate(one_message(), steps=-1),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot .*; because .*; do: ") as refused:
+        make()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_star_takes_two_hops() -> None:
+    link = Link(up_bits_per_s=80, down_bits_per_s=160, latency_s=1)
+    assert Star().gather(10, 5, link).total_s == 1 + 1 + 1 + 2
+    assert Star().scatter(10, 5, link).total_s == 1 + 4 + 1 + 2

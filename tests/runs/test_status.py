@@ -1,0 +1,230 @@
+"""`thinwire compare` and `thinwire report` say the same of the same folder."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from run_folders import change, write_run
+from thinwire.cli import main
+from thinwire.experiments import Experiment, RunState, SequentialRunner, compare
+from thinwire.experiments.grid import configure, specs_of
+from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure
+from thinwire.runs.comparable import common_ground, most_common, not_comparable
+from thinwire.runs.find import find_runs
+from thinwire.runs.status import note_failure, read_run, status_of
+from thinwire.train.config import TrainConfig
+
+METHODS = ("ddp", "diloco", "muloco")
+
+
+def configs() -> dict[str, TrainConfig]:
+    experiment = Experiment(methods=METHODS)
+    return {spec.folder(0): configure(experiment, spec, 0) for spec in specs_of(experiment)}
+
+
+def retell(folder: Path, old: str, new: str) -> None:
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace(old, new))
+
+
+def append(folder: Path, line: str) -> None:
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text() + line)
+
+
+def end(folder: Path, kind: str) -> None:
+    (folder / "summary.json").unlink()
+    note_failure(folder, kind, "it broke")
+
+
+def replace_by_a_file(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    folder.write_text("x")
+
+
+# What both once judged apart, and what both must see.
+VERDICTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no metrics": (
+        lambda f: (f / "metrics.jsonl").unlink(),
+        "corrupt: metrics.jsonl cannot be read",
+    ),
+    "metrics not finite": (
+        lambda f: retell(f, '"sent_bytes": ', '"sent_bytes": NaN, "x": '),
+        "corrupt: line 1 of metrics.jsonl has sent_bytes nan",
+    ),
+    "metrics of another run": (
+        lambda f: change(f / "summary.json", sent_bytes_per_worker=1),
+        "corrupt: the last record has sent_bytes ",
+    ),
+    "metrics without memory": (
+        lambda f: retell(f, "anchor_bytes", "bytes"),
+        "corrupt: the last record has anchor_bytes missing",
+    ),
+    "weights of no bytes": (
+        lambda f: retell(f, '"live_weights_bytes": 8', '"live_weights_bytes": 0'),
+        "corrupt: the last record has live_weights_bytes 0",
+    ),
+    "a line cut short": (
+        lambda f: append(f, '{"step"'),
+        "corrupt: line 4 of metrics.jsonl cannot be read",
+    ),
+    "loss not finite": (
+        lambda f: change(f / "summary.json", val_loss=math.inf),
+        "corrupt: summary.json has val_loss inf",
+    ),
+    "loss below zero": (
+        lambda f: change(f / "summary.json", val_loss=-1.0),
+        "corrupt: summary.json has val_loss -1.0",
+    ),
+    "loss a truth": (
+        lambda f: change(f / "summary.json", val_loss=True),
+        "corrupt: summary.json has val_loss True",
+    ),
+    "no wait": (
+        lambda f: change(f / "summary.json", wait_s=None),
+        "corrupt: summary.json has wait_s missing",
+    ),
+    "versions no object": (
+        lambda f: change(f / "summary.json", versions=3),
+        "corrupt: summary.json has versions 3",
+    ),
+    "summary of another method": (
+        lambda f: change(f / "summary.json", method="ddp"),
+        "corrupt: summary.json has method 'ddp', which config.json makes diloco",
+    ),
+    "config of something else": (
+        lambda f: (f / "config.json").write_text('{"hidden_size": 64}'),
+        "corrupt: its config.json is not that of a run of thinwire",
+    ),
+    "config of another version": (
+        lambda f: change(f / "config.json", machine=None),
+        "corrupt: config.json has machine missing",
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), "corrupt: config.json is missing"),
+    "no fingerprint": (
+        lambda f: (f / "data.json").write_text("{}"),
+        "corrupt: data.json has fingerprint missing",
+    ),
+    "a file": (replace_by_a_file, "corrupt: it is a file, not the folder of a run"),
+    "diverged": (
+        lambda f: end(f, "NonFiniteError"),
+        "diverged: it broke (400 of 400 steps recorded)",
+    ),
+    "other corpus": (
+        lambda f: (f / "data.json").write_text(json.dumps({"fingerprint": "f" * 64})),
+        "not of this comparison: corpus fingerprint is ffffffffffff, not abc",
+    ),
+    "corpus of another Python": (
+        lambda f: (f / "data.json").unlink(),
+        "not of this comparison: corpus fingerprint is not recorded (Python 3.11.7), not abc",
+    ),
+    "another size": (
+        lambda f: change(f / "summary.json", parameters=7),
+        "not of this comparison: parameters is 7, not ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_compare_and_report_say_the_same(tmp_path, capsys, case: str) -> None:
+    spoil, verdict = VERDICTS[case]
+    for name, config in configs().items():
+        write_run(tmp_path / "runs" / name, config)
+        (tmp_path / "runs" / name / "data.json").write_text('{"fingerprint": "abc"}')
+    comparing = ["compare", "--methods", ",".join(METHODS), "--out", str(tmp_path / "runs")]
+    # Given one by one, for what is no folder is no run among others.
+    folders = [str(tmp_path / "runs" / name) for name in configs()]
+    reporting = ["report", *folders, "--out", str(tmp_path / "report.html")]
+    assert (main(comparing), main(reporting)) == (0, 0)
+    assert "left out" not in capsys.readouterr().out
+    spoil(tmp_path / "runs" / "diloco-seed0")
+    assert main(comparing) == 1
+    assert f"diloco-seed0 has no result ({verdict}" in capsys.readouterr().err
+    assert main(reporting) == 0
+    assert f"diloco-seed0: {verdict}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "state", "why"),
+    [
+        (lambda f: (f / "summary.json").unlink(), RunState.UNFINISHED, "it has no summary, 400 of"),
+        (lambda f: end(f, "OSError"), RunState.FAILED, "OSError: it broke (400 of 400 steps"),
+        (lambda f: [p.unlink() for p in f.iterdir()], RunState.ABSENT, "no run was begun in it"),
+    ],
+)
+def test_what_compare_would_go_on_with_is_what_report_leaves_out(
+    tmp_path, spoil, state: RunState, why: str
+) -> None:
+    config = configs()["diloco-seed0"]
+    folder = write_run(tmp_path / "run", config)
+    assert status_of(folder, config.describe()).state is RunState.FINISHED
+    spoil(folder)
+    (left,) = find_runs([folder]).values()
+    assert status_of(folder, config.describe()) == read_run(folder) == left
+    assert left.state is state
+    assert why in left.why
+
+
+def test_a_run_that_failed_is_tried_again(tmp_path, monkeypatch) -> None:
+    place, config = tmp_path / "diloco-seed0", configs()["diloco-seed0"]
+    end(write_run(place, config), "OSError")
+
+    def finish(
+        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
+    ) -> list[RunFailure | None]:
+        for run in runs:
+            shutil.rmtree(run.folder)
+            write_run(run.folder, run.config)
+        return [None for _ in runs]
+
+    monkeypatch.setattr(SequentialRunner, "carry_out", finish)
+    assert compare(Experiment(methods=("diloco",)), tmp_path).problems() == {}
+
+
+def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> None:
+    for name, config in configs().items():
+        retell(write_run(tmp_path / "runs" / name, config), "_bytes", "")
+        retell(tmp_path / "runs" / name, '"sent"', '"sent_bytes"')
+    comparing = ["compare", "--methods", ",".join(METHODS), "--out", str(tmp_path / "runs")]
+    assert main(comparing) == 0
+    assert capsys.readouterr().out.count("not recorded") == 3
+    page = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "runs"), "--out", str(page)]) == 0
+    assert "left out" not in capsys.readouterr().out
+    assert page.read_text().count(">not recorded<") == 3
+
+
+def test_as_many_tokens_in_other_batches_are_no_fair_comparison(tmp_path) -> None:
+    config = configs()["ddp-seed0"]
+    other = dataclasses.replace(config, steps=200, global_batch=32)
+    for name, its in {"a": config, "b": dataclasses.replace(config, seed=1), "c": other}.items():
+        write_run(tmp_path / name, its)
+    runs = [status.run for status in find_runs([tmp_path]).values() if status.run]
+    why = "global_batch is 32, not 16; steps is 200, not 400"
+    assert not_comparable(runs) == {tmp_path / "c": why}
+
+
+def test_a_worker_that_may_leave_is_never_one_of_a_fixed_team(tmp_path) -> None:
+    config = configs()["diloco-seed0"]
+    folder = write_run(tmp_path / "run", config)
+    fixed = read_run(folder).run
+    change(folder / "summary.json", events={})
+    elastic = read_run(folder).run
+    assert fixed is not None
+    assert elastic is not None
+    assert common_ground(fixed) != common_ground(elastic)
+    assert status_of(folder, config.describe()).state is RunState.MISMATCH
+
+
+def test_the_ground_of_most_is_that_of_all() -> None:
+    a, b = {"x": "1"}, {"x": "2"}
+    assert most_common([]) is None
+    assert most_common([a, b]) == a
+    assert most_common([a, b, b]) == b

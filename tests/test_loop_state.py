@@ -1,0 +1,157 @@
+"""The state that workers share: what is refused, and what a look at it meanwhile sees."""
+
+import dataclasses
+import threading
+import time
+
+import pytest
+import torch
+
+import thinwire as tw
+from elastic_hub import METHODS, H, crew, method, train
+from thinwire.errors import MismatchError
+from thinwire.testing import ElasticHub
+from toy import build_model, same_bits
+
+
+@pytest.mark.parametrize("name", ["plain", "top-k, reduced", "streaming"])
+def test_nobody_sees_half_a_step(name: str) -> None:
+    hub = ElasticHub()
+    players = crew(hub, METHODS[name], 2)
+    shared, seen, stop = players[0].state, {}, threading.Event()
+    wrong: list[str] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            position, snapshot = shared.progress(), shared.capture()
+            version = snapshot.facts["version"]
+            sends = sum(track["sends"] for track in snapshot.facts["tracks"])
+            if sends != version:
+                wrong.append(f"{sends} rounds at version {version}")
+            state = torch.cat([t.double().flatten() for t in snapshot.tensors.values()])
+            if not torch.equal(seen.setdefault(version, state), state):
+                wrong.append(f"two states at version {version}")
+            if seen.setdefault(f"digest {position.version}", position.digest) != position.digest:
+                wrong.append(f"two digests at version {position.version}")
+
+    watchers = [threading.Thread(target=look) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    for boundary in range(20):
+        hub.discards = lambda _, odd=boundary % 4 == 1: odd
+        train(players, H)
+    stop.set()
+    for watcher in watchers:
+        watcher.join()
+    assert wrong == []
+    assert len(seen) > 10
+
+
+def wider():
+    return torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 3))
+
+
+MISFITS = {
+    "model": (method(), wider),
+    "method": (method(sync_every=5), build_model),
+    "shape": (method(), build_model),
+    "dtype": (method(), build_model),
+    "optimizer": (method(), build_model),
+}
+
+
+HOW = {
+    "adopt": lambda taker, state: taker.state.load(state),
+    "load": lambda taker, state: taker.loop.load_shared_state(
+        {"facts": state.facts, "tensors": state.tensors}
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(kind: str, how: str) -> None:
+    described, model = MISFITS[kind]
+    hub = ElasticHub()
+    (giver,) = crew(hub, described, 1, model=model, of=1)
+    snapshot = giver.state.capture()
+    tensors = dict(snapshot.tensors)
+    if kind == "shape":
+        tensors["0.anchor"] = tensors["0.anchor"][:-1]
+    elif kind == "dtype":
+        tensors["0.anchor"] = tensors["0.anchor"].double()
+    elif kind == "optimizer":
+        del tensors["0.optimizer.momentum_buffer"]
+    snapshot = dataclasses.replace(snapshot, tensors=tensors)
+    players = crew(ElasticHub(), method(), 3)
+    taker = players[0]
+    train(players, H + 1)
+    before = taker.live(), taker.shared(), taker.state.progress(), taker.feedback()
+    named = {"model": "parameters|wire order", "method": "sync_every"}.get(kind, "anchor|momentum")
+    with pytest.raises(MismatchError, match=named):
+        HOW[how](taker, snapshot)
+    assert same_bits(taker.live(), before[0])
+    assert all(torch.equal(taker.shared()[k], v) for k, v in before[1].items())
+    assert taker.state.progress() == before[2]
+    train(players, 2 * H)
+    assert len({p.loop.digest() for p in players}) == 1
+
+
+def test_a_record_that_does_not_follow_is_refused_and_changes_nothing() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(), 2)
+    other = crew(ElasticHub(), method(), 1)[0]
+    train(players, 2 * H)
+    before = other.live(), other.shared(), other.state.progress()
+    damaged = hub.records[1].messages[0].clone()
+    damaged[80] ^= 1
+    with pytest.raises(tw.ExchangeError, match="checksum"):
+        other.state.replay_one(dataclasses.replace(hub.records[1], messages=[damaged] * 2))
+    with pytest.raises(MismatchError, match="follows on version 1"):
+        other.state.replay_one(hub.records[2])
+    assert same_bits(other.live(), before[0])
+    assert other.state.progress() == before[2]
+    other.state.replay_one(hub.records[1])
+    other.state.replay_one(hub.records[2])
+    assert other.loop.digest() == players[0].loop.digest()
+
+
+@pytest.mark.parametrize("buffer", ["anchor", "optimizer.momentum_buffer"])
+def test_a_position_tells_states_apart_that_differ_in_any_part(buffer: str) -> None:
+    """A momentum that differs would show as drift one round late."""
+    players = crew(ElasticHub(), method(), 2)
+    train(players, H)
+    first, second = (player.state.progress() for player in players)
+    assert first == second
+    snapshot = players[1].state.capture()
+    snapshot.tensors[f"0.{buffer}"][3] += 1e-3
+    players[1].state.load(snapshot)
+    third = players[1].state.progress()
+    assert (third.version, third.digest != first.digest) == (first.version, True)
+
+
+def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() -> None:
+    players = crew(ElasticHub(), method(), 2)
+    shared = players[0].state
+    train(players, H)
+    stood = shared.glance()
+    assert stood == shared.progress()
+    held, go = threading.Event(), threading.Event()
+
+    def step() -> None:
+        with shared.lock:
+            shared.version += 1
+            shared._digest = (-1, "")
+            held.set()
+            go.wait(10)
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    assert held.wait(10)
+    began_s = time.monotonic()
+    seen, took_s = shared.glance(), time.monotonic() - began_s
+    go.set()
+    stepping.join()
+    assert seen == stood
+    assert took_s < 5
+    assert shared.glance().version == stood.version + 1

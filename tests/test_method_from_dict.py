@@ -1,0 +1,51 @@
+"""Methods from their descriptions."""
+
+import json
+from typing import Any
+
+import pytest
+
+import thinwire as tw
+from thinwire import codecs, method, presets
+from thinwire.method import Method, describe
+from thinwire.train import recipes
+
+
+def test_every_preset_is_found_again_in_its_description() -> None:
+    for name in presets.names():
+        made = presets.from_text(name)
+        assert Method.from_dict(json.loads(json.dumps(describe(made)))) == made, name
+    for text in ("muloco:bits=2", "streaming_muloco", "sparse_muloco", "streaming_diloco:tau=2"):
+        made = recipes.laptop(text).method
+        assert Method.from_dict(json.loads(json.dumps(describe(made)))) == made, text
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "reason"),
+    [
+        ("codec", {"kind": "Mine"}, "Mine is no part of this package"),
+        ("codec", {"kind": "from_id"}, "from_id is no part"),
+        ("codec", {"kind": "register", "codec": 1}, "register is no part"),
+        ("inner", {"kind": "ByWorkerCount", "table": []}, "ByWorkerCount is no part"),
+        ("codec", {"kind": "CastBF16", "more": 1}, "another version"),
+        ("codec", {"kind": "Codec"}, "Codec is no part"),
+        ("codec", 3, "another version"),
+        ("sync_every", 0, "another version"),
+        ("merge", 1, "another version"),
+        ("overlap", {"kind": "Delay", "tau": 0}, "overlap.mixing differs"),
+    ],
+)
+def test_descriptions_that_are_not_ours_are_refused(slot: str, value: Any, reason: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=reason):
+        Method.from_dict(describe(presets.diloco(codec=codecs.CastBF16())) | {slot: value})
+
+
+def test_descriptions_with_names_of_before_are_read(monkeypatch) -> None:
+    made = presets.muloco(bits=2)
+    old = json.loads(json.dumps(describe(made)))
+    old["codec"]["kind"], old["codec"]["groups"]["kind"] = "Quantize", "Cells"
+    with pytest.raises(tw.ConfigurationError, match="Cells is no part of this package"):
+        Method.from_dict(old)
+    now = {"Quantize": "Quantise", "Cells": describe(made)["codec"]["groups"]["kind"]}
+    monkeypatch.setattr(method, "RENAMED_SLOTS", now)
+    assert Method.from_dict(old) == made

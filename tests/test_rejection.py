@@ -1,0 +1,189 @@
+"""The table of consequences, and that exchanges do what its rows say."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from exchanges import Messages, delta_of, exchanged, state_of, tag_of
+from thinwire import codecs
+from thinwire.errors import RoundDiscarded
+from thinwire.exchange import Exchange, ExchangeState, RoundResult
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.rejection import Consequence, MessageKind, Rejection, RejectReason
+from thinwire.testing.faults import Change, Changing
+from thinwire.transport import AllGather, AllToAll, in_process
+
+SKIPPED, SENT_AGAIN = Consequence.SKIPPED, Consequence.SENT_AGAIN
+LOST, DISCARDED = Consequence.LOST, Consequence.DISCARDED
+REASONS = [reason for reason in RejectReason if reason is not RejectReason.NONE]
+
+# reason, then what follows for a whole pseudo-gradient, a shard and a combined shard
+TABLE = [
+    (RejectReason.EMPTY, SKIPPED, SKIPPED, DISCARDED),
+    (RejectReason.DAMAGED, SENT_AGAIN, DISCARDED, DISCARDED),
+    (RejectReason.DRIFTED, LOST, LOST, DISCARDED),
+    (RejectReason.NOT_FINITE, LOST, LOST, DISCARDED),
+    (RejectReason.OUTLIER, LOST, LOST, DISCARDED),
+]
+ROWS = [(row[0], kind, row[1 + place]) for row in TABLE for place, kind in enumerate(MessageKind)]
+
+
+def test_the_table_has_every_reason_and_kind_once() -> None:
+    assert [row[:2] for row in ROWS] == list(itertools.product(REASONS, MessageKind))
+
+
+@pytest.mark.parametrize(("reason", "kind", "consequence"), ROWS)
+def test_a_row_says(reason: RejectReason, kind: MessageKind, consequence: Consequence) -> None:
+    assert Rejection(reason=reason).consequence(kind) is consequence
+
+
+def test_a_reason_has_a_text_and_no_reason_has_no_consequence() -> None:
+    assert len({str(Rejection(reason=reason)) for reason in REASONS}) == len(REASONS)
+    for kind in MessageKind:
+        with pytest.raises(KeyError):
+            Rejection(reason=RejectReason.NONE).consequence(kind)
+
+
+# -- what exchanges do -----------------------------------------------------------------------------
+
+
+class AtWorker0(Change):
+    """Changes what worker 0 gets from worker 1: in all-gathers, or as the owner of a shard."""
+
+    def __init__(self, kind: type, change: Callable[[Tensor], Tensor]) -> None:
+        self.kind, self.change = kind, change
+
+    def arrived(self, request, answer):
+        if not isinstance(request, self.kind) or len(answer[1]) < HEADER_NBYTES:
+            return answer
+        return [self.change(m) if sender == 1 else m for sender, m in enumerate(answer)]
+
+
+class VotesAgainstWorker1(Change):
+    def __init__(self, reason: RejectReason) -> None:
+        self.reason = reason
+
+    def sent(self, request):
+        if isinstance(request, AllGather) and len(request.payload) < HEADER_NBYTES:
+            return AllGather(torch.tensor([0, self.reason, 0], dtype=torch.uint8))
+        return request
+
+
+def flipped(message: Tensor) -> Tensor:
+    message = message.clone()
+    message[HEADER_NBYTES] ^= 1
+    return message
+
+
+def messages_of(reason: RejectReason, rank: int, state: ExchangeState) -> Messages:
+    """What a worker sends if `reason` is what is wrong with worker 1."""
+    if rank != 1 or reason is RejectReason.DAMAGED:
+        return state.encode(delta_of(rank), tag_of())
+    match reason:
+        case RejectReason.EMPTY:
+            return state.empty_messages(tag_of())
+        case RejectReason.DRIFTED:
+            return state.encode(delta_of(rank), tag_of(anchor=b"elsewher"))
+        case RejectReason.NOT_FINITE:
+            return state.encode(torch.full_like(delta_of(rank), float("nan")), tag_of())
+        case _:
+            return state.encode(delta_of(rank) * 1e6, tag_of())
+
+
+def states_of(exchange: Exchange) -> list[ExchangeState]:
+    return [
+        state_of(
+            exchange,
+            rank,
+            3,
+            codec=codecs.CastBF16(),
+            aggregate=tw.aggregate.DropOutliers(),
+            drops_bad_messages=True,
+        )
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize(
+    ("exchange", "kind"),
+    [(tw.Gather(), MessageKind.WHOLE), (tw.ReduceScatter(), MessageKind.SHARD)],
+)
+def test_an_exchange_does_what_the_row_says(exchange, kind, reason: RejectReason) -> None:
+    transports = in_process(3)
+    if reason is RejectReason.DAMAGED:
+        carried = AllToAll if kind is MessageKind.SHARD else AllGather
+        transports[0] = Changing(transports[0], AtWorker0(carried, flipped))
+    states = states_of(exchange)
+
+    def run() -> list[RoundResult]:
+        return exchanged(states, transports, encode=partial(messages_of, reason))
+
+    if Rejection(reason=reason).consequence(kind) is DISCARDED:
+        with pytest.raises(RoundDiscarded, match="worker 1: its message did not arrive"):
+            run()
+        return
+    results = run()
+    without = exchanged(
+        [state_of(exchange, rank, 2, codec=codecs.CastBF16()) for rank in range(2)],
+        in_process(2),
+        encode=lambda rank, state: state.encode(delta_of(2 * rank), tag_of()),
+    )
+    for result in results:
+        assert {rank: why.reason for rank, why in result.left_out.items()} == {1: reason}
+        # Shards have other sizes among two workers, but every number is rounded for itself.
+        assert torch.equal(result.mean, without[0].mean)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_result_that_a_worker_votes_against_discards_the_round(reason: RejectReason) -> None:
+    transports = in_process(3)
+    transports[2] = Changing(transports[2], VotesAgainstWorker1(reason))
+    with pytest.raises(RoundDiscarded, match="worker 1: "):
+        exchanged(states_of(tw.ReduceScatter()), transports)
+
+
+def test_a_result_that_is_damaged_discards_the_round() -> None:
+    transports = in_process(3)
+    transports[0] = Changing(transports[0], AtWorker0(AllGather, flipped))
+    with pytest.raises(RoundDiscarded, match=r"worker 1: .*does not match its checksum"):
+        exchanged(states_of(tw.ReduceScatter()), transports)
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_a_round_without_any_contribution_is_discarded(exchange) -> None:
+    with pytest.raises(RoundDiscarded, match="it has just joined"):
+        exchanged(
+            states_of(exchange),
+            in_process(3),
+            encode=lambda rank, state: state.empty_messages(tag_of()),
+        )
+
+
+def test_a_worker_that_sees_all_others_drifted_discards_the_round() -> None:
+    """It has drifted itself, and which of them has is not for an exchange to say."""
+    states = states_of(tw.Gather())
+    tags = [tag_of(), tag_of(anchor=b"elsewher"), tag_of()]
+    rounds = [
+        transport.run(state.run(state.encode(delta_of(rank), tag), tag), tag)
+        for rank, (transport, state, tag) in enumerate(
+            zip(in_process(3), states, tags, strict=True)
+        )
+    ]
+    for each in rounds:
+        with pytest.raises(RoundDiscarded, match="outer parameters differ"):
+            each.wait()
+
+
+@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
+def test_with_fixed_workers_a_bad_message_is_an_error(exchange) -> None:
+    carried = AllToAll if isinstance(exchange, tw.ReduceScatter) else AllGather
+    transports = in_process(3)
+    transports[0] = Changing(transports[0], AtWorker0(carried, flipped))
+    with pytest.raises(tw.ExchangeError, match="message of worker 1 for round 1"):
+        exchanged([state_of(exchange, rank, 3) for rank in range(3)], transports)

@@ -1,0 +1,243 @@
+"""The resume contract: from a state saved after any step, a run goes on bit for bit."""
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from thinwire import codecs
+from thinwire.exchange import Pairs
+from toy import Team, adamw
+
+FEEDBACK = tw.ErrorFeedback()
+GATHER = tw.Gather()
+SCATTER = tw.ReduceScatter()
+OWNERS = tw.ReduceScatter(owner_feedback=FEEDBACK)
+SYNC_EVERY, STEPS, WORKERS = 4, 10, 3
+
+
+def diloco(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": SYNC_EVERY} | fields)
+
+
+def streaming(**fields) -> tw.Method:
+    defaults = {"sync_every": SYNC_EVERY, "fragments": tw.Balanced(count=2)}
+    return tw.presets.streaming_diloco(**defaults | fields)
+
+
+TWO_BITS = {"codec": codecs.Quantise(bits=2), "feedback": FEEDBACK}
+# Name to method; those below the line have something in flight after most steps.
+METHODS: dict[str, tw.Method] = {
+    "ddp": tw.presets.ddp(),
+    "diloco": diloco(exchange=GATHER),
+    "diloco, outer AdamW": diloco(exchange=GATHER, outer=tw.outer.AdamW(lr=0.01)),
+    "diloco, outer SGD without momentum": diloco(exchange=GATHER, outer=tw.outer.SGD(lr=0.5)),
+    "diloco, 2 bits": diloco(exchange=GATHER, **TWO_BITS),
+    "diloco, 2 bits, shards": diloco(exchange=SCATTER, **TWO_BITS),
+    "diloco, 2 bits, owners' feedback": diloco(exchange=OWNERS, **TWO_BITS),
+    "diloco, pairs": diloco(exchange=Pairs(), **TWO_BITS),
+    "sparseloco": tw.presets.sparseloco(sync_every=SYNC_EVERY),
+    "streaming, no overlap": streaming(overlap=tw.Delay(), exchange=GATHER),
+    # ---
+    "streaming": streaming(overlap=tw.Delay(tau=3, mixing=0.5), exchange=GATHER),
+    "streaming, 2 bits": streaming(
+        overlap=tw.Delay(tau=3, mixing=0.5), exchange=GATHER, **TWO_BITS
+    ),
+    "streaming, 2 bits, owners' feedback": streaming(
+        overlap=tw.Delay(tau=3, mixing=0.5), exchange=OWNERS, **TWO_BITS
+    ),
+    "streaming, pairs": streaming(overlap=tw.Delay(tau=3), exchange=Pairs(), **TWO_BITS),
+    "eager": streaming(overlap=tw.Eager(), exchange=GATHER),
+    "eager, 2 bits": streaming(overlap=tw.Eager(), exchange=GATHER, **TWO_BITS),
+    "eager, 2 bits, owners' feedback": streaming(overlap=tw.Eager(), exchange=OWNERS, **TWO_BITS),
+}
+IN_FLIGHT = [name for name in METHODS if name.startswith(("streaming", "eager"))][1:]
+
+State = dict[str, Any]
+
+
+def build(method: tw.Method, outer_device: str | None = None) -> Team:
+    return Team(method, adamw, WORKERS, outer_device=outer_device)
+
+
+def states_of(team: Team) -> list[State]:
+    parts = zip(team.models, team.optimizers, team.loops, strict=True)
+    return [
+        {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "outer": loop.state_dict(),
+        }
+        for model, optimizer, loop in parts
+    ]
+
+
+def through_a_file(state: State) -> State:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def load(team: Team, states: list[State]) -> Team:
+    parts = zip(team.models, team.optimizers, team.loops, states, strict=True)
+    for model, optimizer, loop, state in parts:
+        loop.load_state_dict(state["outer"])
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    return team
+
+
+def outcome(team: Team) -> dict[str, Any]:
+    """All that two equal runs have in common once they have ended."""
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    stats = [loop.stats for loop in team.loops]
+    return {
+        "outer parameters": [loop.digest() for loop in team.loops],
+        "live weights": [
+            {name: value.tolist() for name, value in model.state_dict().items()}
+            for model in team.models
+        ],
+        "counted": [
+            (s.rounds, s.sent_bytes, s.received_bytes, s.peak_sent_bytes_per_step, s.left_out)
+            for s in stats
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
+    """The states after every step of a run, and how it ended; each method is trained once."""
+    known: dict[str, tuple[list[list[State]], dict[str, Any]]] = {}
+
+    def run(name: str) -> tuple[list[list[State]], dict[str, Any]]:
+        if name not in known:
+            team, saved = build(METHODS[name]), []
+            for step in range(STEPS):
+                team.train(1, first=step)
+                saved.append([through_a_file(state) for state in states_of(team)])
+            known[name] = saved, outcome(team)
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("outer_device", [None, "cpu"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str | None) -> None:
+    saved, expected = undisturbed(name)
+    for done, states in enumerate(saved, start=1):
+        again = load(build(METHODS[name], outer_device), copy.deepcopy(states))
+        again.train(STEPS - done, first=done)
+        assert outcome(again) == expected, f"after step {done}"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    "name", ["diloco", "diloco, 2 bits, owners' feedback", "streaming, 2 bits", "eager, 2 bits"]
+)
+def test_a_run_goes_on_from_a_distributed_checkpoint(
+    undisturbed, name: str, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    saved, expected = undisturbed(name)
+    done = 7
+    again = build(METHODS[name])
+    states = states_of(again)
+    for worker, (state, theirs) in enumerate(zip(states, saved[done - 1], strict=True)):
+        parts = {part: copy.deepcopy(theirs[part]) for part in ("outer", "model")}
+        dcp.save(parts, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
+        loaded = {part: state[part] for part in ("outer", "model")}
+        dcp.load(loaded, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
+        state.update(loaded, optimizer=copy.deepcopy(theirs["optimizer"]))
+    assert outcome(load(again, states).train(STEPS - done, first=done)) == expected
+
+
+def resumed_without(
+    undisturbed, name: str, lose: Callable[[State], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How a run ends that went on from states that lack something, and how it should have."""
+    saved, expected = undisturbed(name)
+    done = 7
+    states = copy.deepcopy(saved[done - 1])
+    for state in states:
+        for fragment in state["outer"]["fragments"]:
+            lose(fragment)
+    again = load(build(METHODS[name]), states).train(STEPS - done, first=done)
+    return outcome(again), expected
+
+
+@pytest.mark.parametrize("name", IN_FLIGHT)
+def test_control_without_what_is_in_flight_it_is_another_run(undisturbed, name: str) -> None:
+    lost = []
+
+    def lose(fragment: State) -> None:
+        lost.extend(flight for flight in fragment["in_flight"] if flight["round"])
+        for flight in fragment["in_flight"]:
+            flight["round"] = 0
+
+    found, expected = resumed_without(undisturbed, name, lose)
+    assert lost
+    assert found["outer parameters"] != expected["outer parameters"]
+
+
+@pytest.mark.parametrize("part", ["shard", "owner"])
+def test_control_without_feedback_it_is_another_run(undisturbed, part: str) -> None:
+    lost: list[Tensor] = []
+
+    def lose(fragment: State) -> None:
+        for key, residual in fragment["exchange"].items():
+            if key.startswith(part):
+                lost.append(residual.zero_())
+
+    name = "diloco, 2 bits, owners' feedback"
+    found, expected = resumed_without(undisturbed, name, lose)
+    assert lost
+    assert found["outer parameters"] != expected["outer parameters"]
+
+
+# -- another number of workers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["diloco", "diloco, 2 bits", "streaming", "streaming, 2 bits"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_with_another_number_of_workers_the_outer_parameters_go_on(
+    undisturbed, name: str, workers: int
+) -> None:
+    saved, _ = undisturbed(name)
+    states = [copy.deepcopy(saved[6][rank % WORKERS]) for rank in range(workers)]
+    before = load(build(METHODS[name]), copy.deepcopy(saved[6])).loops[0].digest()
+    again = load(Team(METHODS[name], adamw, workers), states)
+    assert {loop.digest() for loop in again.loops} == {before}
+    outer_parameters = outcome(again.train(5, first=7))["outer parameters"]
+    assert len(set(outer_parameters)) == 1
+    assert outer_parameters[0] != before
+
+
+def test_work_that_was_in_flight_is_sent_again_even_if_nothing_is_trained_after_it() -> None:
+    method = diloco(overlap=tw.Delay(tau=3), exchange=GATHER)
+    states = [through_a_file(state) for state in states_of(build(method).train(SYNC_EVERY))]
+    again = load(Team(method, adamw, 2), states[:2])
+    before, rounds = again.loops[0].digest(), again.loops[0].stats.rounds
+    outcome(again)
+    assert again.loops[0].stats.rounds == rounds + 1
+    assert again.loops[0].digest() != before
+
+
+def test_rounds_that_are_already_in_the_weights_cannot_be_dropped_for_another_number() -> None:
+    """Eager has applied a worker's own part of a round while the rest is in flight."""
+    method = METHODS["eager"]
+    states = [part.state_dict() for part in build(method).train(7).loops]
+    for loop in Team(method, adamw, 2).loops:
+        with pytest.raises(tw.ConfigurationError, match="cannot"):
+            loop.load_state_dict(states[loop._transport.rank])

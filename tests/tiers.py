@@ -1,0 +1,85 @@
+"""Which tests run when: one table, so that a tier is read and weighed in one place.
+
+`make test-fast` runs what is fast, also because no line names it, `make test` what is core, too,
+and `make test-all` everything. A line names a folder, a file or tests by the beginning of their id,
+from `tests/` on (or with `src/`, for doctests). Of several that name a test, the longest decides.
+"""
+
+# Of each kind of codec, group, grid, values and rounding one; and what is cheap in a longer folder.
+FAST = """
+codecs/test_codecs.py::TestCastBF16
+codecs/test_codecs.py::TestE3M0Rows
+codecs/test_codecs.py::TestMidRise2Chunks
+codecs/test_codecs.py::TestPerRole
+codecs/test_codecs.py::TestRandomKBF16Tensors
+codecs/test_codecs.py::TestStatistical2Blocks
+codecs/test_codecs.py::TestStochastic8Linear
+codecs/test_codecs.py::TestTopKSignMeanChunks
+tools/test_check_style.py
+tools/test_mirror.py
+tools/test_tiers.py
+"""
+
+CORE = """
+bench
+cli
+codecs/test_codecs.py::Test
+doctor
+elastic
+elastic/test_real_processes.py::test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round
+elastic/test_real_processes.py::test_a_killed_worker_costs_the_others_one_heartbeat_timeout[while
+elastic/test_real_processes.py::test_a_worker_killed_in_its_healing_costs_the_others_nothing
+elastic/test_real_processes.py::test_every_method_survives_a_kill_and_a_restart[streaming]
+elastic/test_real_processes.py::test_no_worker_ends_when_the_lighthouse_does
+exchange/test_exchange.py
+exchange/test_pairs.py
+exchange/test_sizes.py
+experiments
+fragments/test_sharding.py
+plan/test_calibration.py
+plan/test_forecast.py
+plan/test_traffic.py::test_codecs_over_both_exchanges
+plan/test_traffic.py::test_presets
+report
+runs/test_status.py
+src/thinwire/plan
+test_examples.py
+test_frozen.py
+test_loop_state.py
+test_method.py::test_what_top_k_delivers_by_a_reduce_scatter
+test_outer_loop.py
+test_resume.py
+test_streaming.py
+testing
+tools
+train
+transport
+"""
+
+# Processes, browsers, network namespaces and measurements: what finds least for its seconds.
+SLOW = """
+benchmarks/test_claims.py::test_a_small_run_of_the_gpu_setting_trains_here
+cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process
+cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
+elastic/test_real_processes.py
+optim/test_muon_sharded.py
+report/test_report_browser.py
+test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
+train/data/test_corpora.py::test_importing_stays_light
+train/workers/test_ranks.py
+train/workers/test_stacked.py
+"""
+
+TIERS = {"fast": FAST, "core": CORE, "slow": SLOW}
+TIER_OF = {line: tier for tier, lines in TIERS.items() for line in lines.split("\n")[1:-1]}
+
+
+def of(test: str) -> str:
+    """The tier of a test by its id: fast, core or slow.
+
+    >>> of("tests/elastic/test_real_processes.py::test_a_worker_that_stays_alone_says_so")
+    'slow'
+    """
+    test = test.removeprefix("tests/")
+    lines = [line for line in TIER_OF if test.startswith(line)]
+    return TIER_OF[max(lines, key=len)] if lines else "fast"

@@ -1,0 +1,3 @@
+from training import corpus, tiny
+
+__all__ = ["corpus", "tiny"]

@@ -1,0 +1,574 @@
+"""Corpora: found, split without a leak, and refused in words when they cannot be read."""
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.errors import ConfigurationError, CorpusError
+from thinwire.train.data import Data, LoadedData
+from thinwire.train.data.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
+from thinwire.train.data.corpora.corpus import is_validation, split_documents
+from thinwire.train.data.corpora.resolve import is_hub_name, stream_corpus
+from thinwire.train.data.corpora.shards import read_shard
+from thinwire.train.data.corpora.text import source_corpus
+from thinwire.train.data.loading import load_stream
+from thinwire.train.data.streams import StreamWindows
+
+MAGIC = 20240520
+
+
+def documents(side: np.ndarray) -> list[str]:
+    return side.tobytes().decode().split("\0")[:-1]
+
+
+def read_text(path: Path) -> TextCorpus:
+    corpus = resolve(str(path))
+    assert isinstance(corpus, TextCorpus)
+    return corpus
+
+
+def read_tokens(path: Path) -> TokenCorpus:
+    corpus = resolve(str(path))
+    assert isinstance(corpus, TokenCorpus)
+    return corpus
+
+
+def write_jsonl(file: Path, texts: list[str]) -> Path:
+    file.write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts))
+    return file
+
+
+def rows(count: int, tag: str = "row") -> list[str]:
+    return [f"{tag} {i} {'x' * (i % 7)}" for i in range(count)]
+
+
+# The split
+
+
+def test_golden_split():
+    # Another hash would move documents that a checkpoint was trained on into validation.
+    assert [i for i in range(100) if is_validation(f"a{i}.py")] == [21, 42, 52, 94]
+    assert [i for i in range(200) if is_validation(f"a.jsonl:{i}")] == [
+        3,
+        7,
+        53,
+        59,
+        61,
+        69,
+        74,
+        80,
+        119,
+        126,
+        128,
+        150,
+        178,
+        186,
+    ]
+
+
+def test_about_a_twentieth_is_validation():
+    assert 400 < sum(is_validation(f"{i}.py") for i in range(10_000)) < 600
+
+
+@pytest.mark.parametrize("size", [1, 2, 19, 20, 1009])
+def test_one_document_is_cut(size):
+    text = bytes(97 + i % 26 for i in range(size))
+    corpus = split_documents("one", [("key", text)])
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == text + b"\0"
+    assert corpus.validation.size == max(1, (size + 1) // 20)
+
+
+def test_the_cut_splits_no_character():
+    for length in range(20, 60):
+        corpus = split_documents("one", [("key", ("a" * (length % 4) + "☕" * length).encode())])
+        corpus.train.tobytes().decode()
+        corpus.validation.tobytes().decode()
+
+
+def test_the_cut_of_what_is_not_utf8_stays_where_it_is():
+    corpus = split_documents("one", [("key", b"\x80" * 1000)])
+    assert 45 <= corpus.validation.size <= 51
+
+
+# Source files
+
+
+def test_source_files_and_what_is_left_out(tmp_path: Path):
+    kept = {f"a{i}.py": f"text of {i} é" for i in range(60)} | {"test/deep/t.py": "a test"}
+    left = {
+        "encodings/x.py": "table",
+        "pydoc_data/x.py": "table",
+        "site-packages/x.py": "installed",
+        "data.txt": "no source",
+        "large.py": "#" * 400_001,
+    }
+    for name, text in {**kept, **left}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
+    corpus = source_corpus("mine", [tmp_path], without=frozenset({"site-packages"}))
+    validation = [text for name, text in sorted(kept.items()) if is_validation(name)]
+    train = [text for name, text in sorted(kept.items()) if not is_validation(name)]
+    assert documents(corpus.train) == train
+    assert documents(corpus.validation) == validation
+    assert validation
+
+
+def test_source_files_that_are_not_utf8_are_bytes_all_the_same(tmp_path: Path):
+    (tmp_path / "latin.py").write_bytes(b"\xe9" * 100)
+    corpus = source_corpus("mine", [tmp_path])
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"\xe9" * 100 + b"\0"
+
+
+def test_a_source_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.py").write_text("text")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(CorpusError, match=r"mine\.py cannot be read.*Permission denied"):
+        source_corpus("mine", [tmp_path])
+
+
+def test_no_source_files(tmp_path: Path):
+    with pytest.raises(CorpusError, match="'mine'; because it is empty"):
+        source_corpus("mine", [tmp_path])
+
+
+def test_standard_library():
+    corpus = resolve("python-stdlib")
+    assert isinstance(corpus, TextCorpus)
+    assert corpus.train.size > 5e6
+    assert 0.02 < corpus.validation.size / corpus.train.size < 0.12
+    train = set(corpus.train.tobytes().split(b"\0"))
+    long = [text for text in corpus.validation.tobytes().split(b"\0") if len(text) > 2_000]
+    assert long
+    assert not train.intersection(long)
+
+
+def test_site_packages_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.py").write_text("installed" * 20)
+    monkeypatch.setattr("sysconfig.get_path", lambda which: str(tmp_path))
+    corpus = resolve("site-packages")
+    assert isinstance(corpus, TextCorpus)
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"installed" * 20 + b"\0"
+
+
+# Text in files
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_are_split_by_file_and_row(tmp_path: Path, suffix):
+    texts = rows(300)
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".jsonl":
+        write_jsonl(file, texts)
+    else:
+        from pyarrow import parquet, table
+
+        parquet.write_table(table({"text": texts, "n": [0] * 300}), file)
+    corpus = read_text(file)
+    held_out = [is_validation(f"a{suffix}:{row}") for row in range(300)]
+    assert documents(corpus.validation) == [t for t, v in zip(texts, held_out, strict=True) if v]
+    assert documents(corpus.train) == [t for t, v in zip(texts, held_out, strict=True) if not v]
+
+
+def test_rows_beyond_one_read_keep_their_numbers(tmp_path: Path):
+    texts = [f"{i}" for i in range(2_500)]
+    corpus = read_text(write_jsonl(tmp_path / "a.jsonl", texts))
+    held_out = [text for i, text in enumerate(texts) if is_validation(f"a.jsonl:{i}")]
+    assert documents(corpus.validation) == held_out
+    assert len(documents(corpus.train)) == 2_500 - len(held_out)
+
+
+def test_a_folder_of_everything(tmp_path: Path):
+    (tmp_path / "sub [x]").mkdir()
+    (tmp_path / "sub [x]" / "*.txt").write_text("one document\n\nof three lines é")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "README.md").write_text("not a corpus")
+    write_jsonl(tmp_path / "b.jsonl", ["", *rows(80)])
+    corpus = read_text(tmp_path)
+    everything = documents(corpus.train) + documents(corpus.validation)
+    assert sorted(everything) == sorted(["one document\n\nof three lines é", *rows(80)])
+    assert documents(corpus.validation)
+
+
+def test_one_text_file_is_cut(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a" * 999)
+    corpus = read_text(tmp_path / "a.txt")
+    assert (corpus.train.size, corpus.validation.size) == (950, 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("latin.txt", b"caf\xe9", "utf-8"),
+        ("latin.jsonl", b'{"text": "caf\xe9"}\n', "UTF|utf"),
+        ("column.jsonl", b'{"body": "x"}\n', r"no column \"text\", only \['body'\]"),
+        ("number.jsonl", b'{"text": 3}\n', "holds 3, which is no string"),
+        ("none.jsonl", b'{"text": null}\n', "holds None"),
+        ("broken.jsonl", b'{"text": "a"}\n{{\n', "JSON"),
+        ("junk.parquet", b"junk", "Parquet"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, name, contents, words):
+    (tmp_path / "fine.txt").write_text("text")
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(CorpusError, match=rf"(?s){name} cannot be read: .*({words})"):
+        resolve(str(tmp_path))
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path):
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CorpusError, match=r"gone\.txt cannot be read"):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("contents", ["", "\n\n"])
+def test_files_without_a_row(tmp_path: Path, contents):
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"text": ["x"]}).slice(0, 0), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(contents)
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(CorpusError, match="because it is empty"):
+        resolve(str(tmp_path))
+
+
+def test_a_folder_without_a_file(tmp_path: Path):
+    with pytest.raises(CorpusError, match="it holds no file"):
+        resolve(str(tmp_path))
+
+
+def test_files_of_other_kinds(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("a,b")
+    with pytest.raises(CorpusError, match=r"only files ending in \.csv.*\.jsonl"):
+        resolve(str(tmp_path))
+
+
+# Token shards
+
+
+def write_shard(file: Path, tokens: range, magic=MAGIC, version=1, count=None) -> Path:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    file.write_bytes(header.tobytes() + np.array(tokens, dtype="<u2").tobytes())
+    return file
+
+
+def test_shards_as_nanogpt_writes_them(tmp_path: Path):
+    np.arange(2_000, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(100, dtype="<u2").tofile(tmp_path / "val.bin")
+    (tmp_path / "input.txt").write_text("what they were made from")
+    corpus = read_tokens(tmp_path)
+    assert [shard.tolist() for shard in corpus.train] == [list(range(2_000))]
+    assert [shard.tolist() for shard in corpus.validation] == [list(range(100))]
+
+
+def test_shards_as_modded_nanogpt_writes_them(tmp_path: Path):
+    write_shard(tmp_path / "fineweb_val_000000.bin", range(50))
+    write_shard(tmp_path / "fineweb_train_000002.bin", range(200, 307))
+    write_shard(tmp_path / "fineweb_train_000001.bin", range(100, 200))
+    write_shard(tmp_path / "fineweb_test_000001.bin", range(9))
+    corpus = read_tokens(tmp_path)
+    assert np.concatenate(corpus.train).tolist() == list(range(100, 307))
+    assert np.concatenate(corpus.validation).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("name", ["data.bin", "train.bin"])
+def test_one_shard_is_cut(tmp_path: Path, name):
+    corpus = read_tokens(write_shard(tmp_path / name, range(1_009)))
+    assert [shard.tolist() for shard in corpus.train] == [list(range(959))]
+    assert [shard.tolist() for shard in corpus.validation] == [list(range(959, 1_009))]
+
+
+def test_a_small_shard_has_no_header(tmp_path: Path):
+    np.arange(3, dtype="<u2").tofile(tmp_path / "x.bin")
+    assert read_shard(tmp_path / "x.bin").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"magic": 20240801}, "magic number is 20240801, not 20240520"),
+        ({"version": 2}, "version is 2, not 1"),
+        ({"count": 101}, "promises 101 tokens and 100 are there"),
+    ],
+)
+def test_headers_that_are_wrong(tmp_path: Path, change, words):
+    file = write_shard(tmp_path / "train.bin", range(100), **change)
+    with pytest.raises(CorpusError, match=rf"train\.bin.*{words}"):
+        resolve(str(file))
+
+
+@pytest.mark.parametrize("contents", [b"", b"odd"])
+def test_sizes_that_are_wrong(tmp_path: Path, contents):
+    (tmp_path / "train.bin").write_bytes(contents)
+    with pytest.raises(CorpusError, match=rf"train\.bin.*it has {len(contents)} bytes"):
+        resolve(str(tmp_path))
+
+
+def test_only_validation_shards(tmp_path: Path):
+    write_shard(tmp_path / "val.bin", range(100))
+    with pytest.raises(CorpusError, match='every shard is named "val"'):
+        resolve(str(tmp_path))
+
+
+# Names
+
+
+def test_unknown_names_say_what_there_is():
+    with pytest.raises(CorpusError, match=r"did you mean 'python-stdlib'.*site-packages.*hub name"):
+        resolve("python-stdlb")
+    with pytest.raises(CorpusError, match=r"pass one of python-stdlib, site-packages; or a path"):
+        resolve("")
+
+
+def test_a_path_that_is_not_there_is_no_hub_name():
+    with pytest.raises(CorpusError, match="no file has that name"):
+        resolve("data/corpus.jsonl")
+
+
+def test_hub_names():
+    assert is_hub_name("org/name")
+    assert is_hub_name("org/name.v1:sample-10BT")
+    assert not any(map(is_hub_name, ["name", "/org/name", "./name", "../name", "a/b/c", "a/b:"]))
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args, **options):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(CorpusError, match=r"'org/name'; because .*no route to host"):
+        resolve("org/name")
+
+
+def test_the_hub_is_asked_for_name_and_configuration(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def answer(*args, **options):
+        asked.append((args, options))
+        return {"train": "t", "test": "v"}
+
+    monkeypatch.setattr("datasets.load_dataset", answer)
+    corpus = resolve("org/name:10BT")
+    assert isinstance(corpus, StreamCorpus)
+    assert (corpus.train, corpus.validation) == ("t", "v")
+    assert asked == [(("org/name", "10BT"), {"streaming": True})]
+
+
+# Streams, read from local files as they would be from the hub
+
+
+def make_stream(tmp_path: Path, files: int, count: int, **others: list[str]) -> StreamCorpus:
+    from datasets import load_dataset
+
+    splits = {
+        "train": [
+            str(write_jsonl(tmp_path / f"{f}.jsonl", rows(count, f"f{f}"))) for f in range(files)
+        ]
+    }
+    for name, texts in others.items():
+        splits[name] = [str(write_jsonl(tmp_path / f"{name}.jsonl", texts))]
+    loaded = load_dataset("json", data_files=splits, streaming=True)
+    return stream_corpus("org/stream", loaded)
+
+
+def load_rows(corpus: StreamCorpus, length: int = 7, validation: int = 4) -> LoadedData:
+    return load_stream(
+        Data(corpus="org/stream", sequence_length=length, validation_sequences=validation), corpus
+    )
+
+
+def as_text(batches: list[torch.Tensor]) -> str:
+    return bytes(torch.cat([batch.flatten() for batch in batches]).tolist()).decode()
+
+
+def take(batches, steps: int) -> list[torch.Tensor]:
+    return [next(batches) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("files", [1, 2, 3])
+def test_a_stream_is_split_without_overlap_or_leak(tmp_path: Path, files):
+    loaded = load_rows(make_stream(tmp_path, files, 40))
+    group = [loaded.training.batches(k, 2, 4, seed=0) for k in range(2)]
+    taken: list[list[torch.Tensor]] = [[], []]
+    for _ in range(12):
+        for k in range(2):
+            taken[k].append(next(group[k]))
+    held_out = set(as_text([loaded.validation]).split("\0")[:-1])
+    read = [set(as_text(batches).split("\0")[:-1]) for batches in taken]
+    assert all(batch.shape == (2, 8) and batch.dtype == torch.int64 for batch in taken[0])
+    assert held_out
+    assert min(len(texts) for texts in read) > 10
+    assert not read[0] & read[1]
+    assert not (read[0] | read[1]) & held_out
+
+
+def test_a_stream_starts_over_with_the_same_documents(tmp_path: Path):
+    loaded = load_rows(make_stream(tmp_path, 1, 30))
+    texts = as_text(take(loaded.training.batches(0, 1, 4, seed=0), 60)).split("\0")[:-1]
+    epoch = texts[: texts.index(texts[0], 1)]
+    assert len(epoch) == len(set(epoch)) > 20
+    assert texts == (epoch * 10)[: len(texts)]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 7, 11, 25])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_resumes_bit_for_bit(tmp_path: Path, stop, workers):
+    loaded = load_rows(make_stream(tmp_path, 1, 30))
+    whole = take(loaded.training.batches(0, workers, 4, seed=0), stop + 40)
+    before = loaded.training.batches(0, workers, 4, seed=0)
+    take(before, stop)
+    file = io.BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    after = loaded.training.batches(0, workers, 4, seed=0)
+    after.load_state_dict(torch.load(file, weights_only=True))
+    for expected, got in zip(whole[stop:], take(after, 40), strict=True):
+        assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_of_one_process_know_each_where_it_stands(tmp_path: Path, workers):
+    # Many files of few rows: the place in a file and the file itself both move on.
+    loaded = load_rows(make_stream(tmp_path, 9, 9))
+    whole = take(loaded.training.batches(0, workers, 4, seed=0), 12)
+    first, last = (loaded.training.batches(k, workers, 4, seed=0) for k in (0, workers - 1))
+    take(first, 1)
+    take(last, 1)
+    take(first, 7)
+    after = loaded.training.batches(0, workers, 4, seed=0)
+    after.load_state_dict(first.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(whole[8:], take(after, 4), strict=True))
+
+
+def test_reading_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "a.txt").write_text("text" * 20)
+    resolve(str(tmp_path))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["validation", "test"])
+def test_a_held_out_split_validates(tmp_path: Path, name):
+    loaded = load_rows(make_stream(tmp_path, 1, 5, **{name: ["held out"] * 9}))
+    assert as_text([loaded.validation]).startswith("held out")
+    assert as_text(take(loaded.training.batches(0, 1, 1, seed=0), 1)) == "f0 0 \0f0"
+
+
+def test_a_stream_without_a_split_to_train_on():
+    with pytest.raises(CorpusError, match=r"no split \"train\", only \['dev'\]"):
+        stream_corpus("org/stream", {"dev": None})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_stream_that_is_all_validation(tmp_path: Path):
+    loaded = load_rows(make_stream(tmp_path, 1, 6), validation=1_000)
+    with pytest.raises(CorpusError, match="no document outside of validation"):
+        next(loaded.training.batches(0, 1, 1, seed=0))
+
+
+def test_a_stream_without_text(tmp_path: Path):
+    from datasets import load_dataset
+
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+    rows = load_dataset("json", data_files=str(tmp_path / "a.jsonl"), streaming=True)
+    with pytest.raises(CorpusError, match=r"columns are \['body'\]"):
+        load_rows(stream_corpus("org/stream", rows))
+
+
+def test_a_bpe_cannot_be_trained_on_a_stream(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="piece by piece"):
+        load_stream(Data(tokenizer="bpe:300"), make_stream(tmp_path, 1, 5))
+
+
+def test_long_documents_fill_several_batches(tmp_path: Path):
+    stream = make_stream(tmp_path, 1, 1, validation=["v" * 50])
+    windows = StreamWindows(
+        stream.train, lambda text: np.arange(1_000), sequence_length=9, held_out=frozenset()
+    )
+    batches = windows.batches(0, 1, 3, seed=0)
+    got = torch.cat(take(batches, 50)).flatten()
+    assert got.tolist() == [i % 1_000 for i in range(1_500)]
+
+
+# Data, whole
+
+
+def write_words(path: Path, count: int = 4_000) -> Path:
+    path.write_text(" ".join(hashlib.sha256(bytes([i % 256])).hexdigest() for i in range(count)))
+    return path
+
+
+def test_data_of_a_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    file = str(write_words(tmp_path / "a.txt"))
+    plain = Data(corpus=file, sequence_length=16, validation_sequences=20).load()
+    merged = Data(corpus=file, sequence_length=16, tokenizer="bpe:300").load()
+    assert (plain.vocab_size, merged.vocab_size) == (256, 300)
+    assert plain.validation.shape == (20, 17)
+    assert next(plain.training.batches(1, 4, 8, seed=0)).shape == (2, 17)
+    assert int(next(merged.training.batches(0, 1, 64, seed=0)).max()) > 255
+    assert plain.fingerprint != merged.fingerprint
+    assert plain.fingerprint == Data(corpus=file, sequence_length=9).load().fingerprint
+
+
+def test_the_fingerprint_notices_one_byte(tmp_path: Path):
+    file = write_words(tmp_path / "a.txt")
+    before = Data(corpus=str(file)).load().fingerprint
+    file.write_text(file.read_text().replace("a", "b", 1))
+    assert Data(corpus=str(file)).load().fingerprint != before
+
+
+def test_fingerprints_of_large_arrays_are_sampled(monkeypatch: pytest.MonkeyPatch):
+    whole = np.zeros(200_000, dtype=np.uint16)
+    monkeypatch.setattr("thinwire.train.data.corpora.corpus._WHOLE_BYTES", 100)
+    marks = {fingerprint([whole])}
+    for place in (0, 199_999):
+        changed = whole.copy()
+        changed[place] = 1
+        marks.add(fingerprint([changed]))
+    assert len(marks | {fingerprint([whole[:-1]]), fingerprint([whole[:5], whole[5:]])}) == 5
+
+
+def test_data_of_token_shards(tmp_path: Path):
+    write_shard(tmp_path / "train.bin", range(1_000))
+    write_shard(tmp_path / "val.bin", range(100))
+    loaded = Data(corpus=str(tmp_path), sequence_length=9).load()
+    assert loaded.vocab_size == 50304
+    assert loaded.validation.flatten().tolist() == list(range(100))
+    small = Data(corpus=str(tmp_path), sequence_length=9, tokenizer="ids:99")
+    with pytest.raises(CorpusError, match=r"it holds token 99; do: pass tokenizer 'ids:100'"):
+        small.load()
+
+
+def test_a_corpus_that_is_too_short_says_how_much_is_missing(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("x" * 99)
+    with pytest.raises(CorpusError, match="it has 95 tokens and needs 516"):
+        Data(corpus=str(tmp_path)).load()
+    with pytest.raises(CorpusError, match=r"validation side .* it has 5 tokens and needs 8"):
+        Data(corpus=str(tmp_path), sequence_length=7).load()
+    assert len(Data(corpus=str(tmp_path), sequence_length=4).load().validation) == 1
+
+
+@pytest.mark.parametrize("field", ["sequence_length", "validation_sequences"])
+def test_numbers_below_one(field):
+    with pytest.raises(ConfigurationError, match=f"{field} is 0"):
+        Data(**{field: 0})
+
+
+def test_importing_stays_light():
+    heavy = "{'datasets', 'transformers', 'torchdata', 'tokenizers', 'pyarrow'}"
+    code = f"import sys, thinwire.train.data; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,753 @@
+"""Training by workers that come and go, checkpoints across worlds, and folders that stay whole.
+
+A fake plays the network: a world of one whose rounds begin as a script says.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from elastic_registry import at, client, registry_server
+from thinwire.cli import main
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.group import discarded
+from thinwire.membership import Go, Membership, Over, Phase, RoundPlan
+from thinwire.runs.folder import RunFolder
+from thinwire.train import launch
+from thinwire.train.checkpoints.files import Checkpoints
+from thinwire.train.config import Periods
+from thinwire.train.data import Data
+from thinwire.train.folder_lock import locked
+from thinwire.train.trainer import resume, train
+from thinwire.train.workers import elastic as train_elastic
+from thinwire.train.workers.elastic import ElasticConfig
+from thinwire.transport import Announce, Transport
+from thinwire.transport.base import FinishedRound, RunningExchange
+from training import records, run_ranked, script, stop_after
+
+ELASTIC = ElasticConfig(lighthouse="127.0.0.1:1", identity="me")
+EVERY = 5  # H of `make`
+
+
+class FakeElastic(Transport, Membership):
+    """A world of one, whose rounds begin as `says` has it."""
+
+    made: ClassVar[list["FakeElastic"]] = []
+    fails_at_round = 0
+    rank, world_size, is_fixed = 0, 1, False
+
+    def __init__(self, lighthouse, *, token, identity, options) -> None:
+        self.lighthouse, self.identity, self.options = lighthouse, identity, options
+        self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
+        self.made.append(self)
+
+    @staticmethod
+    def says(step, phase) -> dict:
+        """Fields of the plan that differ from a lone worker's."""
+        return {}
+
+    def run(self, requests, tag):
+        running = RunningExchange(requests)
+        while isinstance(running.request, Announce):
+            self.cards.append(json.loads(running.request.payload))
+            running.answer({0: running.request.payload})
+        return self.exchange(running, tag) if running.travels else FinishedRound(running)
+
+    def exchange(self, running, tag):
+        while running.travels:
+            running.answer([running.request.payload])
+        return FinishedRound(running)
+
+    def join(self, state) -> None:
+        self.state = state
+        self.events.note("joined", round=0, who=(self.identity,))
+
+    def begin_round(self, phase):
+        now = self.state.progress()
+        if now.version + 1 == self.fails_at_round:
+            raise tw.ExchangeError("reach the lighthouse", because="it is gone", do="start it")
+        plan = RoundPlan(
+            phase=phase,
+            changed=False,
+            joins=False,
+            step=now.step,
+            names=(self.identity,),
+            dealt=now.step // EVERY,
+        )
+        plan = dataclasses.replace(plan, **self.says(now.step, phase))
+        yield Over(plan) if plan.phase is Phase.DONE else Go(plan)
+
+    def log_round(self, record) -> None:
+        self.events.note("committed", round=record.version)
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Changes how rounds begin: takes a function of (step, phase) that returns fields."""
+
+    def script(fields) -> None:
+        monkeypatch.setattr(FakeElastic, "says", staticmethod(fields))
+
+    return script
+
+
+@pytest.fixture
+def elastic(monkeypatch):
+    """Plays an elastic network; returns what was connected."""
+    monkeypatch.setattr(train_elastic, "Elastic", FakeElastic)
+    monkeypatch.setattr(FakeElastic, "made", [])
+    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
+    return FakeElastic.made
+
+
+@pytest.fixture
+def make(tiny):
+    """One of two workers, H = 5."""
+
+    def config(preset: str = "diloco", **changes):
+        periods = Periods(log_steps=3, evaluate_steps=6, checkpoint_steps=4)
+        return tiny(preset, **{"steps": 20, "periods": periods, **changes})
+
+    return config
+
+
+def events(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+# -- one worker that may come and go --------------------------------------------------------------
+
+
+def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_path, elastic) -> None:
+    out = tmp_path / "run"
+    summary = train(make(), out, elastic=ELASTIC)
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["events"]["counts"] == {"joined": 1, "committed": 4}
+    assert [event["kind"] for event in events(out)] == ["joined", *["committed"] * 4]
+    assert summary["steps"] == 20
+    assert summary["workers"] == 1
+    # global_batch / workers sequences a step, whoever is there, and only those it read itself
+    assert summary["tokens"] == 20 * (4 // 2) * 16
+    assert {record["workers"] for record in records(out)} == {1}
+    assert records(out)[-1]["tokens"] == summary["tokens"]
+    assert [transport.closed for transport in elastic] == [1]
+    assert [transport.left for transport in elastic] == [1]
+    assert [p.name for p in out.iterdir()] != []
+    assert not (out / "lock").exists()
+
+
+def test_it_reads_the_shares_that_it_is_dealt(
+    make, tmp_path, elastic, scripted, monkeypatch
+) -> None:
+    from thinwire.train.data.batches import Shares
+
+    read, original = [], Shares.batch
+
+    def batch(self, share, index):
+        read.append((share, index))
+        return original(self, share, index)
+
+    monkeypatch.setattr(Shares, "batch", batch)
+    scripted(lambda step, _: {"dealt": 7 + 2 * (step // 5)})
+    train(make(steps=7), tmp_path / "run", elastic=ELASTIC)
+    assert read == [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4), (9, 0), (9, 1)]
+
+
+def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
+    make, tmp_path, elastic
+) -> None:
+    alone = train(make(workers=1, global_batch=2), tmp_path / "alone")
+    # two workers are meant, each with two of four rows
+    elastic = train(make(), tmp_path / "e", elastic=ELASTIC)
+    other = train(make(seed=5), tmp_path / "o", elastic=ELASTIC)
+    # One that stays alone keeps its very own weights; this one goes by what others would see.
+    assert elastic["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-6)
+    assert other["val_loss"] != pytest.approx(alone["val_loss"], rel=1e-4)
+
+
+def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
+    membership = ElasticConfig(lighthouse="h:1", patience=0.25, min_workers=2)
+    train(make(steps=5), tmp_path / "run-a", elastic=membership)
+    (transport,) = elastic
+    assert transport.identity.startswith("run-a@")
+    assert transport.options == tw.transport.ElasticOptions(patience=0.25, min_workers=2)
+    card = transport.cards[0]
+    assert {"steps", "seed", "corpus", "global_batch", "workers"} <= card.keys()
+    assert not [f for f in card if f.startswith(("machine", "periods"))]
+
+
+def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, scripted):
+    scripted(lambda step, _: {"step": 15} if step == 5 else {})
+    out = tmp_path / "run"
+    summary = train(make(), out, elastic=ELASTIC)
+    steps = [record["step"] for record in records(out)]
+    assert steps == [3, 15, 18, 20]
+    assert summary["tokens"] == 10 * 2 * 16
+    config = make()
+    lrs = {r["step"]: r["lr"] for r in records(out)}
+    peak = config.method.inner.lr
+    assert lrs[15] == peak * config.schedule.factor(15, steps=20)
+    assert lrs[18] == peak * config.schedule.factor(18, steps=20)
+    # of what the jump passed over, the last evaluation and checkpoint are made up for
+    assert [r["step"] for r in records(out) if "val_loss" in r] == [15, 18, 20]
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [15]
+
+
+def test_a_newcomer_may_find_that_the_run_is_over(make, tmp_path, elastic, scripted) -> None:
+    scripted(lambda step, _: {"step": 20, "phase": Phase.DONE, "changed": True})
+    summary = train(make(), tmp_path / "run", elastic=ELASTIC)
+    assert summary["tokens"] == 0
+    assert summary["steps"] == 20
+    assert np.isfinite(summary["val_loss"])
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_a_newcomer_to_the_last_round_repeats_it_until_it_counts(
+    make, tmp_path, elastic, scripted, monkeypatch
+) -> None:
+    joins_last = {"step": 20, "phase": Phase.LAST, "joins": True}
+    scripted(lambda step, phase: joins_last if phase is Phase.JOIN else {})
+    original, begun = FakeElastic.exchange, []
+
+    def exchange(self, running, tag):
+        begun.append(tag.round)
+        if len(begun) < 3:
+            return FinishedRound(None, discarded(tag, "a worker was lost"))
+        return original(self, running, tag)
+
+    monkeypatch.setattr(FakeElastic, "exchange", exchange)
+    summary = train(make(), tmp_path / "run", elastic=ELASTIC)
+    assert begun == [1, 1, 1]
+    assert summary["events"]["counts"] == {"joined": 1, "committed": 1}
+    assert (summary["steps"], summary["tokens"]) == (20, 0)
+
+
+def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
+    tmp_path, elastic, monkeypatch, capsys
+) -> None:
+    original = FakeElastic.exchange
+
+    def exchange(self, running, tag):
+        if tag.round == 2:
+            self.events.note("left", round=2, who=("bob",), why="no heartbeat for 5 s", lost_s=5.2)
+        return original(self, running, tag)
+
+    monkeypatch.setattr(FakeElastic, "exchange", exchange)
+    out = tmp_path / "run"
+    small = ["--steps", "15", "--sync-every", "5", "--sequence-length", "16", "--threads", "1",
+             "--global-batch", "4", "--workers", "2", "--evaluate-steps", "0"]  # fmt: skip
+    assert main(["train", "--elastic", "h:1", "--out", str(out), *small]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("round 2: left bob no heartbeat for 5 s (5.2 s lost)") == 1
+    assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
+    kinds = [event["kind"] for event in events(out)]
+    assert [kind for kind in kinds if kind != "committed"] == ["joined", "left"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--elastic", "h:1", "--method", "ddp"], "--elastic by method 'ddp'"),
+        (["--elastic", "h:1", "--worker-size", "2"], "--elastic with --worker-size 2"),
+        (["--identity", "me"], "use --identity without --elastic"),
+        (["--min-workers", "2"], "use --min-workers without --elastic"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(
+    tmp_path, monkeypatch, capsys, arguments, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_torchrun_is_refused(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "--elastic", "h:1"]) == 1
+    assert "--elastic under torchrun" in capsys.readouterr().err
+
+
+def test_without_a_token_nothing_is_begun(make, tmp_path, elastic, monkeypatch) -> None:
+    monkeypatch.delenv("THINWIRE_TOKEN")
+    with pytest.raises(tw.ConfigurationError, match="THINWIRE_TOKEN"):
+        train(make(), tmp_path / "run", elastic=ELASTIC)
+    assert not (tmp_path / "run").exists()
+
+
+def test_eager_workers_cannot_come_and_go(make, tmp_path, elastic) -> None:
+    method = dataclasses.replace(make().method, overlap=tw.Eager())
+    with pytest.raises(tw.ConfigurationError, match=r"Eager.*where workers come and go"):
+        train(make(method=method), tmp_path / "run", elastic=ELASTIC)
+    assert not elastic
+    assert not (tmp_path / "run").exists()
+
+
+# -- outliers -------------------------------------------------------------------------------------
+
+
+def aggregate_of(out: Path) -> dict:
+    return json.loads((out / "config.json").read_text())["method"]["aggregate"]
+
+
+def dropping(config, limit: float):
+    """`config` with a limit of its user's choice."""
+    aggregate = tw.DropOutliers(limit=limit, aggregate=config.method.aggregate)
+    method = dataclasses.replace(config.method, aggregate=aggregate)
+    return dataclasses.replace(config, method=method)
+
+
+@pytest.mark.parametrize("begin", [train, resume])
+def test_an_elastic_run_begins_with_a_limit_on_outliers(make, tmp_path, elastic, begin) -> None:
+    begin(make("sparseloco", steps=5), tmp_path / "run", elastic=ELASTIC)
+    inner = tw.method.describe(make("sparseloco").method.aggregate)
+    expected = {"kind": "DropOutliers", "limit": 10.0, "aggregate": inner}
+    assert aggregate_of(tmp_path / "run") == expected
+    assert resume(make("sparseloco", steps=5), tmp_path / "run", elastic=ELASTIC)["steps"] == 5
+    # A finished run is found by the same command without --elastic, too.
+    assert resume(make("sparseloco", steps=5), tmp_path / "run")["steps"] == 5
+    train(make(steps=5), tmp_path / "fixed")
+    assert aggregate_of(tmp_path / "fixed")["kind"] == "MeanOverWorkers"
+
+
+def test_a_limit_that_was_chosen_is_kept(make, tmp_path, elastic) -> None:
+    train(dropping(make(steps=5), 3.0), tmp_path / "run", elastic=ELASTIC)
+    expected = {"kind": "DropOutliers", "limit": 3.0, "aggregate": {"kind": "MeanOverWorkers"}}
+    assert aggregate_of(tmp_path / "run") == expected
+
+
+def test_a_run_that_began_without_a_limit_goes_on_without_it(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_dropping_outliers", lambda config: config)
+        stop_elastic(make(), out, monkeypatch, 13)
+    assert resume(make(), out, elastic=ELASTIC)["steps"] == 20
+    assert aggregate_of(out) == {"kind": "MeanOverWorkers"}
+    assert {c["method.aggregate.kind"] for t in elastic for c in t.cards[:1]} == {"MeanOverWorkers"}
+    with pytest.raises(tw.MismatchError, match="aggregate"):
+        resume(dropping(make(), 10.0), out, elastic=ELASTIC)
+
+
+def test_a_worker_with_another_limit_is_refused_by_name(make, tmp_path, elastic) -> None:
+    train(make(steps=5), tmp_path / "a", elastic=ELASTIC)
+    train(dropping(make(steps=5), 3.0), tmp_path / "b", elastic=ELASTIC)
+    first, other = ({k: v for card in t.cards for k, v in card.items()} for t in elastic)
+    with registry_server() as server:
+        client(server.port, "first", first).join(at(0), "10.0.0.1:4000")
+        with pytest.raises(tw.MismatchError, match=r"aggregate\.limit.*3\.0"):
+            client(server.port, "other", other).join(at(0), "10.0.0.2:4000")
+
+
+# -- its checkpoints ------------------------------------------------------------------------------
+
+
+def stop_elastic(config, out: Path, monkeypatch, step: int, observers=None) -> None:
+    from thinwire.train.trainer import _Trainer
+
+    original = _Trainer._one_step
+
+    def one_step(self):
+        if self.step == step:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Trainer, "_one_step", one_step)
+        with pytest.raises(KeyboardInterrupt):
+            resume(config, out, observers, elastic=ELASTIC)
+
+
+@pytest.mark.parametrize("method", ["diloco", "sparseloco"])
+def test_a_worker_resumes_at_a_round_boundary_as_if_it_had_not_been_stopped(
+    make, tmp_path, elastic, monkeypatch, method: str
+) -> None:
+    undisturbed = train(make(method), tmp_path / "a", elastic=ELASTIC)
+    out = tmp_path / "run"
+    stop_elastic(make(method), out, monkeypatch, 13)
+    files = Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9)
+    assert files.steps() == [5, 10]  # periods of 4 steps, rounds of 5
+    summary = resume(make(method), out, elastic=ELASTIC)
+    assert summary["outer_digest"] == undisturbed["outer_digest"]
+    assert summary["tokens"] == undisturbed["tokens"]
+    assert [t.closed for t in elastic] == [1, 1, 1]
+
+
+def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedback(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    described = dataclasses.replace(make("sparseloco").method, overlap=tw.Delay(tau=2))
+    out = tmp_path / "run"
+    stop_elastic(make(method=described), out, monkeypatch, 14)
+
+    def saved(step: int):
+        file = out / "checkpoints" / f"step-{step:08}.worker-0.pt"
+        found = torch.load(file, weights_only=True)
+        residuals = [r for memory in found["own"]["feedback"] for r in memory.values()]
+        return found["shared"], found["own"], torch.cat(residuals)
+
+    shared, own, residual = saved(5)
+    assert shared["facts"]["version"] == 0
+    start = torch.cat([v for k, v in shared["tensors"].items() if k.endswith(".anchor")])
+    live = torch.cat([v.flatten() for v in own["model"].values()])
+    assert float(residual.abs().max()) == 0  # what flies is in the weights
+    assert float((start.sum() - live.sum()).abs()) > 1e-3
+    shared, _, residual = saved(10)
+    assert shared["facts"]["version"] == 1
+    assert float(residual.abs().max()) > 0  # what the first round left
+
+
+def test_a_lighthouse_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    undisturbed = train(make(), tmp_path / "a", elastic=ELASTIC)
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeElastic, "fails_at_round", 3)
+        with pytest.raises(tw.ExchangeError, match=rf"it is gone.*--resume --out {out}"):
+            train(make(), out, elastic=ELASTIC)
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
+    assert elastic[-1].closed == 1
+    summary = resume(make(), out, elastic=ELASTIC)
+    assert summary["steps"] == undisturbed["steps"]
+
+
+@pytest.mark.parametrize("call", ["join", "begin_round"])
+def test_a_lighthouse_that_was_never_there_leaves_no_run_in_the_way(
+    make, tmp_path, elastic, monkeypatch, call: str
+) -> None:
+    def fail(*_):
+        raise tw.ExchangeError("reach the lighthouse", because="it is silent", do="start it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeElastic, call, fail)
+        with pytest.raises(tw.ExchangeError, match=r"do: start it$"):
+            train(make(), tmp_path / "run", elastic=ELASTIC)
+    assert elastic[-1].closed == 1
+    assert train(make(), tmp_path / "run", elastic=ELASTIC)["steps"] == 20
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_an_elastic_run(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    def full(state, path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    out = tmp_path / "run"
+    summary = train(make(), out, elastic=ELASTIC)
+    assert summary["steps"] == 20
+    assert summary["events"]["counts"]["unsaved"] == 3
+    unsaved = [event for event in events(out) if event["kind"] == "unsaved"]
+    assert all("No space left" in event["why"] for event in unsaved)
+
+
+def test_the_share_size_of_an_elastic_run_cannot_change(make, tmp_path, elastic, monkeypatch):
+    out = tmp_path / "run"
+    stop_elastic(make(), out, monkeypatch, 7)
+    with pytest.raises(tw.MismatchError, match="workers differs"):
+        resume(make(workers=4), out, elastic=ELASTIC)
+
+
+def test_checkpoints_of_one_kind_of_run_are_not_taken_for_the_other(
+    make, tmp_path, elastic, monkeypatch
+) -> None:
+    stop_elastic(make(), tmp_path / "e", monkeypatch, 7)
+    with pytest.raises(tw.CheckpointError, match="add --elastic"):
+        resume(make(), tmp_path / "e")
+    stop_after(make(), tmp_path / "s", monkeypatch, 7)
+    with pytest.raises(tw.CheckpointError, match="leave --elastic out"):
+        resume(make(), tmp_path / "s", elastic=ELASTIC)
+
+
+# -- another number of workers --------------------------------------------------------------------
+
+
+def started(config, out: Path, monkeypatch):
+    """The group of `config`, resumed in `out`, before its first step."""
+    from thinwire.train.trainer import _Trainer
+
+    groups = []
+
+    def one_step(self):
+        groups.append(self._group)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Trainer, "_one_step", one_step)
+        with pytest.raises(KeyboardInterrupt):
+            resume(config, out)
+    return groups[0]
+
+
+METHODS = ["ddp", "diloco", "muloco", "sparseloco", "streaming_diloco:tau=3"]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_with_another_number_of_workers(
+    make, tmp_path, monkeypatch, caplog, method: str, workers: int
+) -> None:
+    out = tmp_path / "run"
+    stop_after(make(method), out, monkeypatch, 9)
+    saved = [
+        torch.load(out / "checkpoints" / f"step-00000008.worker-{k}.pt", weights_only=True)[
+            "worker"
+        ]
+        for k in range(2)
+    ]
+    group = started(make(method, workers=workers), out, monkeypatch)
+    assert "was left with K=2 and goes on with K=" in caplog.text
+    assert group.step == 8
+    anchors = [f["outer"].get("anchor") for f in saved[0]["outer"]["fragments"]]
+    for k, worker in enumerate(group.workers):
+        state = worker.state_dict()
+        old = saved[k % 2]
+        assert all(torch.equal(v, old["model"][n]) for n, v in state["model"].items())
+        assert state["batches"] == group.workers[0].batches.state_dict()
+        for fragment, anchor in zip(state["outer"]["fragments"], anchors, strict=True):
+            assert anchor is None or torch.equal(fragment["outer"]["anchor"], anchor)
+            assert not any(flight["round"] for flight in fragment["in_flight"])
+    assert len({worker.outer_digest() for worker in group.workers}) == 1
+    assert RunFolder(out).workers() == workers
+    summary = resume(make(method, workers=workers), out)
+    assert summary["workers"] == workers
+    assert summary["steps"] == 20
+
+
+def test_feedback_stays_with_those_who_have_it(make, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(make("sparseloco"), out, monkeypatch, 9)
+    group = started(make("sparseloco", workers=4), out, monkeypatch)
+    held = [
+        sum(
+            float(v.abs().sum())
+            for f in w.outer.state_dict()["fragments"]
+            for v in f["exchange"].values()
+        )
+        for w in group.workers
+    ]
+    assert min(held[:2]) > 0
+    assert held[2:] == [0, 0]
+
+
+def test_eager_workers_go_on_in_their_own_number_only(make, tmp_path, monkeypatch) -> None:
+    """What such a worker has in flight is in its weights, and cannot be taken out of them."""
+    method = dataclasses.replace(make("diloco").method, overlap=tw.Eager())
+    out = tmp_path / "run"
+    stop_after(make(method=method), out, monkeypatch, 9)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+    def load(*_):
+        raise AssertionError("the corpus was loaded before")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Data, "load", load)
+        with pytest.raises(tw.ConfigurationError, match=r"Eager.*another number of workers"):
+            resume(make(method=method, workers=4), out)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    assert resume(make(method=method), out)["steps"] == 20
+
+
+def test_torchrun_goes_on_with_what_simulated_workers_left(make, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(make(workers=4), out, monkeypatch, 9)
+    shutil.copytree(out, tmp_path / "copy")
+    simulated = resume(make(workers=2), tmp_path / "copy")
+    assert run_ranked(make(workers=2), out, "resume")["outer_digest"] == simulated["outer_digest"]
+
+
+def test_there_and_back_leaves_no_checkpoints_of_workers_that_are_gone(
+    make, tmp_path, monkeypatch
+) -> None:
+    out = tmp_path / "run"
+    stop_after(make(workers=4), out, monkeypatch, 9)
+    stop_after(make(workers=2), out, monkeypatch, 17)
+    names = sorted(p.name for p in (out / "checkpoints").glob("*.pt"))
+    assert names == [f"step-{s:08}.worker-{k}.pt" for s in (12, 16) for k in (0, 1)]
+    assert resume(make(workers=4), out)["steps"] == 20
+
+
+def test_a_batch_that_the_new_number_does_not_divide_is_refused(make) -> None:
+    with pytest.raises(tw.ConfigurationError, match="global batch of 4"):
+        make(workers=3)
+
+
+# -- one process a folder -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [train, resume])
+@pytest.mark.parametrize("membership", [None, ELASTIC])
+def test_a_second_process_in_a_folder_is_refused(
+    make, tmp_path, elastic, begin, membership
+) -> None:
+    out = tmp_path / "run"
+    with locked(out), pytest.raises(tw.ConfigurationError, match=f"{out}.*another process"):
+        begin(make(), out, elastic=membership)
+    assert begin(make(), out, elastic=membership)["steps"] == 20
+
+
+def test_the_lead_of_torchrun_finds_the_folder_held(make, tmp_path) -> None:
+    out = tmp_path / "run"
+    with locked(out):
+        environment = os.environ | {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        done = subprocess.run(script(make(), out), env=environment, capture_output=True, text=True)
+    assert "another process is writing a run there" in done.stderr
+
+
+def test_a_killed_process_holds_nothing(tmp_path) -> None:
+    out = tmp_path / "run"
+    hold = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from thinwire.train.folder_lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold, str(out)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(tw.ConfigurationError, match="another process"), locked(out):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with locked(out):
+        pass
+    assert not out.exists()  # nobody left anything in it
+
+
+def test_a_lock_leaves_what_is_in_the_folder(tmp_path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with locked(tmp_path):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_file_system_without_locks_is_trained_on(tmp_path, monkeypatch, caplog) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "run"):
+        (tmp_path / "run" / "mine").write_text("x")
+    assert "nothing keeps a second process out" in caplog.text
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+# -- disks that fail ------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(make, tmp_path, monkeypatch) -> None:
+    """The kernel refuses what goes beyond a size, as it does where no block is free."""
+    out = tmp_path / "run"
+    stop_after(make(), out, monkeypatch, 5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(tw.CheckpointError, match=r"write checkpoint.*older ones are intact"):
+            resume(make(), out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(out.rglob("*.partial"))
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=2, keep=2).steps() == [4]
+    assert resume(make(), out)["outer_digest"] == train(make(), tmp_path / "b")["outer_digest"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 512 kB, which only root can have."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(file: Path) -> list:
+    """Take the room that is left; an observer factory that returns nobody."""
+    with file.open("wb", buffering=0) as opened, contextlib.suppress(OSError):
+        for _ in range(1000):
+            opened.write(bytes(4096))
+    assert file.stat().st_size < 512 << 10
+    return []
+
+
+def test_a_full_file_system_leaves_the_last_checkpoint(make, small_disk, monkeypatch) -> None:
+    out = small_disk / "run"
+    stop_after(make(), out, monkeypatch, 5)
+    filler = small_disk / "filler"
+    with pytest.raises(tw.CheckpointError, match=r"cannot write.*free space"):
+        resume(make(), out, lambda config, step: fill(filler))
+    filler.unlink()
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=2, keep=2).steps() == [4]
+    assert stop_after(make(), out, monkeypatch, 7) is None
+
+
+def test_a_read_only_file_system_is_refused_and_left_as_it_is(
+    make, small_disk, monkeypatch
+) -> None:
+    out = small_disk / "run"
+    stop_after(make(), out, monkeypatch, 5)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(tw.ConfigurationError, match="Read-only file system"):
+        resume(make(), out)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    stop_after(make(), out, monkeypatch, 7)
+
+
+def test_a_full_disk_does_not_end_an_elastic_run(make, small_disk, elastic, monkeypatch) -> None:
+    out = small_disk / "run"
+    stop_elastic(make(), out, monkeypatch, 7)
+    filler = small_disk / "filler"
+    stop_elastic(make(), out, monkeypatch, 17, lambda config, step: fill(filler))
+    assert elastic[-1].events.summary()["counts"]["unsaved"] >= 2
+    filler.unlink()
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [5]
+    stop_elastic(make(), out, monkeypatch, 9)
+
+
+@pytest.mark.parametrize("left", ["partial data", "data without seal", "partial seal"])
+def test_what_a_power_loss_leaves_does_not_count(make, tmp_path, monkeypatch, left: str) -> None:
+    out = tmp_path / "run"
+    stop_after(make(), out, monkeypatch, 9)
+    for worker in (0, 1):
+        data = out / "checkpoints" / f"step-00000008.worker-{worker}.pt"
+        seal = data.with_suffix(".json")
+        if left == "partial seal":
+            seal.rename(seal.with_name(seal.name + ".partial"))
+        elif worker == 1:
+            seal.unlink()
+            if left == "partial data":
+                data.with_name(data.name + ".partial").write_bytes(data.read_bytes()[:-9])
+                data.unlink()
+    group = started(make(), out, monkeypatch)
+    assert group.step == 4
+    assert resume(make(), out)["outer_digest"] == train(make(), tmp_path / "b")["outer_digest"]

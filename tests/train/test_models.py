@@ -1,0 +1,238 @@
+"""Sizes are what they are called, weights come from the seed alone, saving loses nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.train.models import Model, save_pretrained
+
+BYTES, WORDS, PAPER = 256, 32_000, 128_256
+SIZES = {
+    "250k": (0.25e6, BYTES, 32),
+    "1m": (1e6, BYTES, 32),
+    "4m": (4e6, BYTES, 64),
+    "10m": (10e6, BYTES, 64),
+    "35m": (35e6, WORDS, 64),
+    "60m": (60e6, WORDS, 64),
+    "150m": (150e6, PAPER, 128),
+    "416m": (416e6, PAPER, 128),
+    "914m": (914e6, PAPER, 128),
+    "1.3b": (1.3e9, WORDS, 128),
+    "1.76b": (1.76e9, PAPER, 128),
+    "3.1b": (3.1e9, PAPER, 128),
+    "15b": (15e9, PAPER, 128),
+}
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(TINY | changes))
+    return path
+
+
+def build(size: str = "250k", vocab_size: int = 97, seed: int = 0) -> PreTrainedModel:
+    return Model(size=size).build(vocab_size=vocab_size, sequence_length=64, seed=seed)
+
+
+def equal(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    one, other = first.state_dict(), second.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize(("size", "named"), SIZES.items(), ids=SIZES.keys())
+def test_a_size_has_the_parameters_it_is_named_by(size: str, named: tuple[float, int, int]) -> None:
+    parameters, vocab_size, head = named
+    config = Model(size=size).configuration(vocab_size, sequence_length=1024)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.05)
+    assert config.hidden_size == head * config.num_attention_heads
+    assert not config.use_cache
+    assert not config.tie_word_embeddings
+
+
+def test_every_built_in_size_is_tested_above() -> None:
+    with pytest.raises(ConfigurationError, match=f"pass one of {', '.join(SIZES)}, or"):
+        Model(size="nothing")
+
+
+def test_the_smallest_is_the_one_of_the_evidence() -> None:
+    model = build(vocab_size=256)
+    assert model.num_parameters() == 246_336
+    assert model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_a_model_sees_no_token_ahead() -> None:
+    model = build().eval()
+    tokens = torch.arange(12).reshape(1, 12)
+    changed = tokens.clone()
+    changed[0, 8] = 90
+    with torch.no_grad():
+        before, after = model(tokens).logits, model(changed).logits
+    torch.testing.assert_close(before[:, :8], after[:, :8], rtol=0, atol=0)
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = build(seed=3)
+    torch.manual_seed(2)
+    torch.rand(5)
+    with torch.device("meta"):  # also under someone's default device
+        again = build(seed=3)
+    assert equal(first, again)
+    assert not equal(first, build(seed=4))
+
+
+def test_building_leaves_the_random_state_as_it_was() -> None:
+    before = torch.get_rng_state()
+    build()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_initializer_range_is_the_configurations(tmp_path: Path) -> None:
+    wide = build(str(write_config(tmp_path, initializer_range=0.5)))
+    for model, deviation in ((build("1m"), 0.02), (wide, 0.5)):
+        weight = model.get_output_embeddings().weight
+        assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.05)
+
+
+def test_a_path_is_a_config_file_or_its_folder(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    model = build(str(path))
+    assert model.config.hidden_size == 32
+    assert not model.config.use_cache
+    assert equal(model, build(str(tmp_path)))
+
+
+def test_weights_are_fp32_whatever_the_configuration_says(tmp_path: Path) -> None:
+    model = build(str(write_config(tmp_path, dtype="bfloat16")))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("size", "closest"), [("7q", None), ("250K", "250k"), ("1.3", "1.3b")])
+def test_an_unknown_size_names_the_closest(size: str, closest: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot build model '{size}'") as caught:
+        Model(size=size)
+    assert (f"did you mean {closest!r}?" in str(caught.value)) == (closest is not None)
+    assert ("did you mean" in str(caught.value)) == (closest is not None)
+
+
+@pytest.mark.parametrize(
+    "path", ["no/such/config.json", "./absent.json", "runs/absent.json", "/absent/folder"]
+)
+def test_a_path_that_is_not_there_is_refused(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="no file or folder that exists"):
+        Model(size=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", '{"model_type": "nobody"}', '{"model_type": "t5"}'],
+    ids=["no json", "no type", "unknown type", "not causal"],
+)
+def test_an_unreadable_configuration_says_why(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="transformers says"):
+        build(str(path))
+
+
+def test_a_folder_without_a_configuration_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="transformers says"):
+        build(str(tmp_path))
+
+
+def test_a_hub_name_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> None:
+        raise OSError(f"cannot reach {name}")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", offline)
+    with pytest.raises(ConfigurationError, match=r"cannot reach org/model.*network"):
+        build("org/model")
+
+
+def test_what_does_not_fit_the_data_is_refused(tmp_path: Path) -> None:
+    model = Model(size=str(write_config(tmp_path)))
+    model.configuration(vocab_size=97, sequence_length=64)
+    with pytest.raises(ConfigurationError, match="vocab_size is 97 and the data needs 98"):
+        model.configuration(vocab_size=98, sequence_length=64)
+    with pytest.raises(ConfigurationError, match="embeddings is 64 and the data needs 65"):
+        model.configuration(vocab_size=97, sequence_length=65)
+
+
+@pytest.mark.parametrize("counts", [(0, 64), (97, 0)])
+def test_counts_start_at_one(counts: tuple[int, int]) -> None:
+    with pytest.raises(ConfigurationError, match="is 0"):
+        Model().configuration(*counts)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_is_loaded_bit_for_bit(tmp_path: Path, tied: bool) -> None:
+    model = build(str(write_config(tmp_path / "config", tie_word_embeddings=tied)))
+    folder = tmp_path / "new" / "model"
+    save_pretrained(model, folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert equal(model, loaded)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    head, embedding = loaded.get_output_embeddings(), loaded.get_input_embeddings()
+    assert (head.weight is embedding.weight) == tied
+    assert (folder / "model.safetensors").exists()
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["model"]
+
+
+def test_a_saved_model_replaces_an_earlier_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_pretrained(build(seed=0), folder)
+    (folder / "stale.txt").touch()
+    (tmp_path / "model.tmp").mkdir()  # what a killed run leaves behind
+    later = build(seed=1)
+    save_pretrained(later, folder)
+    assert equal(later, AutoModelForCausalLM.from_pretrained(folder))
+    assert not (folder / "stale.txt").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_failing_save_leaves_the_earlier_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first = tmp_path / "model", build(seed=0)
+    save_pretrained(first, folder)
+
+    def full(self: PreTrainedModel, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match="no space left"):
+        save_pretrained(build(seed=1), folder)
+    assert equal(first, AutoModelForCausalLM.from_pretrained(folder))
+
+
+def test_saving_spares_what_is_no_saved_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_config(run)
+    (run / "metrics.jsonl").touch()
+    for place in (run, run / "metrics.jsonl"):
+        with pytest.raises(CheckpointError, match="not a saved model"):
+            save_pretrained(build(), place)
+    assert (run / "metrics.jsonl").exists()

@@ -1,0 +1,110 @@
+import io
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+import thinwire as tw
+from thinwire.elastic.events import EventLog
+from thinwire.runs.folder import RunFolder
+from thinwire.train.observers import (
+    EventForwarder,
+    FolderWriter,
+    Observer,
+    Terminal,
+    wandb,
+)
+
+RECORD = {
+    "step": 5,
+    "loss": 2.5,
+    "tokens_per_s": 1234.5,
+    "rounds": 2,
+    "sent_bytes": 1_500_000,
+    "received_bytes": 4_500_000,
+    "wait_s": 0.25,
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80)
+    display = Terminal(console, title="diloco K=4", steps=10)
+    display.record(RECORD | {"val_loss": 2.25})
+    display.close()
+    for shown in ("5/10", "2.5000", "2.2500", "1,234", "2 rounds", "1.5 MB", "4.5 MB", "0.2 s"):
+        assert shown in out.getvalue()
+
+
+def test_without_a_terminal_only_evaluations_are_printed() -> None:
+    out = io.StringIO()
+    display = Terminal(Console(file=out), title="x", steps=10)
+    display.record(RECORD)
+    assert "loss" not in out.getvalue()
+
+
+def test_wandb_that_is_not_installed_is_an_error(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(tw.ConfigurationError, match="pip install wandb"):
+        wandb("project", name="run", config={})
+
+
+def test_wandb_gets_every_record_with_its_step(monkeypatch) -> None:
+    logged: list[tuple[dict, int]] = []
+    run = types.SimpleNamespace(
+        log=lambda scalars, step: logged.append((scalars, step)), finish=lambda: None
+    )
+    client = types.SimpleNamespace(init=lambda **kwargs: run)
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    observer = wandb("project", name="run", config={})
+    observer.record(RECORD)
+    observer.close()
+    assert logged == [({k: v for k, v in RECORD.items() if k != "step"}, 5)]
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def record(self, record) -> None:
+        raise AssertionError("an event is no record")
+
+    def event(self, event) -> None:
+        self.heard.append(event.why)
+
+
+def test_every_event_is_told_once_in_order_also_those_kept_from_before() -> None:
+    log, listeners = EventLog(), [Listener(), Listener()]
+    log.note("joined", round=0, why="first")
+    EventForwarder(log, listeners)
+    assert [listener.heard for listener in listeners] == [["first"]] * 2
+    log.note("committed", round=1, why="second")
+    log.note("left", round=1, why="third")
+    assert [listener.heard for listener in listeners] == [["first", "second", "third"]] * 2
+    assert [event.why for event in log.events] == ["first", "third"]
+
+
+def test_events_that_cannot_be_written_disturb_nobody(tmp_path, caplog) -> None:
+    log = EventLog()
+    EventForwarder(log, [FolderWriter(RunFolder(tmp_path / "gone"))])
+    log.note("left", round=1, who=("bob",))
+    assert "cannot write to" in caplog.text
+    assert [event.kind for event in log.events] == ["left"]
+
+
+def test_a_listener_that_fails_keeps_no_event_from_the_others(caplog) -> None:
+    log, heard = EventLog(), []
+
+    def fails(event) -> None:
+        raise OSError("the terminal is gone")
+
+    log.listen(fails)
+    log.listen(lambda event: heard.append(event.kind))
+    log.listen(fails)
+    for kind in ("joined", "committed", "left"):
+        log.note(kind, round=1)  # in the thread that keeps this worker in the run
+    assert heard == ["joined", "committed", "left"]
+    assert log.summary()["counts"] == dict.fromkeys(heard, 1)
+    assert caplog.text.count("a listener failed on an event") == 2 * 3

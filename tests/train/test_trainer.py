@@ -1,0 +1,477 @@
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import thinwire as tw
+from forked import Forked
+from processes import free_port, rank_environment
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.layout import Layout, wire_order
+from thinwire.train import recipes
+from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.data import Data
+from thinwire.train.models import Model
+from thinwire.train.trainer import resume, train
+from training import records, run_ranked, script, start_ranked, stop_after
+
+SUMMARY_FIELDS = {
+    "method",
+    "workers",
+    "workers_here",
+    "parameters",
+    "steps",
+    "tokens",
+    "val_loss",
+    "sent_bytes_per_worker",
+    "received_bytes_per_worker",
+    "peak_sent_bytes_per_step",
+    "outer_digest",
+    "wall_s",
+    "tokens_per_s",
+    "wait_s",
+    "versions",
+}
+
+
+def message_nbytes(config: TrainConfig, out: Path) -> int:
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    layout = Layout.of({name: shapes[name] for name in wire_order(shapes)})
+    return HEADER_NBYTES + config.method.codec.bind(layout).nbytes
+
+
+# -- a run and what it leaves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", tw.presets.names())
+def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_path, method) -> None:
+    out = tmp_path / "run"
+    summary = train(tiny(method), out)
+    assert summary.keys() == SUMMARY_FIELDS
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
+    assert [r["step"] for r in records(out) if "val_loss" in r] == [6, 12]
+    assert summary["tokens"] == 12 * 4 * 16
+    assert summary["workers_here"] == 2
+    assert all(0 < r["inner_s"] < r["training_s"] < r["wall_s"] for r in records(out))
+    rounds = 12 if method == "ddp" else 3  # two whole rounds and the rest
+    if "streaming" not in method:
+        assert summary["sent_bytes_per_worker"] == rounds * message_nbytes(tiny(method), out)
+    evaluated = records(out)[-1]
+    assert evaluated["anchor_bytes"] == (0 if method == "ddp" else 4 * summary["parameters"])
+    assert bool(evaluated["feedback_bytes"]) == ("sparse" in method)
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    assert tw.digest(dict(model.named_parameters())) == summary["outer_digest"]
+    assert list((out / "model").glob("*.safetensors"))
+
+
+def test_golden_metrics_of_the_first_steps(tiny, tmp_path) -> None:
+    """Guards data order, initial weights, loss and optimizer against silent change."""
+    periods = Periods(log_steps=1)
+    train(tiny("diloco", steps=2, periods=periods), tmp_path / "run")
+    first, second = records(tmp_path / "run")
+    assert first["loss"] == pytest.approx(5.53310, abs=2e-4)
+    assert second["loss"] == pytest.approx(5.54201, abs=2e-4)
+    assert first["lr"] == pytest.approx(4e-3 * 2 / 20)
+
+
+def test_training_learns(tiny, tmp_path) -> None:
+    summary = train(tiny("ddp", steps=60), tmp_path / "run")
+    assert summary["val_loss"] < 0.8 * records(tmp_path / "run")[0]["loss"]
+
+
+def test_k_workers_under_ddp_compute_what_one_does(tiny, tmp_path) -> None:
+    """Equal tokens: the global batch does not depend on K."""
+    one = train(tiny("ddp", workers=1), tmp_path / "one")
+    four = train(tiny("ddp", workers=4), tmp_path / "four")
+    assert one["tokens"] == four["tokens"]
+    assert one["val_loss"] == pytest.approx(four["val_loss"], abs=1e-5)
+    assert records(tmp_path / "one")[0]["loss"] == pytest.approx(
+        records(tmp_path / "four")[0]["loss"], abs=1e-5
+    )
+
+
+def test_accumulation_changes_nothing_but_rounding(tiny, tmp_path) -> None:
+    whole = train(tiny("diloco"), tmp_path / "whole")
+    parts = train(tiny("diloco", accumulate=2), tmp_path / "parts")
+    assert whole["val_loss"] == pytest.approx(parts["val_loss"], abs=1e-5)
+    assert whole["outer_digest"] != parts["outer_digest"]
+
+
+def test_bf16_autocast_runs_and_differs(tiny, tmp_path) -> None:
+    machine = Machine(device="cpu", threads=1, precision="bf16")
+    half = train(tiny(machine=machine), tmp_path / "half")
+    full = train(tiny(), tmp_path / "full")
+    assert half["val_loss"] == pytest.approx(full["val_loss"], rel=0.02)
+    assert half["outer_digest"] != full["outer_digest"]
+
+
+def test_equal_seeds_give_equal_digests_and_others_do_not(tiny, tmp_path) -> None:
+    digests = [
+        train(tiny(seed=seed), tmp_path / name)["outer_digest"]
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["diloco", "muloco"])
+def test_torchrun_reaches_the_digest_of_one_process(tiny, tmp_path, method: str) -> None:
+    config = tiny(method, model=Model(), workers=2, steps=11, global_batch=8)
+    simulated = train(config, tmp_path / "simulated")
+    ranked = run_ranked(config, tmp_path / "ranked")
+    assert simulated["outer_digest"] == ranked["outer_digest"]
+    assert simulated["val_loss"] == ranked["val_loss"]
+    assert simulated["sent_bytes_per_worker"] == ranked["sent_bytes_per_worker"]
+
+
+def test_dropout_draws_the_same_numbers_in_both_worlds(tiny, tmp_path) -> None:
+    file = tmp_path / "dropout.json"
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "gpt2",
+                "vocab_size": 256,
+                "n_embd": 16,
+                "n_layer": 1,
+                "n_head": 2,
+                "n_positions": 64,
+                "resid_pdrop": 0.2,
+                "embd_pdrop": 0.2,
+            }
+        )
+    )
+    config = tiny("diloco", model=Model(size=str(file)))
+    simulated = train(config, tmp_path / "simulated")
+    ranked = run_ranked(config, tmp_path / "ranked")
+    assert simulated["outer_digest"] == ranked["outer_digest"]
+
+
+def test_nothing_of_the_process_group_outlives_a_run(tiny, tmp_path) -> None:
+    """A gloo thread that is still there when the interpreter ends can abort the process."""
+    config = tiny("diloco")
+    command = script(config, tmp_path / "run")
+    with Path(command[1]).open("a") as file:
+        file.write(
+            "from pathlib import Path\n"
+            "names = [(t / 'comm').read_text() for t in Path('/proc/self/task').iterdir()]\n"
+            "assert not [n for n in names if 'gloo' in n], names\n"
+        )
+    port = free_port()
+    processes = [
+        subprocess.Popen(command, env=rank_environment(rank, 2, port)) for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+
+
+def kill_when(process: Forked, ready) -> None:
+    while not ready():
+        assert process.poll() is None, "the process ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
+    tiny, tmp_path, seed: int
+) -> None:
+    method = ("diloco", "muloco", "streaming_diloco:tau=3")[seed]
+    config = tiny(method, steps=120, global_batch=8)
+    undisturbed = train(config, tmp_path / "undisturbed")
+    out, draw = tmp_path / "killed", random.Random(seed)
+    metrics = out / "metrics.jsonl"
+    for least, most in ((5, 20), (25, 50)):
+        process = Forked(script(config, out)[1:], dict(os.environ))
+        target = draw.randrange(least, most)
+        kill_when(
+            process,
+            lambda target=target: metrics.exists() and metrics.read_text().count("\n") * 3 > target,
+        )
+    assert list((out / "checkpoints").glob("*.json"))
+    assert not (out / "summary.json").exists()
+    resumed = resume(config, out)
+    assert resumed["outer_digest"] == undisturbed["outer_digest"]
+    assert resumed["sent_bytes_per_worker"] == undisturbed["sent_bytes_per_worker"]
+    steps = [r["step"] for r in records(out)]
+    assert steps == [r["step"] for r in records(tmp_path / "undisturbed")]
+    inner_s = [r["inner_s"] for r in records(out)]
+    assert inner_s == sorted(inner_s), "seconds before the kill are forgotten"
+    assert [r["loss"] for r in records(out)] == [
+        r["loss"] for r in records(tmp_path / "undisturbed")
+    ]
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming_diloco:tau=3"])
+def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:
+    config = tiny(method, steps=120, global_batch=8)
+    undisturbed = train(config, tmp_path / "undisturbed")
+    out = tmp_path / "killed"
+    processes = start_ranked(config, out, "resume")
+    sealed = out / "checkpoints" / "step-00000012.worker-1.json"
+    kill_when(processes[1], sealed.exists)
+    _, error = processes[0].communicate(timeout=60)
+    processes[1].communicate()
+    assert processes[0].returncode not in (0, None)
+    assert "ExchangeError: cannot exchange" in error
+    resumed = run_ranked(config, out, "resume")
+    assert resumed["outer_digest"] == undisturbed["outer_digest"]
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_the_last_n_checkpoints_stay(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    periods = Periods(checkpoint_steps=2, keep_checkpoints=2)
+    stop_after(tiny(periods=periods), out, monkeypatch, 9)
+    names = sorted(p.name for p in (out / "checkpoints").iterdir())
+    assert names == [
+        f"step-{step:08}.worker-{worker}.{end}"
+        for step in (6, 8)
+        for worker in (0, 1)
+        for end in ("json", "pt")
+    ]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(
+    tiny, tmp_path, monkeypatch, damage: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    file = out / "checkpoints" / "step-00000008.worker-1.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes({"truncate": content[:-7], "flip": content, "empty": b""}[damage])
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(
+        tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*from the one before"
+    ):
+        resume(tiny(), out)
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    file.with_suffix(".json").unlink()
+    assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(
+    tiny, tmp_path, monkeypatch
+) -> None:
+    out = tmp_path / "run"
+    original = torch.save
+
+    def full_disk(state, path) -> None:
+        if "00000008" in str(path):
+            raise OSError(28, "No space left on device")
+        original(state, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full_disk)
+        with pytest.raises(tw.CheckpointError, match="No space left"):
+            train(tiny(), out)
+    assert (out / "checkpoints" / "step-00000004.worker-0.json").exists()
+    assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 5}, "seed"),
+        ({"steps": 13}, "steps"),
+        ({"method": recipes.laptop("muloco").method}, "method.inner.kind"),
+        ({"model": Model()}, "model.size"),
+    ],
+)
+def test_resuming_with_another_configuration_is_refused_by_field(
+    tiny, tmp_path, monkeypatch, changes, field: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 5)
+    with pytest.raises(tw.MismatchError, match=field):
+        resume(tiny(**changes), out)
+
+
+def test_resuming_on_a_changed_corpus_is_refused(tiny, tmp_path, monkeypatch, corpus) -> None:
+    import shutil
+
+    mine = tmp_path / "mine"
+    shutil.copytree(corpus, mine)
+    config = tiny(data=Data(corpus=str(mine), sequence_length=16, validation_sequences=6))
+    stop_after(config, tmp_path / "run", monkeypatch, 5)
+    (mine / "03.txt").write_text("other words " * 90)
+    with pytest.raises(tw.MismatchError, match="corpus"):
+        resume(config, tmp_path / "run")
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tiny, tmp_path) -> None:
+    out = tmp_path / "run"
+    summary = train(tiny(), out)
+    with pytest.raises(tw.ConfigurationError, match="holds a run already"):
+        train(tiny(), out)
+    assert resume(tiny(), out) == summary
+
+
+def test_checkpoints_without_their_run_are_not_taken_for_another(tiny, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    (out / "config.json").unlink()
+    with pytest.raises(tw.ConfigurationError, match="holds a run already"):
+        train(tiny(), out)
+    with pytest.raises(tw.CheckpointError, match=r"config\.json"):
+        resume(tiny(), out)
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_diverging_run_stops_with_parameter_and_step_and_keeps_its_checkpoint(
+    tiny, tmp_path
+) -> None:
+    # At 1e9 some processors' matrix products still come out finite.
+    inner = tw.inner.SGD(lr=1e18)
+    method = dataclasses.replace(recipes.laptop("diloco").method, inner=inner)
+    periods = Periods(checkpoint_steps=1)
+    out = tmp_path / "run"
+    with pytest.raises(tw.NonFiniteError, match=r"step \d+") as caught:
+        train(tiny(method=method, clip_norm=0.0, periods=periods, steps=50), out)
+    assert "model." in str(caught.value)
+    assert list((out / "checkpoints").glob("*.json"))
+    assert not (out / "summary.json").exists()
+    for file in (out / "checkpoints").glob("*.pt"):
+        weights = torch.load(file, weights_only=True)["worker"]["model"]
+        assert all(bool(torch.isfinite(w).all()) for w in weights.values())
+
+
+def test_weights_that_are_not_finite_at_the_end_are_no_result(tiny, tmp_path, monkeypatch) -> None:
+    """The last step of ddp may spoil the weights after the last loss was fine."""
+    from thinwire.train.trainer import _Trainer
+
+    original = _Trainer._one_step
+
+    def spoil_last(self):
+        losses = original(self)
+        if self.step == 12:
+            for worker in self._group.workers:
+                with torch.no_grad():
+                    next(worker.model.parameters()).fill_(float("nan"))
+        return losses
+
+    monkeypatch.setattr(_Trainer, "_one_step", spoil_last)
+    with pytest.raises(tw.NonFiniteError, match="validation loss"):
+        train(tiny("ddp"), tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_ranks_that_were_given_other_arguments_do_not_start(tiny, tmp_path) -> None:
+    fewer = Machine(device="cpu", threads=2)  # hosts may have other numbers of cores
+    configs = [tiny(steps=12), tiny(steps=14, machine=fewer)]
+    port = free_port()
+    processes = [
+        Forked(
+            script(config, tmp_path / f"run{rank}", begin="train")[1:],
+            rank_environment(rank, 2, port),
+        )
+        for rank, config in enumerate(configs)
+    ]
+    for process in processes:
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "workers 0 and 1 differ in steps" in error
+        assert "worker 0 has 12 and worker 1 has 14" in error
+
+
+def test_a_start_that_fails_leaves_no_folder_in_the_way(tiny, tmp_path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(tw.CorpusError):
+        train(tiny(data=Data(corpus="no-such-corpus")), out)
+    train(tiny(), out)
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_a_folder_that_cannot_be_is_refused(tiny, tmp_path, kind: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" if kind == "file" else tmp_path / "file" / "run"
+    with pytest.raises(tw.ConfigurationError, match="pass another --out"):
+        train(tiny(), out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_damaged_summary_or_record_is_named_or_forgotten(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 1}\nnot json\n{"step": 10, "lo')
+    resume(tiny(), out)
+    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
+    (out / "summary.json").write_text("{")
+    with pytest.raises(tw.CheckpointError, match=r"summary\.json"):
+        resume(tiny(), out)
+
+
+def test_a_validation_side_too_short_for_the_workers_is_refused_at_the_start(
+    tiny, tmp_path
+) -> None:
+    data = dataclasses.replace(tiny().data, validation_sequences=1)
+    with pytest.raises(tw.CorpusError, match="evaluate with 2 workers"):
+        train(tiny(data=data), tmp_path / "run")
+
+
+def test_a_token_outside_the_vocabulary_is_named(tiny, tmp_path) -> None:
+    tokens = np.arange(4000, dtype=np.uint16) % 200
+    tokens[2000:2600] = 300
+    (tmp_path / "train.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "val.bin").write_bytes(tokens[:500].tobytes())
+    data = Data(
+        corpus=str(tmp_path), tokenizer="ids:256", sequence_length=16, validation_sequences=6
+    )
+    with pytest.raises(tw.CorpusError, match="token 300 and the vocabulary has 256"):
+        train(tiny(data=data, steps=100), tmp_path / "run")
+
+
+def test_a_batch_that_does_not_divide_names_the_numbers(tiny) -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"global batch of 4.*3 workers"):
+        tiny(workers=3)
+
+
+@pytest.mark.parametrize("field", ["workers", "steps", "global_batch", "accumulate"])
+def test_counts_below_one_are_refused(tiny, field: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=f"{field}=0"):
+        tiny(**{field: 0})
+
+
+def test_a_device_that_is_not_there_is_refused(tiny, tmp_path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(tw.ConfigurationError, match="device 'cuda'"):
+        train(tiny(machine=Machine(device="cuda")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_an_error_at_the_start(tiny, tmp_path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(tw.ThinwireError):
+        train(tiny(), tmp_path / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", tw.presets.names())
+def test_a_gpu_trains_and_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, method: str) -> None:
+    config = tiny(method, machine=Machine(device="cuda"))
+    undisturbed = train(config, tmp_path / "undisturbed")
+    stop_after(config, tmp_path / "run", monkeypatch, 6)
+    assert resume(config, tmp_path / "run")["outer_digest"] == undisturbed["outer_digest"]

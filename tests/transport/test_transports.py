@@ -1,0 +1,434 @@
+import gc
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import thinwire as tw
+from processes import run_ranks, start_ranks
+from ranks import ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
+from thinwire.testing import TransportContract
+from thinwire.testing.faults import Change, Changing
+from thinwire.testing.transports import check_worker, gathered, reduced, swapped
+from thinwire.transport import (
+    AllGather,
+    Announce,
+    Metered,
+    Requests,
+    Round,
+    RoundTag,
+    ToCaller,
+    Transport,
+    in_process,
+)
+from thinwire.transport.base import RunningExchange
+from thinwire.transport.progress_thread import Future, ProgressThread, Task
+
+
+class TestInProcess(TransportContract):
+    def connect(self, workers):
+        return in_process(workers)
+
+
+class TestMetered(TransportContract):
+    def connect(self, workers):
+        return [Metered(transport) for transport in in_process(workers)]
+
+
+class TestChanging(TransportContract):
+    def connect(self, workers):
+        return [Changing(transport, Change()) for transport in in_process(workers)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_in_threads_keep_the_contract(workers: int) -> None:
+    transports = [Metered(t) for t in in_process(workers, timeout_s=20)]
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(check_worker, transports))
+
+
+BYTES = torch.zeros(1, dtype=torch.uint8)
+TAG = RoundTag(what="x", round=1)
+
+
+def nothing_asked() -> Requests[int]:
+    yield ToCaller()
+    return 7
+
+
+def announced_late() -> Requests[None]:
+    yield AllGather(BYTES)
+    yield Announce(b"")
+
+
+DIFFERENT = {
+    "sizes of gathers": (lambda rank: gathered(BYTES.expand(3 + rank)), r"\[3, 4\] bytes"),
+    "sizes of shards": (
+        lambda rank: reduced([BYTES.expand(3 + rank)] * 2, lambda received: BYTES),
+        r"\[3, 4\] bytes",
+    ),
+    "sizes of results": (
+        lambda rank: reduced([BYTES] * 2, lambda received: BYTES.expand(3 + rank)),
+        r"\[3, 4\] bytes",
+    ),
+    "sizes of swaps": (lambda rank: swapped(BYTES.expand(3 + rank), 1 - rank), r"\[3, 4\] bytes"),
+    "kinds": (
+        lambda rank: gathered(BYTES) if rank else reduced([BYTES] * 2, lambda received: BYTES),
+        "ask for AllGather, AllToAll",
+    ),
+    "a swap and a gather": (
+        lambda rank: gathered(BYTES) if rank else swapped(BYTES, 1),
+        "ask for AllGather, Swap",
+    ),
+    "peers": (
+        lambda rank: swapped(BYTES, 1),
+        r"swap with \[1, 1\], where each must name the other",
+    ),
+    "an announcement within a round": (lambda rank: announced_late(), "ask for Announce"),
+}
+
+
+@pytest.mark.parametrize(("requests", "difference"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_workers_that_ask_for_different_things_are_told_in_process(requests, difference) -> None:
+    rounds = [t.run(requests(t.rank), TAG) for t in in_process(2)]
+    for each in rounds:
+        with pytest.raises(tw.ExchangeError, match=rf"exchange x in round 1.*{difference}"):
+            each.wait()
+
+
+def longer(rank: int) -> Requests[None]:
+    yield AllGather(BYTES)
+    if rank:
+        yield AllGather(BYTES)
+
+
+def test_a_worker_that_has_ended_where_another_asks_on_is_named() -> None:
+    rounds = [t.run(longer(t.rank), TAG) for t in in_process(2)]
+    for each in rounds:
+        with pytest.raises(
+            tw.ExchangeError, match=r"exchange x in round 1.*ask for AllGather, NoneType"
+        ):
+            each.wait()
+
+
+def test_an_exchange_that_asks_for_nothing_needs_no_other_worker() -> None:
+    assert in_process(2)[0].run(nothing_asked(), TAG).wait() == 7
+
+
+def test_meetings_are_forgotten_once_all_workers_have_come() -> None:
+    transports = in_process(2)
+    for _ in range(3):
+        for each in [t.run(gathered(BYTES), TAG) for t in transports]:
+            each.wait()
+    assert transports[0]._hub.meetings == {}
+
+
+@pytest.mark.parametrize(("workers", "timeout_s"), [(2, 0.0), (3, 0.1)])
+def test_workers_that_do_not_come_are_named(workers: int, timeout_s: float) -> None:
+    first, *_others = in_process(workers, timeout_s=timeout_s)
+    missing = ", ".join(map(str, range(1, workers)))
+    with pytest.raises(tw.ExchangeTimeout, match=rf"x in round 1.*worker {missing} of {workers}"):
+        first.run(gathered(BYTES), TAG).wait()
+
+
+@pytest.mark.parametrize(("workers", "timeout_s"), [(0, 0.0), (-1, 0.0), (2, -1.0)])
+def test_impossible_worlds_are_refused(workers: int, timeout_s: float) -> None:
+    with pytest.raises(tw.ConfigurationError, match="connect"):
+        in_process(workers, timeout_s=timeout_s)
+
+
+def test_distributed_without_a_process_group_is_a_world_of_one() -> None:
+    transport = tw.transport.Distributed()
+    assert (transport.rank, transport.world_size) == (0, 1)
+
+
+def test_distributed_under_torchrun_wants_a_process_group(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(tw.ConfigurationError, match="init_process_group"):
+        tw.transport.Distributed()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gloo_carries_payloads_and_cards(ranks: int) -> None:
+    for process in run_ranks("carry", ranks):
+        assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_exchanges_carry_on_while_no_worker_waits(ranks: int) -> None:
+    for process in run_ranks("background", ranks):
+        assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_nccl_carries_on_while_no_worker_waits() -> None:
+    for process in run_ranks("on_gpus", 2):
+        assert process.returncode == 0, process.stderr
+
+
+def test_one_dimension_of_a_mesh_joins_the_workers() -> None:
+    for rank, process in enumerate(run_ranks("mesh", 4)):
+        first, error = process.stdout.splitlines()
+        assert first.split() == [str(rank), str(rank % 2), "2"], process.stderr
+        assert "ConfigurationError" in error
+        assert "do: pass mesh['worker']" in error
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_processes_reach_the_bits_of_one_process_with_every_method(ranks: int) -> None:
+    expected = train_in_process(ranks)
+    names = [f"{method.name} {method.codec.id} {method.exchange}" for method in methods()]
+    for process in run_ranks("train", ranks):
+        assert process.returncode == 0, process.stderr
+        digests = process.stdout.split()
+        assert dict(zip(names, digests, strict=True)) == dict(zip(names, expected, strict=True))
+
+
+# What gloo sends around a message (torch 2.13, measured): a preamble of 48 bytes with the message,
+# and 48 bytes for each of "ready to send" and "ready to receive".
+GLOO_NBYTES_PER_MESSAGE = 3 * 48
+# A note to the others on how far this worker is: a key and two numbers.
+NBYTES_PER_NOTE = 80
+
+
+def kernel_counts_sent_bytes() -> bool:
+    try:
+        with socket.socket() as s:
+            info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+    except (AttributeError, OSError):
+        return False
+    return len(info) >= TCP_INFO_BYTES_SENT + 8
+
+
+@pytest.mark.skipif(not kernel_counts_sent_bytes(), reason="no tcpi_bytes_sent in this kernel")
+def test_the_kernel_sends_the_bytes_that_are_counted() -> None:
+    for process in run_ranks("count_wire", 2):
+        assert process.returncode == 0, process.stderr
+        kernel, counted, rounds, per_round = map(int, process.stdout.split())
+        assert rounds == ROUNDS
+        assert counted == rounds * per_round
+        assert counted <= kernel <= counted + rounds * (GLOO_NBYTES_PER_MESSAGE + NBYTES_PER_NOTE)
+
+
+def test_a_peer_that_dies_is_an_error_that_names_the_exchange() -> None:
+    survivor, victim = run_ranks("die", 2)
+    assert victim.returncode == 9
+    assert "ExchangeError cannot exchange fragment 0" in survivor.stdout
+    assert "in round 2" in survivor.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
+    first, *_others = run_ranks("silent", ranks)
+    kind, seconds = first.stdout.split()[0], float(first.stdout.split()[-1])
+    assert kind == "ExchangeTimeout"
+    assert 2.0 <= seconds < 8.0
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_worker_that_lags_is_named(ranks: int) -> None:
+    *waiting, _last = run_ranks("lag", ranks)
+    lag = f"worker {ranks - 1} has begun 4 exchanges, this worker 6"  # two are introductions
+    for process in waiting:
+        assert process.returncode == 1, process.stderr
+        assert f"exchange a test payload in round 3; because {lag}" in process.stdout
+    # Who notices first closes its connections, which the others may see before they notice.
+    assert any(process.stdout.startswith("ExchangeTimeout") for process in waiting)
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [
+        ("sizes_of_gathers", 2),
+        ("sizes_of_gathers", 3),
+        ("sizes_of_shards", 3),
+        ("sizes_of_results", 3),
+        ("sizes_of_swaps", 2),
+        ("kinds", 2),
+        ("kinds_of_swaps", 2),
+    ],
+)
+def test_workers_that_exchange_different_things_are_told(case: str, ranks: int) -> None:
+    """gloo alone aborts one of the processes and tells the others that all is well."""
+    processes = run_ranks(case, ranks)
+    for process in processes:
+        assert process.returncode == 1, process.stderr
+        assert "exchange a test payload in round 3" in process.stdout
+        assert float(process.stdout.split()[-1]) < 10.0
+    assert any(process.stdout.startswith("ExchangeTimeout") for process in processes)
+    if case in ("sizes_of_gathers", "sizes_of_shards", "sizes_of_swaps"):
+        assert "worker 1 has sent" in processes[0].stdout
+
+
+def test_a_swap_with_a_worker_that_swaps_with_another_one_is_an_error() -> None:
+    first, *others = run_ranks("peers", 3)
+    assert first.returncode == 1, first.stderr
+    assert first.stdout.startswith("Exchange"), first.stdout
+    assert "cannot exchange a test payload in round 3" in first.stdout
+    for process in others:
+        assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_fails_between_the_halves_is_told_to_who_waits(ranks: int) -> None:
+    first, *others = run_ranks("fail_in_reduce", ranks)
+    assert first.stdout.startswith("MismatchError cannot use it; because it is odd")
+    for process in others:
+        assert process.stdout.startswith("Exchange"), process.stderr
+        assert "exchange a test payload in round 3" in process.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
+    *leaving, last = start_ranks("leave", ranks)
+    try:
+        for process in leaving:
+            assert process.stdout.readline() == "leaving\n"
+        left_s = time.perf_counter()
+        errors = [process.communicate(timeout=60)[1] for process in leaving]
+        assert time.perf_counter() - left_s < 30.0  # gloo would wait for 60
+        assert [process.returncode for process in leaving] == [7] * len(leaving), errors
+    finally:
+        for process in (*leaving, last):
+            process.kill()
+            process.communicate()
+
+
+def test_a_closed_transport_carries_nothing() -> None:
+    thread = ProgressThread()
+    early, late = (Idle(RoundTag(what="x", round=n)) for n in (1, 2))
+    thread.submit(early)
+    assert early.future.wait() == 7
+    thread.close()
+    thread.submit(late)
+    with pytest.raises(tw.ExchangeError, match=r"x in round 2.*closed"):
+        late.future.wait()
+    assert not [t for t in threading.enumerate() if t is thread._thread]
+
+
+class Idle(Task):
+    """Has nothing to carry."""
+
+    def __init__(self, tag: RoundTag) -> None:
+        super().__init__(tag, Future(RunningExchange(nothing_asked())))
+
+    def carry(self):
+        return []
+
+    def abort(self) -> None:
+        pass
+
+
+def test_an_unused_transport_ends_its_thread() -> None:
+    """Its thread does not keep a transport alive."""
+    transport = tw.transport.Distributed()
+    progress = transport._progress
+    idle = Idle(TAG)
+    progress.submit(idle)
+    idle.future.wait()
+    del transport
+    gc.collect()
+    assert not progress._thread.is_alive()
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Slow(Round):
+    """Everything is there after `travel_s`, and using it takes `use_s` in the waiting thread."""
+
+    def __init__(self, clock: Clock, requests: Requests, travel_s: float) -> None:
+        self.clock, self.at_s = clock, clock.now_s + travel_s
+        self.running = RunningExchange(requests)
+
+    def wait(self):
+        self.clock.now_s = max(self.clock.now_s, self.at_s)
+        self.running.answer([BYTES] * 2)
+        return self.running.finish()
+
+    def arrived_s(self) -> float | None:
+        return self.at_s if self.clock.now_s >= self.at_s else None
+
+
+class SlowTransport(Transport):
+    rank, world_size = 0, 2
+
+    def __init__(self, clock: Clock, travel_s: float) -> None:
+        self.clock, self.travel_s = clock, travel_s
+
+    def run(self, requests, tag):
+        return Slow(self.clock, requests, self.travel_s)
+
+
+@pytest.mark.parametrize("use_s", [0.0, 0.125])
+@pytest.mark.parametrize(
+    ("travel_s", "train_s", "hidden_s", "waited_s"),
+    [(0.25, 0.75, 0.25, 0.0), (0.75, 0.25, 0.25, 0.5), (-0.5, 0.25, 0.0, 0.0)],
+)
+def test_only_what_is_hidden_counts_as_overlapped_and_work_is_no_waiting(
+    monkeypatch, travel_s: float, train_s: float, hidden_s: float, waited_s: float, use_s: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("thinwire.transport.metered.time", clock)
+
+    def averaged() -> Requests[None]:
+        yield from gathered(BYTES)
+        clock.now_s += use_s
+
+    meter = Metered(SlowTransport(clock, travel_s))
+    under_way = meter.run(averaged(), TAG)
+    clock.now_s += train_s
+    under_way.wait()
+    assert (meter.counters.overlapped_s, meter.counters.wait_s) == (hidden_s, waited_s)
+
+
+def test_an_exchange_under_way_has_counted_what_it_sent_first_and_nothing_else() -> None:
+    """A worker that resumes from then sends that again, and its count goes on from there."""
+    meters = [Metered(t) for t in in_process(2)]
+    payloads = [BYTES.expand(5), BYTES.expand(7)]
+    started = [m.run(reduced(payloads, lambda received: BYTES.expand(3)), TAG) for m in meters]
+    assert [m.counters.sent_bytes for m in meters] == [7, 5]
+    started[0].wait()  # carries for both, as the progress thread would
+    first, second = (m.counters for m in meters)
+    assert (first.sent_bytes, first.received_bytes) == (10, 8)
+    assert (second.sent_bytes, second.received_bytes) == (5, 0)
+    started[1].wait()
+    assert (second.sent_bytes, second.received_bytes) == (8, 10)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_what_is_counted_is_what_goes_to_others(workers: int) -> None:
+    def counted(exchange) -> list[tuple[int, int]]:
+        meters = [Metered(t) for t in in_process(workers)]
+        for each in [m.run(exchange(m.rank), TAG) for m in meters]:
+            each.wait()
+        return [(m.counters.sent_bytes, m.counters.received_bytes) for m in meters]
+
+    others = workers - 1
+    assert counted(lambda rank: gathered(BYTES)) == [(min(others, 1), others)] * workers
+    swaps = counted(lambda rank: swapped(BYTES, rank ^ 1 if rank ^ 1 < workers else rank))
+    assert swaps == [(int(r ^ 1 < workers),) * 2 for r in range(workers)]
+    reductions = counted(lambda rank: reduced([BYTES] * workers, lambda received: BYTES))
+    assert reductions == [(others + min(others, 1), 2 * others)] * workers
+
+
+def test_workers_that_differ_are_all_told() -> None:
+    for process in run_ranks("differ", 2):
+        assert "method.sync_every" in process.stdout
+        assert "worker 0 has 4 and worker 1 has 5" in process.stdout
+
+
+def test_a_worker_may_be_a_ddp_group() -> None:
+    digests = [process.stdout.strip() for process in run_ranks("ddp_groups", 4)]
+    assert len(set(digests)) == 1
+    assert len(digests[0]) == 64
