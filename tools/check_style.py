@@ -1,25 +1,47 @@
 """What this project's style asks for and no linter checks: `python tools/check_style.py src`.
 
 Prints `file:line message` for each finding and exits with 1 if there are any.
-One rule a function: it takes a `Source` and yields `(line, message)`; `RULES` lists them all.
+One rule a function: it takes a `Source` and yields `(line, message)`; `RULES` lists them all. Rules
+of `PACKAGE_RULES` take all files at once and yield `(path, line, message)`. Rules in `ONLY_STRICT`
+are asked for by `--strict` alone, which also prints how often each rule was broken.
 """
 
+import argparse
 import ast
+import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Keyword-only parameters that may be a bool, and why. Anything else is a class not yet written.
-ALLOWED_BOOLS = {
-    "nesterov": "optimizer hyper-parameter, spelled as torch.optim spells it",
-    "json": "a switch of the command line, as in `thinwire plan --json`",
+ONLY_STRICT: set[str] = set()
+"""Rules that the tree does not keep yet."""
+
+SHARED_CLASS_NAMES = {"AdamW", "SGD", "Muon"}
+"""Names that `inner`, `outer` and `optim` share on purpose: they are torch's own."""
+
+PLAIN_WORDS = {
+    r"whoever|whomever|whom": "say who: 'the worker that', 'a caller that'",
+    r"nobody|somebody|everybody|anybody": "say who: 'no worker', 'a worker', 'all workers'",
+    r"those who|none to": "say what: 'workers that', 'no worker to'",
+    r"(?:is|are|was|were) none": "'does not exist', 'is missing', 'is not one'",
+    r"for ever": "'permanently', 'without a limit', or a number",
+    r"mend(?:s|ed|ing)?": "'repair' or 'fix'",
+    r"ails|ailed|ailing": "'is wrong with'",
+    r"nought|naught|thereof|hereby|wherever it may": "modern English",
+    r"door|knock(?:s|ed|ing)?": "'registry', 'join'",
+    r"voyage|crew|courier|errand|ward|company": "the field's word: 'round', 'workers', 'thread'",
 }
+"""What prose and messages may not say (any case but that of `None`), and what to say instead."""
+
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "misc.py"}
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
+MAX_POSITIONAL_FIELDS = 2
 
 ABSTRACT_BASES = {"ABC", "Protocol"}
 ERROR_SUFFIXES = ("Error", "Exception", "Timeout", "Warning")
@@ -33,6 +55,7 @@ STATE_REASON = re.compile(r"#\s*state:\s*\S")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Finding = tuple[int, str]
+Placed = tuple[Path, int, str]
 
 
 class Source(NamedTuple):
@@ -50,23 +73,28 @@ def final_or_abstract(source: Source) -> Iterator[Finding]:
             yield node.lineno, f"class {node.name} is neither abstract nor @final"
 
 
-def no_bool_parameters(source: Source) -> Iterator[Finding]:
-    """No parameter is a bool, except the keyword-only ones in ALLOWED_BOOLS."""
+def keyword_only_bools(source: Source) -> Iterator[Finding]:
+    """A yes-or-no parameter is a keyword-only bool, so that each call says what it says yes to."""
     for function in _functions(source):
-        allowed = {a.arg for a in function.args.kwonlyargs if a.arg in ALLOWED_BOOLS}
+        keywords = {parameter.arg for parameter in function.args.kwonlyargs}
         for parameter in _parameters(function):
-            if _is_bool(parameter.annotation) and parameter.arg not in allowed:
-                message = f"parameter {parameter.arg} of {function.name} is a bool: write a class"
-                yield parameter.lineno, message
+            if _is_bool(parameter.annotation) and parameter.arg not in keywords:
+                message = f"parameter {parameter.arg} of {function.name} is a positional bool"
+                yield parameter.lineno, f"{message}: make it keyword-only"
 
 
 def frozen_dataclasses(source: Source) -> Iterator[Finding]:
-    """Dataclasses are frozen and keyword-only, unless their decorator says `# state: reason`."""
+    """Dataclasses are frozen and keyword-only, unless their decorator says `# state: reason`.
+
+    One with at most MAX_POSITIONAL_FIELDS fields may be positional: `AllGather(payload)` says all.
+    """
     for node in _classes(source):
+        fields = sum(isinstance(item, ast.AnnAssign) for item in node.body)
         for decorator in node.decorator_list:
             if _name(decorator) != "dataclass" or _is_marked_state(source, decorator):
                 continue
-            if not (_has_true(decorator, "frozen") and _has_true(decorator, "kw_only")):
+            by_keyword = _has_true(decorator, "kw_only") or fields <= MAX_POSITIONAL_FIELDS
+            if not (_has_true(decorator, "frozen") and by_keyword):
                 message = "is not frozen=True, kw_only=True and has no '# state: reason' comment"
                 yield decorator.lineno, f"dataclass {node.name} {message}"
 
@@ -88,9 +116,10 @@ def no_vague_file_names(source: Source) -> Iterator[Finding]:
 
 
 def short_files(source: Source) -> Iterator[Finding]:
-    """A file that outgrows MAX_FILE_LINES has found a second concept."""
+    """A file is one thing that a reader wants whole; beyond MAX_FILE_LINES it is two things."""
     if len(source.lines) > MAX_FILE_LINES:
-        yield 1, f"{len(source.lines)} lines, more than {MAX_FILE_LINES}: split it by concept"
+        message = f"{len(source.lines)} lines, more than {MAX_FILE_LINES}"
+        yield 1, f"{message}: give the second thing in it a file of its own"
 
 
 def short_functions(source: Source) -> Iterator[Finding]:
@@ -129,9 +158,39 @@ def no_import_effects(source: Source) -> Iterator[Finding]:
             yield getattr(node, "lineno", 1), "the environment is read at import"
 
 
+def plain_words(source: Source) -> Iterator[Finding]:
+    """Docstrings, comments and messages use the field's plain words: none of PLAIN_WORDS.
+
+    A word counts as a whole, in any case; a phrase also across the end of a line. Names in code are
+    not looked at, only what is in strings and comments.
+    """
+    for line, text in (*_strings(source), *_comments(source)):
+        for lines_below, message in not_plain(text):
+            yield line + lines_below, message
+
+
+def not_plain(text: str) -> Iterator[Finding]:
+    """Where PLAIN_WORDS stand in a text, in lines below its first, and what to say instead."""
+    for pattern, instead in _PLAIN_PATTERNS:
+        for found in pattern.finditer(text):
+            said = " ".join(found.group().split())
+            yield text.count("\n", 0, found.start()), f"'{said}' is not plain: {instead}"
+
+
+def unique_class_names(sources: Sequence[Source]) -> Iterator[Placed]:
+    """A class name means one thing in the whole package, except SHARED_CLASS_NAMES."""
+    first: dict[str, str] = {}
+    for source in sources:
+        for node in _classes(source):
+            place = f"{source.path}:{node.lineno}"
+            if first.setdefault(node.name, place) != place and node.name not in SHARED_CLASS_NAMES:
+                message = f"class {node.name} is also in {first[node.name]}: rename one"
+                yield source.path, node.lineno, message
+
+
 RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
     final_or_abstract,
-    no_bool_parameters,
+    keyword_only_bools,
     frozen_dataclasses,
     no_print,
     no_vague_file_names,
@@ -140,7 +199,16 @@ RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
     few_parameters,
     public_docstrings,
     no_import_effects,
+    plain_words,
 )
+
+PACKAGE_RULES: tuple[Callable[[Sequence[Source]], Iterator[Placed]], ...] = (unique_class_names,)
+
+_PLAIN_PATTERNS = [
+    # "is None" is Python, "is none" is not plain: that pattern alone is case-sensitive.
+    (re.compile(rf"\b(?:{words})\b".replace(" ", r"\s+"), 0 if "none" in words else re.I), instead)
+    for words, instead in PLAIN_WORDS.items()
+]
 
 
 def _classes(source: Source) -> list[ast.ClassDef]:
@@ -185,6 +253,20 @@ def _is_open(node: ast.ClassDef) -> bool:
     bases = {_name(base) for base in node.bases}
     is_error = any(name.endswith(ERROR_SUFFIXES) for name in (node.name, *bases))
     return is_error or bool(bases & OPEN_BASES)
+
+
+def _strings(source: Source) -> Iterator[tuple[int, str]]:
+    """Every string, docstrings and the fixed parts of f-strings included, with its first line."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def _comments(source: Source) -> Iterator[tuple[int, str]]:
+    text = io.StringIO("\n".join(source.lines) + "\n")
+    for token in tokenize.generate_tokens(text.readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def _is_bool(annotation: ast.expr | None) -> bool:
@@ -269,26 +351,48 @@ def _is_environment(node: ast.AST) -> bool:
             return False
 
 
-def check_file(path: Path) -> list[Finding]:
-    """All findings of all rules in one file, by line."""
+def read(path: Path) -> Source:
+    """The file at `path`, parsed; raises SyntaxError."""
     text = path.read_text(encoding="utf-8")
-    try:
-        tree = ast.parse(text, filename=str(path))
-    except SyntaxError as error:
-        return [(error.lineno or 1, f"cannot be parsed: {error.msg}")]
-    source = Source(path, text.splitlines(), tree)
-    return sorted(finding for rule in RULES for finding in rule(source))
+    return Source(path, text.splitlines(), ast.parse(text, filename=str(path)))
 
 
-def main(arguments: list[str]) -> int:
+def check(files: Iterable[Path], *, strict: bool = False) -> list[tuple[Placed, str]]:
+    """All findings by file and line, each with the name of its rule."""
+    left_out = set[str]() if strict else ONLY_STRICT
+    found: list[tuple[Placed, str]] = []
+    sources: list[Source] = []
+    for path in files:
+        try:
+            sources.append(read(path))
+        except SyntaxError as error:
+            found.append(((path, error.lineno or 1, f"cannot be parsed: {error.msg}"), "syntax"))
+    for rule in RULES:
+        if rule.__name__ not in left_out:
+            found += [((s.path, *one), rule.__name__) for s in sources for one in rule(s)]
+    for rule in PACKAGE_RULES:
+        if rule.__name__ not in left_out:
+            found += [(placed, rule.__name__) for placed in rule(sources)]
+    return sorted(found)
+
+
+def main(arguments: Sequence[str]) -> int:
     """Check the files under the given folders; 1 if there is a finding, 2 if there is no file."""
-    files = sorted(file for folder in arguments for file in Path(folder).rglob("*.py"))
+    parser = argparse.ArgumentParser(description="What no linter checks.")
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--strict", action="store_true", help="all rules, and a count of each")
+    chosen = parser.parse_args(arguments)
+    files = sorted(file for folder in chosen.folders for file in folder.rglob("*.py"))
     if not files:
-        print(f"no Python files under {arguments}: pass folders, such as src", file=sys.stderr)
+        said = " ".join(map(str, chosen.folders))
+        print(f"no Python files under {said}: pass folders, such as src", file=sys.stderr)
         return 2
-    findings = [(file, *finding) for file in files for finding in check_file(file)]
-    for file, line, message in findings:
+    findings = check(files, strict=chosen.strict)
+    for (file, line, message), _ in findings:
         print(f"{file}:{line} {message}")
+    if chosen.strict:
+        for rule, count in Counter(rule for _, rule in findings).most_common():
+            print(f"{count:6} {rule}", file=sys.stderr)
     return 1 if findings else 0
 
 

@@ -3,8 +3,8 @@
     python tools/soak.py --seeds 0-9 --kinds kill,stop,lighthouse --method diloco,sparseloco
 
 Every seed is a run of three real workers of a toy model. Prints a row for each; the exit status is
-1 if digests differ, a share of the data was dealt twice, or somebody hangs or fails. A seed decides
-what is done and when; what comes of it also depends on how fast the machine is.
+1 if digests differ, a data share was dealt twice, or a worker hangs or fails. A seed decides which
+faults are injected and when; what follows also depends on how fast the machine is.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from elastic_schedule import KINDS, OPTIONS, strike
+from elastic_schedule import KINDS, OPTIONS, inject_faults
 from elastic_team import Team
 
 METHODS = "diloco,muloco:bits=2,sparseloco:density=1/8,streaming_diloco:tau=2"
@@ -48,7 +48,7 @@ def soak(seed: int, kinds: Sequence[str], method: str, faults: int) -> bool:
     with tempfile.TemporaryDirectory() as folder, Team(Path(folder), **options) as team:
         done: list[str] = []
         try:
-            done += strike(team, seed, kinds, faults)
+            done += inject_faults(team, seed, kinds, faults)
             team.finish(120)
             result = "equal"
         except AssertionError as error:

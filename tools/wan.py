@@ -175,7 +175,7 @@ class Link:
         return process
 
     def partition(self, node: int) -> None:
-        """Drop everything to and from a node from now on, without telling anybody."""
+        """Drop everything to and from a node from now on, with no notice to either side."""
         self._order("partition", node)
 
     def heal(self, node: int) -> None:

@@ -1,4 +1,4 @@
-"""The packet mover behind tools/wan.py, in a process of its own; nobody calls it by hand.
+"""Moves the packets of tools/wan.py, which starts it in a process of its own.
 
 It makes a network namespace with a TUN device for every node, reads the packets each node sends,
 keeps them for as long as the emulated line would, and hands them to the node they are for. Orders
@@ -246,7 +246,7 @@ def write(tap: int, packet: bytes) -> None:
 
 
 def reply(answer: dict[str, object]) -> None:
-    """Tell the user of this hub something."""
+    """Send a line to the process that started this hub."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
