@@ -184,3 +184,14 @@ class Exchange(ABC):
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
     ) -> Sizes:
         """What worker `rank` of `workers` sends and receives; nothing is made or sent."""
+
+    @final
+    def sizes_in(self, context: ExchangeContext) -> Sizes:
+        """`sizes` of the worker that `context` is of."""
+        return self.sizes(
+            context.codec,
+            context.layout,
+            context.aggregate,
+            workers=context.workers,
+            rank=context.rank,
+        )

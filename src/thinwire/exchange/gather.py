@@ -178,14 +178,7 @@ class Gather(Exchange):
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
         """A state with one codec and one feedback for the whole fragment."""
-        sizes = self.sizes(
-            context.codec,
-            context.layout,
-            context.aggregate,
-            workers=context.workers,
-            rank=context.rank,
-        )
-        return _GatherState(context, sizes)
+        return _GatherState(context, self.sizes_in(context))
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int

@@ -113,14 +113,7 @@ class Pairs(Exchange):
                 "differ from worker to worker",
                 do="take tw.Gather(), or a fixed number of workers",
             )
-        sizes = self.sizes(
-            context.codec,
-            context.layout,
-            context.aggregate,
-            workers=context.workers,
-            rank=context.rank,
-        )
-        return _PairsState(context, sizes, self.seed)
+        return _PairsState(context, self.sizes_in(context), self.seed)
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int

@@ -294,14 +294,7 @@ class ReduceScatter(Exchange):
         """A state with a codec and a feedback for every shard."""
         if context.workers == 1:
             return Gather().bind(context)
-        sizes = self.sizes(
-            context.codec,
-            context.layout,
-            context.aggregate,
-            workers=context.workers,
-            rank=context.rank,
-        )
-        return _ReduceScatterState(context, sizes, self.owner_feedback)
+        return _ReduceScatterState(context, self.sizes_in(context), self.owner_feedback)
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
