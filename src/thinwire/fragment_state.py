@@ -275,7 +275,6 @@ class FragmentState:
         # What this K's outer optimizer keeps and the other did not begins as it does in a new run.
         outer.load_state_dict({key: old.get(key, value) for key, value in new.items()})
         self._unused_optimizer_state = {k: v.clone() for k, v in old.items() if k not in new}
-        self.outer.close()
         self.outer = outer
         self.outer.reset_live(local_delta)
 

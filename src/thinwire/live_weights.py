@@ -5,7 +5,8 @@ the other in the order of `named_parameters()`. A sharded tensor (a DTensor) tak
 shard this rank holds: elementwise outer optimizers do not need the rest.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast, final
 
@@ -48,6 +49,7 @@ class LiveWeights:
         _check_kinds(model, optimizers)
         self.model = model
         self.optimizers = tuple(optimizers)
+        self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
@@ -109,6 +111,21 @@ class LiveWeights:
                 values = torch.lerp(values, local.to(values), alpha)
             local.copy_(values)
         self._forget_gathered_weights()
+
+    def on_close(self, release: "weakref.WeakMethod[Callable[[], None]]") -> None:
+        """Have `release` called by `close`, if what it belongs to is still there.
+
+        Weak, so that a loop that is dropped without being closed is not kept alive by its weights.
+        """
+        self._releases.append(release)
+
+    def close(self) -> None:
+        """Undo what was done to the optimizers: they are stepped by themselves again."""
+        for release in self._releases:
+            call = release()
+            if call is not None:
+                call()
+        self._releases.clear()
 
     def inner_state(self) -> list[Tensor]:
         """Every tensor that the optimizers keep, as this rank holds it."""

@@ -656,8 +656,7 @@ class OuterLoop:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
         self._is_closed = True
         self._storage.put_away()
-        for fragment in self._state.fragments:
-            fragment.outer.close()
+        self._live.close()
         self._membership.leave()
 
     def _follow(self) -> None:

@@ -43,6 +43,7 @@ class _GradientState(OuterState):
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
         self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in live.optimizers]
+        live.on_close(weakref.WeakMethod(self.release))
 
     def _capture(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,7 +127,8 @@ class _GradientState(OuterState):
         del local_delta
         raise AssertionError("gradient averaging is refused where rounds may be cancelled")
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Give the optimizers back as they were."""
         for hook in self._hooks:
             hook.remove()
         for optimizer in self.live.optimizers:

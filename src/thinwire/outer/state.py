@@ -79,7 +79,3 @@ class OuterState(ABC):
         By default nothing.
         """
         del for_step
-
-    def close(self) -> None:
-        """Give the worker's optimizers back as they were; by default they were not changed."""
-        return
