@@ -327,8 +327,11 @@ class OuterLoop:
         plan = self._begin_round(Phase.JOIN)
         self._has_joined = True
         if plan is not None and plan.joins:
-            self._send_for(plan.phase)
-            self._plan = replace(plan, joins=False)
+            try:
+                self._send_for(plan.phase)
+            finally:
+                # Only this once: a later round must not go without this worker's work.
+                self._plan = replace(plan, joins=False)
             self.finish()
 
     def _begin_round(self, phase: Phase) -> RoundPlan | None:

@@ -882,3 +882,21 @@ def test_feedback_goes_on_in_a_new_loop_if_it_fits(exchange_kind) -> None:
     assert any(bool(value.any()) for value in saved[0].values())
     with pytest.raises(tw.CheckpointError, match="of 2 fragments, and here are 1"):
         fresh.loop.load_feedback([*saved, *saved])
+
+
+def test_a_newcomer_whose_first_step_fails_contributes_to_the_next_round() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(outer=PLAIN), 2)
+    train(players, H - 1)
+    late = Player(hub, "late", method(outer=PLAIN), number=2)
+    for player in players:
+        player.inner()
+    hub.set_members(*(p.node for p in players), late.node)
+    for player in players:
+        player.loop.begin()
+    run, late.node.run = late.node.run, None  # sending fails
+    with pytest.raises(TypeError):
+        late.loop.join()
+    late.node.run = run
+    assert late.loop._plan is not None
+    assert not late.loop._plan.joins
