@@ -137,12 +137,14 @@ class _ReduceScatterState(ExchangeState):
         # From here to ToCaller this may run in a thread of the transport.
         mine, left_out = self._combine_shard(shards, tag, loads)
         results = yield AllGather(mine)
-        if self._context.drops_bad_messages:
+        drops = self._context.drops_bad_messages
+        if drops:
             rejected = yield from agree(self._examine_results(results, tag), workers)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
         yield ToCaller()
         self._owner.finished()
-        return RoundResult(mean=self._join(results, tag), left_out=left_out, messages=results)
+        mean = self._join(results, tag, is_checked=drops)
+        return RoundResult(mean=mean, left_out=left_out, messages=results)
 
     @torch.no_grad()
     def _combine_shard(
@@ -190,14 +192,17 @@ class _ReduceScatterState(ExchangeState):
         return {sender: rejection for sender, rejection in found if rejection is not None}
 
     @torch.no_grad()
-    def _join(self, results: Sequence[Tensor], tag: RoundTag) -> Tensor:
+    def _join(self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool) -> Tensor:
         """The mean that the owners made, shard by shard."""
         device = self._context.storage.device
         mean = torch.empty(self._context.layout.numel, device=device)
         for owner, (message, codec) in enumerate(zip(results, self._codecs, strict=True)):
-            header = self._header(owner, tag, sender=owner, kind=Kind.MEAN)
-            payload = open_message(message, header, body_nbytes=codec.nbytes).to(device)
-            mean[self._shards[owner]] = codec.decode(payload, round=tag.round)
+            if is_checked:
+                payload = body_of(message, codec.nbytes)
+            else:
+                header = self._header(owner, tag, sender=owner, kind=Kind.MEAN)
+                payload = open_message(message, header, body_nbytes=codec.nbytes)
+            mean[self._shards[owner]] = codec.decode(payload.to(device), round=tag.round)
         self._check_finite(mean, tag)
         return mean
 
@@ -220,7 +225,7 @@ class _ReduceScatterState(ExchangeState):
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
     ) -> Tensor:
         del left_out  # owners left them out of what they sent
-        return self._join(messages, tag)
+        return self._join(messages, tag, is_checked=False)
 
     def prefetch(self) -> None:
         for feedback in self._feedback:
