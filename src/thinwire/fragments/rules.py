@@ -7,21 +7,9 @@ from typing import final
 
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.fragments.layers import WRAPPERS, Part
-from thinwire.fragments.offsets import At, Offsets, Spread
+from thinwire.fragments.offsets import Offsets, Spread
 
-__all__ = [
-    "At",
-    "Balanced",
-    "ByModule",
-    "Fragment",
-    "Fragments",
-    "Offsets",
-    "Part",
-    "Sequential",
-    "Spread",
-    "Strided",
-    "Whole",
-]
+__all__ = ["Balanced", "ByModule", "Fragment", "Fragments", "Sequential", "Strided", "Whole"]
 
 
 @final
