@@ -228,7 +228,8 @@ class DropOutliers(Aggregate):
         if not 1 <= self.limit < math.inf:
             raise ConfigurationError(
                 f"drop outliers with limit={self.limit}",
-                because="it is a multiple of the median norm, and below 1 the median would go",
+                because="it is a multiple of the median norm, and below 1 even the median "
+                "contribution would be dropped",
                 do="pass a number from 1, such as 10; to drop nothing, use the inner aggregate",
             )
 
