@@ -3,7 +3,7 @@
 Labels say what differs from the family at the setting's K and H.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,10 @@ _FEEDBACK = ErrorFeedback(decay=0.9)
 UNTUNED = "diloco, outer (.7, .9)"
 DENSITIES = {"1/8": 512, "1/32": 128, "1/64": 64, "1/128": 32, "1/256": 16}
 """Of the sparse families: k of 4,096."""
-SPARSE = {"sparseloco": tuple(DENSITIES), "sparse_muloco": ("1/8", "1/32")}
-"""The densities that are tried of each sparse family."""
+SPARSE = ("sparseloco", "sparse_muloco")
+FRONT = ("diloco", "muloco", "muloco 1 bit", *SPARSE)
+"""What is run with more workers, too."""
+ALONE = "no exchange but a mean at the end"
 OVER_WORKERS = {"small": {"sparseloco": 8e-3, "sparse_muloco": 2e-2}}
 """Inner rates of the sparse families if sums are divided by K: found by an earlier search."""
 
@@ -30,22 +32,30 @@ OVER_WORKERS = {"small": {"sparseloco": 8e-3, "sparse_muloco": 2e-2}}
 def arms(setting: Setting) -> dict[str, TrainConfig]:
     """All runs of one seed by their labels."""
     found = {family: setting.config(setting.method(family)) for family in FAMILIES}
-    for family in ("diloco", "muloco"):
-        for workers in setting.team_sizes:
-            if workers != setting.workers:
-                name = f"{family} K={workers}"
-                found[name] = setting.config(renamed(setting, family, name), workers)
     # With few rounds the papers' momentum is a straw man, and claims have been made against it.
     papers = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
     found[UNTUNED] = setting.config(renamed(setting, "diloco", UNTUNED, outer=papers))
-    for method in (*_intervals(setting), *_bits(setting), *_sparse(setting), *_streams(setting)):
+    groups = (_intervals, _bits, _sparse, _streams, _decoupled)
+    for method in (method for group in groups for method in group(setting)):
         found[method.name] = setting.config(method)
-    return found | _gossip(setting)
+    return found | _teams(setting, found) | _gossip(setting)
 
 
 def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:
     """A family's method under another name, with other things in some slots."""
     return replace(setting.method(family), name=name, **slots)
+
+
+def _teams(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
+    """The front with more workers, and dense methods with one."""
+    return {
+        f"{arm} K={workers}": setting.config(
+            replace(found[arm].method, name=f"{arm} K={workers}"), workers
+        )
+        for arm in FRONT
+        for workers in setting.team_sizes
+        if workers != setting.workers and (workers > 1 or arm in ("diloco", "muloco"))
+    }
 
 
 def _intervals(setting: Setting) -> Iterator[Method]:
@@ -82,12 +92,12 @@ def _sparse(setting: Setting) -> Iterator[Method]:
     """Density, bits of a value and the divisor, each alone; then the ladder."""
     other_values = {"sparseloco": codecs.SignMean(), "sparse_muloco": codecs.SignLevels()}
     bits = {"sparseloco": 1, "sparse_muloco": 2}
-    for family, densities in SPARSE.items():
+    for family in SPARSE:
         method = setting.method(family)
         codec = method.codec
         assert isinstance(codec, codecs.TopK)
-        for density in densities:
-            if (k := DENSITIES[density]) != codec.k:
+        for density, k in DENSITIES.items():
+            if k != codec.k:
                 name = f"{family} {density}"
                 yield renamed(setting, family, name, codec=replace(codec, k=k))
         values = replace(codec, values=other_values[family])
@@ -96,6 +106,10 @@ def _sparse(setting: Setting) -> Iterator[Method]:
         inner = method.inner if lr is None else replace(method.inner, lr=lr)
         slots = {"inner": inner, "aggregate": tw.MeanOverWorkers()}
         yield renamed(setting, family, f"{family}, over workers", **slots)
+    codec = setting.method("sparseloco").codec
+    assert isinstance(codec, codecs.TopK)
+    published = replace(codec, values=codecs.TensorLevels())
+    yield renamed(setting, "sparseloco", "sparseloco, levels of a tensor", codec=published)
     yield from _ladder(setting)
 
 
@@ -111,6 +125,24 @@ def _ladder(setting: Setting) -> Iterator[Method]:
     }
     for rung, slots in ladder.items():
         yield renamed(setting, "sparseloco", f"sparseloco's rates, {rung}", **slots)
+
+
+def _decoupled(setting: Setting) -> Iterator[Method]:
+    """Decoupled momentum as released and as its paper has it, and what both have to be below.
+
+    The released settings (.7, .9) diverge (`thinwire.presets.decoupled_momentum`): these are what
+    the searches for MuLoCo and for streaming DiLoCo chose, and SparseLoCo's inner rate.
+    """
+    released = tw.presets.decoupled_momentum(
+        inner=setting.method("sparseloco").inner,
+        sync_every=setting.sync_every,
+        outer=tw.outer.DecoupledNesterov(lr=0.8),
+        feedback=tw.feedback.DecoupledMomentum(decay=0.6),
+    )
+    yield replace(released, name="decoupled momentum")
+    name = "decoupled momentum, coupled"
+    yield renamed(setting, "sparseloco", name, codec=released.codec)
+    yield renamed(setting, "diloco", ALONE, sync_every=setting.changes["steps"])
 
 
 def _streams(setting: Setting) -> Iterator[Method]:
@@ -146,14 +178,16 @@ def _streams(setting: Setting) -> Iterator[Method]:
 
 
 def _gossip(setting: Setting) -> dict[str, TrainConfig]:
-    """NoLoCo with 2 K workers in as many rounds as DiLoCo, and with K in as many bytes.
+    """NoLoCo with K and 2 K workers in as many rounds as DiLoCo, and in at most as many bytes.
 
     A worker receives one payload a round. An all-reduce of K workers needs 2 (K - 1) / K of them,
-    1.5 with four, for which NoLoCo can have rounds of 6 steps in place of 10.
+    1.5 with four and 1.75 with eight, for which NoLoCo can have rounds of 6 steps in place of 10.
     """
     twice, every = 2 * setting.workers, round(0.6 * setting.sync_every)
     more, often = f"noloco K={twice}", f"noloco H={every}"
+    both = f"{more} H={every}"
     return {
         often: setting.config(renamed(setting, "noloco", often, sync_every=every)),
         more: setting.config(renamed(setting, "noloco", more), twice),
+        both: setting.config(renamed(setting, "noloco", both, sync_every=every), twice),
     }

@@ -11,7 +11,7 @@ not shown at this scale. About one in twenty would be judged wrongly by chance.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from claim_arms import DENSITIES, SPARSE, UNTUNED
+from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED
 from claim_settings import Setting
 
 from thinwire.experiments import Estimate, estimate
@@ -19,6 +19,7 @@ from thinwire.experiments import Estimate, estimate
 MULOCO, SPARSELOCO = "MuLoCo (arXiv 2505.23725)", "SparseLoCo (arXiv 2508.15706)"
 STREAMING, DILOCO = "Streaming DiLoCo (arXiv 2501.18512)", "DiLoCo (arXiv 2311.08105)"
 NOLOCO, DEMO = "NoLoCo (arXiv 2506.10911)", "DeMo (arXiv 2411.19870)"
+DECOUPLED = "Decoupled momentum (arXiv 2510.03371)"
 OURS = "no paper: ours to find out"
 MARGIN = 0.01
 # One-sided 95 % of Student's t by degrees of freedom, from any table.
@@ -68,11 +69,13 @@ class Claim:
 def claims(setting: Setting) -> Iterator[Claim]:
     """All claims, at a setting's K and H."""
     yield from _muloco(setting)
+    yield from _teams(setting)
     yield from _bits()
     yield from _sparse(setting)
     yield from _streams(setting)
     yield from _gossip(setting)
     yield from _demo()
+    yield from _decoupled()
     yield from _data_parallel()
 
 
@@ -111,6 +114,18 @@ def _muloco(setting: Setting) -> Iterator[Claim]:
             of("diloco", few): 1.0,
         },
     )
+
+
+def _teams(setting: Setting) -> Iterator[Claim]:
+    group = "What is compressed, with more workers"
+    dense = {"sparseloco": "diloco"}
+    names = {"sparseloco": "SparseLoCo", "sparse_muloco": "sparse MuLoCo"}
+    for workers in setting.team_sizes:
+        for arm in FRONT[2:] if workers > setting.workers else ():
+            reference = f"{dense.get(arm, 'muloco')} K={workers}"
+            name = names.get(arm, "1-bit MuLoCo")
+            text = f"{name} is as good as full precision with K={workers}"
+            yield _as_good(group, text, OURS, f"{arm} K={workers}", reference)
 
 
 def _bits() -> Iterator[Claim]:
@@ -165,10 +180,10 @@ def _sparse(setting: Setting) -> Iterator[Claim]:
     yield _below(group, text, SPARSELOCO, "sparseloco", UNTUNED)
     text = "Muon inside makes the sparse wire better than AdamW does"
     yield _below(group, text, OURS, "sparse_muloco", "sparseloco")
-    for family, inside in {"sparseloco": "AdamW", "sparse_muloco": "Muon"}.items():
+    for family, inside in zip(SPARSE, ("AdamW", "Muon"), strict=True):
         text = f"a mean over senders is below one over workers, {inside} inside"
         yield _below(group, text, OURS, family, f"{family}, over workers")
-    for density in SPARSE["sparse_muloco"]:
+    for density in DENSITIES:
         if density != "1/32":
             text = f"density {density} is as good as 1/32, Muon inside"
             arm = f"sparse_muloco {density}"
@@ -181,6 +196,8 @@ def _sparse(setting: Setting) -> Iterator[Claim]:
         ),
     }.items():
         yield _as_good(group, text, OURS, arm, reference)
+    text = "levels of a group are below the published ones of a tensor"
+    yield _below(group, text, OURS, "sparseloco", "sparseloco, levels of a tensor")
     yield from _ablation()
 
 
@@ -221,13 +238,23 @@ def _gossip(setting: Setting) -> Iterator[Claim]:
         at, dense = f"K={workers}", f"diloco{team}"
         text = f"NoLoCo is below DiLoCo in as many rounds, {at}"
         yield _below(group, text, NOLOCO, f"noloco{team}", dense)
-    text = f"NoLoCo is below DiLoCo in as many bytes received, K={setting.workers}"
-    yield _below(group, text, NOLOCO, f"noloco H={every}", "diloco")
+        text = f"NoLoCo is below DiLoCo in as many bytes received, K={workers}"
+        yield _below(group, text, NOLOCO, f"noloco{team} H={every}", dense)
 
 
 def _demo() -> Iterator[Claim]:
     group = "DeMo"
     yield _as_good(group, "DeMo is as good as DP AdamW", DEMO, "demo", "ddp")
+
+
+def _decoupled() -> Iterator[Claim]:
+    group, name = "Decoupled momentum", "decoupled momentum"
+    text = "decoupled momentum is as good as DiLoCo"
+    yield _as_good(group, text, DECOUPLED, name, "diloco")
+    text = "decoupled momentum, as released, is below no exchange at all but a mean at the end"
+    yield _below(group, text, OURS, name, ALONE)
+    text = "its coupled form, which the paper describes, is below the released one"
+    yield _below(group, text, OURS, f"{name}, coupled", name)
 
 
 def _data_parallel() -> Iterator[Claim]:

@@ -14,25 +14,10 @@ from thinwire.codecs import DCT, F32, Blocks, BoundCodec, TopK
 from thinwire.feedback import Feedback, FeedbackState
 from thinwire.storage import StatePlacement
 from thinwire.testing.reference import reference_decoupled_momentum
-from toy import Team, adamw, largest_difference, same_bits
+from toy import Team, adamw, build_matrices, largest_difference, matrix_loss, same_bits
 
 ETA, BETA = 0.7, 0.9
 ROUNDING = 2e-5
-
-
-def build_model() -> nn.Module:
-    """Of matrices alone, whose sides are multiples of 64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
-        return nn.Sequential(nn.Embedding(64, 64), wide, nn.Tanh(), back)
-
-
-def loss(model: nn.Module, step: int, worker: int, *, workers: int) -> Tensor:
-    draws = torch.Generator().manual_seed(step)
-    x = torch.randint(64, (60,), generator=draws).chunk(workers)[worker]
-    y = torch.randn(60, 64, generator=draws).chunk(workers)[worker]
-    return (model(x) - y).square().mean()
 
 
 def released(*, k: int = 32, beta: float = BETA, **fields: Any) -> tw.Method:
@@ -47,10 +32,10 @@ def released(*, k: int = 32, beta: float = BETA, **fields: Any) -> tw.Method:
 
 def train(method: tw.Method, workers: int, steps: int = 12) -> list[list[Tensor]]:
     """The anchor of each worker."""
-    team = Team(method, adamw, workers, model=build_model)
+    team = Team(method, adamw, workers, model=build_matrices)
     for step in range(steps):
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
-            loss(model, step, worker, workers=workers).backward()
+            matrix_loss(model, step, worker, workers=workers).backward()
             optimizer.step()
             optimizer.zero_grad()
         team.exchange()
@@ -67,9 +52,9 @@ def nesterov(beta: float = BETA) -> tw.Method:
 def test_it_follows_its_reference_loop(workers: int, k: int, beta: float) -> None:
     def reference(k: int, beta: float) -> list[list[Tensor]]:
         return reference_decoupled_momentum(
-            build_model,
+            build_matrices,
             adamw,
-            lambda model, step, worker: loss(model, step, worker, workers=workers),
+            lambda model, step, worker: matrix_loss(model, step, worker, workers=workers),
             workers=workers,
             steps=12,
             sync_every=3,

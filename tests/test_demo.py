@@ -6,30 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import thinwire as tw
 from thinwire.codecs import DCT, F32, Blocks, Hadamard, TopK
 from thinwire.testing.reference import reference_demo
-from toy import Team, largest_difference, same_bits
+from toy import Team, build_matrices, largest_difference, matrix_loss, same_bits
 
 LR = 1e-3
 # A sign that rounding turned moves a weight by two rates.
 SAME = 1e-6
-
-
-def build_model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
-        return nn.Sequential(nn.Embedding(64, 64), wide, nn.Tanh(), back)
-
-
-def loss(model: nn.Module, step: int, worker: int, *, workers: int) -> Tensor:
-    draws = torch.Generator().manual_seed(step)
-    x = torch.randint(64, (60,), generator=draws).chunk(workers)[worker]
-    y = torch.randn(60, 64, generator=draws).chunk(workers)[worker]
-    return (model(x) - y).square().mean()
 
 
 def demo(*, k: int = 32, beta: float = 0.999, **fields: Any) -> tw.Method:
@@ -43,12 +29,12 @@ def demo(*, k: int = 32, beta: float = 0.999, **fields: Any) -> tw.Method:
 
 
 def train(method: tw.Method, workers: int, steps: int = 12, rate: Any = None) -> Team:
-    team = Team(method, method.inner.build, workers, model=build_model)
+    team = Team(method, method.inner.build, workers, model=build_matrices)
     for step in range(steps):
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
             if rate is not None:
                 optimizer.param_groups[0]["lr"] = rate(step)
-            loss(model, step, worker, workers=workers).backward()
+            matrix_loss(model, step, worker, workers=workers).backward()
             optimizer.step()
             optimizer.zero_grad()
         team.exchange()
@@ -64,8 +50,8 @@ def reference(
     rate_in_momentum: bool = False,
 ) -> list[Tensor]:
     return reference_demo(
-        build_model,
-        lambda model, step, worker: loss(model, step, worker, workers=workers),
+        build_matrices,
+        lambda model, step, worker: matrix_loss(model, step, worker, workers=workers),
         workers=workers,
         steps=12,
         sparsity=(k, beta),
@@ -149,18 +135,18 @@ def test_workers_stay_equal_and_a_resumed_run_goes_on(workers: int, transform: A
     method = tw.presets.demo(codec=TopK(k=32, groups=Blocks(), transform=transform))
     team = train(method, workers, steps=3)
     assert len({loop.digest() for loop in team.loops}) == 1
-    resumed = Team(method, method.inner.build, workers, model=build_model)
+    resumed = Team(method, method.inner.build, workers, model=build_matrices)
     for old, new, model, other in zip(
         team.loops, resumed.loops, team.models, resumed.models, strict=True
     ):
         other.load_state_dict(model.state_dict())
         new.load_state_dict(old.state_dict())
-    fresh = Team(method, method.inner.build, workers, model=build_model)
+    fresh = Team(method, method.inner.build, workers, model=build_matrices)
     for model, other in zip(team.models, fresh.models, strict=True):
         other.load_state_dict(model.state_dict())
     for one in (team, resumed, fresh):
         for worker, (model, optimizer) in enumerate(zip(one.models, one.optimizers, strict=True)):
-            loss(model, 3, worker, workers=workers).backward()
+            matrix_loss(model, 3, worker, workers=workers).backward()
             optimizer.step()
         one.exchange()
     assert same_bits(team.anchor(), resumed.anchor())

@@ -25,6 +25,22 @@ def loss(model: nn.Module, step: int, worker: int, *, workers: int = 1, batch: i
     return (model(x) - y).square().mean()
 
 
+def build_matrices() -> nn.Module:
+    """Of matrices alone, whose sides are multiples of 64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wide, back = nn.Linear(64, 128, bias=False), nn.Linear(128, 64, bias=False)
+        return nn.Sequential(nn.Embedding(64, 64), wide, nn.Tanh(), back)
+
+
+def matrix_loss(model: nn.Module, step: int, worker: int, *, workers: int) -> Tensor:
+    """As `loss`, of `build_matrices`."""
+    draws = torch.Generator().manual_seed(step)
+    x = torch.randint(64, (60,), generator=draws).chunk(workers)[worker]
+    y = torch.randn(60, 64, generator=draws).chunk(workers)[worker]
+    return (model(x) - y).square().mean()
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02)
 

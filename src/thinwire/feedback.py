@@ -208,7 +208,7 @@ class DecoupledMomentum(Feedback):
 def _check_decay(decay: float) -> None:
     if not 0.0 <= decay <= 1.0:
         raise ConfigurationError(
-            f"use error feedback with decay={decay}",
+            f"carry what was not sent with decay={decay}",
             because="above 1 the residual would grow every round, below 0 change its sign",
             do="pass a decay from 0 to 1, such as 0.9",
         )
