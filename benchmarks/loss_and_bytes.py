@@ -19,9 +19,9 @@ ARMS = {
     "diloco": ("DiLoCo", "middle left"),
     "streaming_diloco": ("Streaming DiLoCo, 4 bits", "top center"),
     "noloco": ("NoLoCo", "middle left"),
-    "sparseloco": ("SparseLoCo, 1/32", "top right"),
-    "sparseloco 1/64": ("1/64", "bottom left"),
-    "sparseloco 1/128": ("1/128", "top left"),
+    "sparseloco": ("SparseLoCo, 1/32", "middle right"),
+    "sparseloco 1/64": ("1/64", "top right"),
+    "sparseloco 1/128": ("1/128", "top right"),
     "demo": ("DeMo", "top left"),
     "ddp-muon": ("data parallel, Muon", "bottom left"),
     "muloco": ("MuLoCo", "bottom center"),
@@ -29,12 +29,23 @@ ARMS = {
     "muloco 2 bit": ("2 bits", "bottom center"),
     "muloco 1 bit": ("1 bit", "bottom left"),
     "muloco 1 bit, H=30": ("1 bit, H=30", "bottom left"),
-    "sparse_muloco": ("sparse MuLoCo, 1/32", "bottom left"),
-    "sparse_muloco 1/8": ("1/8", "top right"),
+    "sparse_muloco": ("sparse MuLoCo, 1/32", "middle left"),
+    "sparse_muloco 1/8": ("1/8", "bottom left"),
+    "sparse_muloco 1/64": ("1/64", "middle left"),
+    "sparse_muloco 1/128": ("1/128", "middle left"),
 }
+# And with more, where the same mark in another colour says what it is.
 LARGER_TEAMS = {
-    8: ("diloco", "muloco", "noloco"),
-    16: ("diloco", "muloco"),
+    8: ("diloco", "noloco", "sparseloco", "muloco", "muloco 1 bit", "sparse_muloco"),
+    16: ("diloco", "sparseloco", "muloco", "muloco 1 bit", "sparse_muloco"),
+}
+LARGER_LABELS = {
+    "diloco": ("DiLoCo", "middle left"),
+    "muloco": ("MuLoCo", "top center"),
+    "muloco 1 bit": ("1 bit", "top right"),
+    "sparse_muloco": ("sparse", "middle left"),
+    "sparseloco": ("SparseLoCo", "middle right"),
+    "noloco": ("NoLoCo", "middle left"),
 }
 MUON = ("muon", "muloco")
 
@@ -52,9 +63,17 @@ def figure(rows: Mapping[str, Any]) -> Any:
     }
     for colour, (workers, names) in zip(COLOURS, teams.items(), strict=False):
         own = {name: rows[name] for name in names}
+        front = list(front_of(own.values()))
+        drawn.add_scatter(
+            x=[row["sent_bytes_per_worker"] / 1e6 for row in front],
+            y=[_loss(row) for row in front],
+            mode="lines",
+            line={"color": colour, "width": 1.5, "dash": "dot"},
+            showlegend=False,
+        )
         for inside, symbol in {"AdamW": "circle", "Muon": "square"}.items():
             arms = [name for name in names if is_muon(name) == (inside == "Muon")]
-            labels = [ARMS.get(name, ("", "middle left")) for name in arms]
+            labels = [_label(name) for name in arms]
             drawn.add_scatter(
                 name=f"K={workers}, {inside} inside",
                 x=[own[name]["sent_bytes_per_worker"] / 1e6 for name in arms],
@@ -70,14 +89,6 @@ def figure(rows: Mapping[str, Any]) -> Any:
                 textfont={"color": colour, "size": 12},
                 marker={"color": colour, "size": 9, "symbol": symbol},
             )
-    front = list(front_of(rows[name] for name in ARMS))
-    drawn.add_scatter(
-        x=[row["sent_bytes_per_worker"] / 1e6 for row in front],
-        y=[_loss(row) for row in front],
-        mode="lines",
-        line={"color": COLOURS[0], "width": 1.5, "dash": "dot"},
-        showlegend=False,
-    )
     drawn.update_xaxes(type="log", dtick=1, title="MB sent by each worker in 480 steps (log scale)")
     drawn.update_yaxes(title="validation loss, nats per byte (lower is better)")
     drawn.update_layout(legend={"x": 0.99, "y": 0.99, "xanchor": "right"})
@@ -91,6 +102,12 @@ def is_muon(arm: str) -> bool:
     (True, False)
     """
     return any(name in arm for name in MUON)
+
+
+def _label(arm: str) -> tuple[str, str]:
+    if arm in ARMS:
+        return ARMS[arm]
+    return LARGER_LABELS.get(arm.split(" K=")[0], ("", "middle left"))
 
 
 def _loss(row: Mapping[str, Any]) -> float:

@@ -47,9 +47,15 @@ def arms() -> dict[str, tuple[TrainConfig, tuple[int, ...]]]:
         "diloco": (arm("diloco", lr=8e-3), SEEDS),
         "muloco": (arm("muloco"), SEEDS),
         "muloco, 2 bit": (arm("muloco:bits=2"), SEEDS),
-        "muloco, 1 bit, H=30": (arm("muloco:bits=1:sync_every=30"), SEEDS),
+        **{
+            f"muloco, 1 bit, H={every}": (arm(f"muloco:bits=1:sync_every={every}"), SEEDS)
+            for every in (20, 30, 64)
+        },
         "streaming_diloco, E3M0": (arm("streaming_diloco:tau=2"), SEEDS),
         "streaming_muloco, E3M0": (arm("streaming_muloco:tau=2"), SEEDS),
+        # The best of three rates for one, of two for the other.
+        "sparse_muloco, k=128": (arm("sparse_muloco:density=1/32"), SEEDS),
+        "sparseloco, k=128": (arm("sparseloco:density=1/32", lr=8e-3), SEEDS),
         **over_workers(),
     }
 
