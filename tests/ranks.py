@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from exchanges import exchanged, state_of
+from exchanges import LAYOUT, exchanged, state_of, tag_of
 from thinwire.exchange import Pairs
 from thinwire.testing.transports import (
     announced,
@@ -80,10 +80,10 @@ def train() -> None:
 
 
 def train_one(
-    method: tw.Method, steps: int = 9, before_step=lambda step: None, group=None
+    method: tw.Method, steps: int = 9, before_step=lambda step: None, group=None, model=None
 ) -> tw.OuterLoop:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = build_model()
+    model = build_model() if model is None else model
     optimizer = method.inner.build(model)
     outer = tw.OuterLoop(model, optimizer, method, transport=Distributed(group))
     for step in range(steps):
@@ -408,6 +408,29 @@ def ddp_groups() -> None:
     inside, across, worker = groups()
     model = DistributedDataParallel(build_model(), process_group=inside.get_group())
     print(train_group(model, inside, across, worker).digest())
+
+
+def averaged_by_ddp() -> None:
+    """A trainer's wrapper took the ranks that are the workers for its own."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(build_model())
+    report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 4, model=model))
+
+
+def averaged_in_elastic() -> None:
+    """Of two workers that sent the same shards each owner finds it out for itself."""
+    from thinwire.elastic.carrier import _GlooLink
+    from thinwire.elastic.group import ElasticGroup
+    from thinwire.elastic.timeouts import Timeouts
+
+    link = _GlooLink(dist.distributed_c10d._get_default_group())
+    timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
+    group = ElasticGroup(link, timeouts, on_broken=lambda why, lost_s: None)
+    state = state_of(tw.ReduceScatter(), dist.get_rank(), 2)
+    tag = tag_of()
+    messages = state.encode(torch.ones(LAYOUT.numel), tag)
+    report(lambda: group.run(state.run(messages, tag), tag).wait())
 
 
 if __name__ == "__main__":

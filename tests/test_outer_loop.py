@@ -87,8 +87,8 @@ def held(method: tw.Method, *, embedding: bool) -> dict[str, int]:
         tw.OuterLoop(m, o, method, transport=t)
         for m, o, t in zip(models, optimizers, tw.transport.in_process(2), strict=True)
     ]
-    for m, o in zip(models, optimizers, strict=True):
-        x = torch.tensor([1, 2]) if embedding else torch.ones(2, 64)
+    for worker, (m, o) in enumerate(zip(models, optimizers, strict=True)):
+        x = torch.tensor([1, 2 + worker]) if embedding else torch.randn(2, 64)
         m(x).square().sum().backward()
         o.step()
     for loop in loops:

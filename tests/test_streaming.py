@@ -370,9 +370,9 @@ def test_an_exchange_is_sent_after_its_step_and_applied_tau_steps_later() -> Non
     for step in range(1, 41):
         before = team.loops[0].stats
         with torch.no_grad():
-            for model in team.models:
+            for worker, model in enumerate(team.models):
                 for p in model.parameters():
-                    p.add_(1)
+                    p.add_(1 + worker)
         team.exchange()
         after = team.loops[0].stats
         sent += [step] * (after.sent_bytes > before.sent_bytes)

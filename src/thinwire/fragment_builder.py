@@ -105,6 +105,8 @@ class FragmentBuilder:
             codec=Identity(),
             feedback=NoFeedback(),
             aggregate=MeanOverWorkers(),
+            # They may have come together.
+            refuses_same_work=False,
         )
         return Automatic().bind(context)
 

@@ -47,6 +47,7 @@ class ExchangeContext:
         drops_bad_messages: the workers agree on which messages are bad and go on without them;
             otherwise a bad message is an error.
         has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
+        refuses_same_work: workers that all send the same in the first round are an error.
     """
 
     codec: Codec
@@ -59,6 +60,7 @@ class ExchangeContext:
     storage: StatePlacement
     drops_bad_messages: bool = False
     has_own_anchors: bool = False
+    refuses_same_work: bool = True
 
     def header(
         self, codec: BoundCodec, tag: RoundTag, *, sender: int, kind: int, shard: int = 0

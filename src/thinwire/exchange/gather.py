@@ -26,6 +26,7 @@ from thinwire.exchange.message import (
     open_message,
     seal,
 )
+from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
@@ -46,6 +47,7 @@ class WholeMessages(ExchangeState, ABC):
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = context.workers == 1
+        self._same_work = SameWorkCheck(context.refuses_same_work)
 
     def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` as one message, named `whole`."""
@@ -87,7 +89,11 @@ class WholeMessages(ExchangeState, ABC):
     def _aggregate_valid(
         self, bodies: Sequence[Tensor], tag: RoundTag
     ) -> tuple[Tensor, dict[int, Rejection]]:
-        return aggregate_valid(self._context.aggregate, self._payloads(bodies, tag))
+        payloads = self._payloads(bodies, tag)
+        mean, unusable = aggregate_valid(self._context.aggregate, payloads)
+        self._same_work.compare(payloads, mean)
+        self._same_work.refuse(tag)
+        return mean, unusable
 
     @final
     def absorb(self, mean: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from thinwire.exchange.message import (
     open_message,
     seal,
 )
+from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
@@ -104,6 +105,7 @@ class _ReduceScatterState(ExchangeState):
     def __init__(self, context: ExchangeContext, sizes: Sizes, owner_feedback: Feedback) -> None:
         super().__init__(sizes)
         self._context, self._rank = context, context.rank
+        self._same_work = SameWorkCheck(context.refuses_same_work)
         pieces = context.layout.cut(context.workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
         self._codecs = [context.codec.bind(piece) for _, piece in pieces]
@@ -141,6 +143,7 @@ class _ReduceScatterState(ExchangeState):
             rejected = yield from agree(self._examine_results(results, tag), workers)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
         yield ToCaller()
+        self._same_work.refuse(tag)
         self._owner.finished()
         mean = self._join(results, tag, is_checked=drops)
         return RoundResult(mean=mean, left_out=left_out, messages=results)
@@ -161,6 +164,7 @@ class _ReduceScatterState(ExchangeState):
         bodies = [self._body(messages[sender], headers[sender]) for sender in senders]
         payloads = Payloads(coder=codec, payloads=bodies, round=tag.round)
         mean, unusable = aggregate_valid(self._context.aggregate, payloads)
+        self._same_work.compare(payloads, mean)
         body = self._owner.encode(mean, codec, round=tag.round, loads=loads)
         message = seal(body, self._header(mine, tag, sender=mine, kind=Kind.MEAN))
         # Results travel in an all-gather, which takes equal sizes.
