@@ -14,7 +14,7 @@ import torch
 import thinwire as tw
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
 from thinwire.asynchronous.http import AsyncClient, AsyncHttpServer
-from thinwire.elastic.address import split_address
+from thinwire.transport.address import split_address
 from thinwire.elastic.token import find_token
 
 WORKERS = 3

@@ -35,7 +35,7 @@ from thinwire.outer_parameters import OuterParameters
 from thinwire.rejection import Consequence, Rejection
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
-from thinwire.transport import Distributed, Metered, RoundTag, Transport
+from thinwire.transport import Metered, RoundTag, Transport, default_transport
 from thinwire.version import __version__
 
 __all__ = ["OuterLoop"]
@@ -54,7 +54,8 @@ class OuterLoop:
         model: the worker's model; all workers start from the same weights.
         optimizer: what steps it, or a list of optimizers, stepped in that order.
         method: the description of what happens.
-        transport: the connection; default `Distributed()`, which is a world of one in plain python.
+        transport: the connection; default `Rendezvous.from_environment()` where THINWIRE_MEET is
+            set, else `Distributed()`, which is a world of one in plain python.
         membership: who takes part in which round; default the transport if it decides that, too
             (`Elastic` does), else the same workers to the end.
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
@@ -89,7 +90,7 @@ class OuterLoop:
         method.outer.check_rounds()
         self.method = method
         self._live = LiveWeights(model, optimizers)
-        transport = Distributed() if transport is None else transport
+        transport = default_transport() if transport is None else transport
         if membership is None:
             # An elastic transport decides by itself who takes part.
             membership = transport if isinstance(transport, Membership) else FixedMembership()

@@ -14,12 +14,12 @@ import pytest
 from thinwire.cli import main
 from thinwire.doctor import Finding, examine, machine, machine_checks, network
 from thinwire.doctor.network import network_findings
-from thinwire.elastic.address import interface_addresses
 from thinwire.elastic.registry_server import RegistryClient, RegistryServer
 from thinwire.elastic.signed_http import SignedServer, json_answer
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
 from thinwire.membership import Progress
+from thinwire.transport.address import interface_addresses
 
 SECRET = "a secret of many characters"
 TOKEN = Token(SECRET)

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from elastic_registry import TOKEN, at, client
-from thinwire.elastic.address import split_address
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.errors import ConfigurationError
+from thinwire.transport.address import split_address
 
 
 def lighthouse_at(port: int = 0, **settings) -> LighthouseServer:

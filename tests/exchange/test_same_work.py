@@ -87,7 +87,7 @@ def test_replicas_that_came_together_may_be_evaluated() -> None:
 
 def test_a_lone_worker_has_none_to_compare_with() -> None:
     train(team(workers=1))
-    assert not SameWorkCheck(False).is_due
+    assert not SameWorkCheck(is_due=False).is_due
 
 
 @pytest.mark.parametrize("case", ["averaged_by_ddp", "averaged_in_elastic"])

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from thinwire.asynchronous import AsyncOptions
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
-from thinwire.elastic.address import split_address
 from thinwire.elastic.token import find_token
 from thinwire.train import asynchronous
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import resolve
+from thinwire.transport.address import split_address
 
 __all__ = ["ServeCommand", "WorkCommand"]
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.doctor import Finding, examine, machine_checks, network_findings
-from thinwire.elastic.address import split_address
 from thinwire.elastic.token import Token, find_token
 from thinwire.errors import ConfigurationError
+from thinwire.transport.address import split_address
 
 __all__ = ["DoctorCommand"]
 

@@ -14,13 +14,13 @@ from typing import Any, final
 from rich.console import Console
 
 from thinwire.elastic import lighthouse
-from thinwire.elastic.address import (
+from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.transport.address import (
     address_text,
     interface_addresses,
     local_address,
     split_address,
 )
-from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 
 __all__ = ["LighthouseCommand"]
 

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 from thinwire.doctor.finding import Finding, Status, examine
-from thinwire.elastic.address import (
+from thinwire.elastic.signed_http import send_request
+from thinwire.elastic.token import Token
+from thinwire.errors import ExchangeError, MismatchError
+from thinwire.transport.address import (
     address_text,
     interface_addresses,
     local_address,
     split_address,
 )
-from thinwire.elastic.signed_http import send_request
-from thinwire.elastic.token import Token
-from thinwire.errors import ExchangeError, MismatchError
 
 __all__ = ["network_findings"]
 

@@ -5,15 +5,15 @@ import datetime
 from abc import ABC, abstractmethod
 from typing import Any, final
 
-import torch
-import torch.distributed as dist
-
 from thinwire.elastic import torchft
-from thinwire.elastic.address import address_text
+from thinwire.transport.address import address_text
 from thinwire.transport.backend import Backend
+from thinwire.transport.gloo_group import gloo_group, listening_store
 from thinwire.transport.gloo_messages import GlooMessages
 
 __all__ = ["Carrier", "GlooCarrier", "GroupLink"]
+
+_STORE_TIMEOUT_S = 300.0
 
 
 class GroupLink(ABC):
@@ -93,8 +93,7 @@ class GlooCarrier(Carrier):
 
     def __init__(self, host: str) -> None:
         self._group = _reconfigurable_group(host)
-        stores: Any = dist
-        self._store: Any = stores.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._store = listening_store(host, 0, timeout_s=_STORE_TIMEOUT_S)
         self._address = address_text(host, self._store.port)
 
     @property
@@ -119,7 +118,6 @@ class GlooCarrier(Carrier):
 
 def _reconfigurable_group(host: str) -> Any:
     """torchft's process group over gloo, which listens on this machine's address `host`."""
-    kinds: Any = dist
     reconfigurable: Any = torchft.load("process_group").ProcessGroupGloo
 
     @final
@@ -127,16 +125,7 @@ def _reconfigurable_group(host: str) -> Any:
         """Differs from torchft's in the address it listens on: not what the host's name means."""
 
         def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
-            backend_kind = kinds.ProcessGroupGloo
-            options = backend_kind._Options()
-            options._devices = [backend_kind.create_device(hostname=host)]
-            options._timeout = self._timeout
-            group = kinds.ProcessGroup(store, rank, world_size)
-            group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
-            backend = backend_kind(store, rank, world_size, options)
-            group._register_backend(
-                torch.device("cpu"), kinds.ProcessGroup.BackendType.GLOO, backend
-            )
-            return group
+            timeout_s = self._timeout.total_seconds()
+            return gloo_group(store, rank, world_size, host=host, timeout_s=timeout_s)
 
     return Listening(timeout=datetime.timedelta(seconds=60))

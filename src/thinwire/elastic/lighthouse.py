@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from thinwire.elastic import torchft
-from thinwire.elastic.address import address_text
 from thinwire.elastic.registry_server import RegistryServer
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
+from thinwire.transport.address import address_text
 
 __all__ = ["LighthouseServer"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, final
 
-from thinwire.elastic.address import split_address
 from thinwire.elastic.token import Token
 from thinwire.membership import Phase, Progress
+from thinwire.transport.address import split_address
 
 __all__ = ["Member", "Quorum", "elect"]
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
-from thinwire.elastic.address import address_text, split_address
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry import JoinRefusal, MemberRegistry
 from thinwire.elastic.signed_http import (
@@ -30,6 +29,7 @@ from thinwire.elastic.signed_http import (
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.membership import Progress
+from thinwire.transport.address import address_text, split_address
 
 __all__ = ["RegistryClient", "RegistryReply", "RegistryServer"]
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Any, final
 
-from thinwire.elastic.address import address_text
 from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
@@ -25,6 +24,7 @@ from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Answer, Go, Over, Phase, RoundPlan, RoundRecord, SharedState
+from thinwire.transport.address import address_text
 
 __all__ = ["ElasticSession"]
 

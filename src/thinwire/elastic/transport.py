@@ -6,13 +6,13 @@ import secrets
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, TypeVar, final
 
-from thinwire.elastic.address import local_address, split_address
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.token import Token, find_token
 from thinwire.errors import ConfigurationError
 from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
+from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.version import __version__
 

@@ -47,7 +47,7 @@ class WholeMessages(ExchangeState, ABC):
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = context.workers == 1
-        self._same_work = SameWorkCheck(context.refuses_same_work)
+        self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
 
     def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` as one message, named `whole`."""

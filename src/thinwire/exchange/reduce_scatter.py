@@ -105,7 +105,7 @@ class _ReduceScatterState(ExchangeState):
     def __init__(self, context: ExchangeContext, sizes: Sizes, owner_feedback: Feedback) -> None:
         super().__init__(sizes)
         self._context, self._rank = context, context.rank
-        self._same_work = SameWorkCheck(context.refuses_same_work)
+        self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
         pieces = context.layout.cut(context.workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
         self._codecs = [context.codec.bind(piece) for _, piece in pieces]

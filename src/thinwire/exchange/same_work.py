@@ -21,11 +21,11 @@ class SameWorkCheck:
     Args:
         is_due: whether to compare at all.
 
-    >>> SameWorkCheck(True).is_due
+    >>> SameWorkCheck(is_due=True).is_due
     True
     """
 
-    def __init__(self, is_due: bool) -> None:
+    def __init__(self, *, is_due: bool) -> None:
         self.is_due = is_due
         self._is_same = False
 

@@ -17,6 +17,7 @@ from thinwire.transport.base import (
 from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
+from thinwire.transport.rendezvous import Rendezvous, default_transport
 
 if TYPE_CHECKING:
     # The room of elastic runs imports this one.
@@ -31,6 +32,7 @@ __all__ = [
     "Elastic",
     "ElasticOptions",
     "Metered",
+    "Rendezvous",
     "Request",
     "Requests",
     "Round",
@@ -39,6 +41,7 @@ __all__ = [
     "ToCaller",
     "Transport",
     "TransportCounters",
+    "default_transport",
     "in_process",
     "naming_failures",
 ]

@@ -131,13 +131,14 @@ class Distributed(Transport):
 
     def __init__(self, group: "dist.ProcessGroup | DeviceMesh | None" = None) -> None:
         self._group = _group_of(group)
-        self._joined = dist.is_available() and dist.is_initialized()
+        self._is_alone = group is None and not (dist.is_available() and dist.is_initialized())
         started = int(os.environ.get("WORLD_SIZE", "1"))
-        if started > 1 and not self._joined:
+        if started > 1 and self._is_alone:
             raise ConfigurationError(
                 "connect the workers",
                 because=f"torchrun started {started} processes but there is no process group",
-                do="call torch.distributed.init_process_group() before tw.transport.Distributed()",
+                do="call torch.distributed.init_process_group() before tw.transport.Distributed(); "
+                "if they are all one worker, connect it by tw.transport.Rendezvous",
             )
         self._begun = self._series = 0
         self._counts: ExchangeCounts | None = None
@@ -149,12 +150,15 @@ class Distributed(Transport):
     @property
     def rank(self) -> int:
         """This process's rank in the group."""
-        return dist.get_rank(self._group) if self._joined else 0
+        return 0 if self._is_alone else self._joined_group().rank()
 
     @property
     def world_size(self) -> int:
         """The number of ranks in the group."""
-        return dist.get_world_size(self._group) if self._joined else 1
+        return 1 if self._is_alone else self._joined_group().size()
+
+    def _joined_group(self) -> Any:
+        return dist.group.WORLD if self._group is None else self._group
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Over gloo in tagged messages, over other backends in collectives.
@@ -207,14 +211,14 @@ class Distributed(Transport):
 
     def _begin(self, first: Carried) -> Backend:
         """Count an exchange that begins with `first`, and make what carries it."""
-        group: Any = dist.group.WORLD if self._group is None else self._group
+        group = self._joined_group()
         if self._counts is None:
             # Not before the first exchange: some rank may build a transport and never use it.
             self._series = _SERIES[group] = _SERIES.get(group, -1) + 1
             self._counts = self._new_counts(group)
         self._begun += 1
         self._counts.begin(_handed_over_nbytes(first))
-        if dist.get_backend(group) == "gloo":
+        if _backend_name(group) == "gloo":
             return GlooMessages(group, self._series, self._begun)
         # All ranks make the second group together, so not when one of them gets to need it.
         twin = self._get_twin() if isinstance(first, AllToAll) else None
@@ -227,7 +231,7 @@ class Distributed(Transport):
     def _get_twin(self) -> dist.ProcessGroup:
         twin = self._twin()
         if twin is None:
-            group: Any = dist.group.WORLD if self._group is None else self._group
+            group = self._joined_group()
             twin = twin_of(group, _device(group))
             # destroy_process_group() must find no other reference that keeps it alive.
             self._twin = weakref.ref(twin)
@@ -251,8 +255,15 @@ def _group_of(group: Any) -> Any:
     return group.get_group()
 
 
+def _backend_name(group: Any) -> str:
+    try:
+        return dist.get_backend(group)
+    except ValueError:  # one that torch.distributed does not know of
+        return group.name()
+
+
 def _device(group: dist.ProcessGroup) -> torch.device:
-    gpu = "nccl" in dist.get_backend(group)
+    gpu = "nccl" in _backend_name(group)
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinwire.elastic.address import address_text, split_address
 from thinwire.errors import ConfigurationError
+from thinwire.transport.address import address_text, split_address
 
 
 @pytest.mark.parametrize("address", ["", "node", ":1", "node:", "node:x", "node:65536", "::1:5"])

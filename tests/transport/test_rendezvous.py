@@ -1,0 +1,192 @@
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import thinwire as tw
+from processes import free_port, rank_environment
+from thinwire.testing.transports import check_worker
+from thinwire.transport import Distributed, Rendezvous, default_transport
+
+RANKS = Path(__file__).parent.parent / "rendezvous_ranks.py"
+
+
+def meet(port: int, count: int, **fields) -> list[Rendezvous]:
+    """`count` workers in threads; fields that are lists have a value for each."""
+
+    def one(worker: int) -> Rendezvous:
+        own = {k: v[worker] if isinstance(v, list) else v for k, v in fields.items()}
+        given = {"worker": worker, "workers": count, "timeout_s": 20.0, **own}
+        return Rendezvous(f"127.0.0.1:{port}", **given)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(one, range(count)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_that_met_keep_the_contract(workers: int) -> None:
+    transports = meet(free_port(), workers)
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(check_worker, transports))
+    for transport in transports:
+        transport.close()
+
+
+def test_ranks_meet_their_counterparts() -> None:
+    """Two workers of two ranks, without a process group that joins a worker's ranks."""
+    port = free_port()
+
+    def one(place: tuple[int, int]) -> list[int]:
+        worker, rank = place
+        transport = Rendezvous(
+            f"127.0.0.1:{port}", worker=worker, workers=2, rank=rank, ranks=2, timeout_s=20
+        )
+        tag = tw.transport.RoundTag(what="x", round=1)
+        payload = torch.tensor([10 * worker + rank], dtype=torch.uint8)
+        received = transport.run(gathered(payload), tag).wait()
+        transport.close()
+        return [int(p) for p in received]
+
+    places = [(worker, rank) for worker in range(2) for rank in range(2)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, places)) == [[0, 10], [1, 11]] * 2
+
+
+def gathered(payload: torch.Tensor):
+    received = yield tw.transport.AllGather(payload)
+    return received
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({"worker": [0, 0]}, Exception, "another process has that place|listen at|meet worker 1"),
+        ({"workers": [2, 3]}, tw.MismatchError, "workers=[23] and worker [01] with workers=[23]"),
+        ({"ranks": [1, 2]}, tw.MismatchError, "ranks=[12] and worker [01] with ranks=[12]"),
+    ],
+    ids=["a number twice", "another K", "another number of ranks"],
+)
+def test_workers_that_do_not_belong_together_are_named(fields, error, match) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(error, match=match):
+        meet(free_port(), 2, timeout_s=3.0, **fields)
+    assert time.monotonic() - started_s < 15
+
+
+def test_a_number_that_is_taken_is_named() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(3) as threads:
+
+        def come(worker: int) -> str:
+            try:
+                Rendezvous(f"127.0.0.1:{port}", worker=worker, workers=3, timeout_s=4.0).close()
+            except tw.ThinwireError as error:
+                return str(error)
+            return ""
+
+        said = list(threads.map(come, [0, 1, 1]))
+    assert sum("another process has that place" in each for each in said) == 1
+    assert any("cannot meet worker 2; because it has not come in time" in each for each in said)
+
+
+def test_a_missing_worker_is_named() -> None:
+    with pytest.raises(tw.errors.ExchangeTimeout, match="cannot meet worker 1; because it has not"):
+        Rendezvous(f"127.0.0.1:{free_port()}", worker=0, workers=2, timeout_s=0.3)
+    with pytest.raises(tw.errors.ExchangeTimeout, match=r"reach worker 0 at 127.0.0.1:\d+ within"):
+        Rendezvous(f"127.0.0.1:{free_port()}", worker=1, workers=2, timeout_s=0.3)
+
+
+def test_an_address_of_another_machine_or_one_that_is_taken_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for host, port in (("192.0.2.1", 29400), taken.getsockname()):
+            with pytest.raises(tw.ConfigurationError, match=f"listen at {host}:{port} as worker 0"):
+                Rendezvous(f"{host}:{port}", worker=0, workers=2, timeout_s=1)
+
+
+def test_it_listens_at_its_address_and_nowhere_else() -> None:
+    port = free_port()
+    transports = meet(port, 2)
+    with socket.socket() as stranger, pytest.raises(ConnectionRefusedError):
+        stranger.connect(("127.0.0.2", port))
+    with socket.socket() as known:
+        known.connect(("127.0.0.1", port))
+    for transport in transports:
+        transport.close()
+
+
+@pytest.mark.parametrize(("worker", "workers"), [(2, 2), (-1, 2), (0, 0)])
+def test_numbers_that_cannot_be_are_refused(worker: int, workers: int) -> None:
+    with pytest.raises(tw.ConfigurationError, match=f"be worker {worker} of {workers}"):
+        Rendezvous("127.0.0.1:1", worker=worker, workers=workers)
+
+
+# -- from the environment --------------------------------------------------------------------------
+
+
+def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatch) -> None:
+    assert isinstance(default_transport(), Distributed)
+    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:29400")
+    with pytest.raises(tw.ConfigurationError, match="THINWIRE_WORKER is not set"):
+        default_transport()
+    monkeypatch.setenv("THINWIRE_WORKER", "one")
+    monkeypatch.setenv("THINWIRE_WORKERS", "1")
+    with pytest.raises(tw.ConfigurationError, match="'one' for THINWIRE_WORKER"):
+        default_transport()
+    monkeypatch.setenv("THINWIRE_WORKER", "0")
+    transport = default_transport()
+    assert isinstance(transport, Rendezvous)
+    assert (transport.rank, transport.world_size) == (0, 1)
+
+
+# -- what a trainer does with the default group is its own affair ----------------------------------
+
+
+def start(case: str, worker: int, workers: int, ranks: int, meet_port: int, own_port: int):
+    return [
+        subprocess.Popen(
+            [sys.executable, str(RANKS), case],
+            env=rank_environment(rank, ranks, own_port)
+            | {
+                "THINWIRE_MEET": f"127.0.0.1:{meet_port}",
+                "THINWIRE_WORKER": str(worker),
+                "THINWIRE_WORKERS": str(workers),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def run(case: str, workers: int, ranks: int) -> list[dict]:
+    port = free_port()
+    processes = [
+        process
+        for worker in range(workers)
+        for process in start(case, worker, workers, ranks, port, free_port())
+    ]
+    said = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        said.append(json.loads(out.splitlines()[-1]))
+    return said
+
+
+def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
+    whole = run("train", workers=2, ranks=1)
+    assert len({each["digest"] for each in whole}) == 1
+    split = run("train_sharded", workers=2, ranks=2)
+    # Rank j of both workers has the same shard; together they are the model.
+    assert split[0]["digest"] == split[2]["digest"] != split[1]["digest"] == split[3]["digest"]
+    for mine, theirs in zip(whole[0]["weights"], split[0]["weights"], strict=True):
+        assert torch.tensor(mine) == pytest.approx(torch.tensor(theirs), abs=1e-5)
