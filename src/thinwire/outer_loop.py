@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
+from thinwire.following import OptimizerHooks
 from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
 from thinwire.handshake import announce, check_descriptions, check_same, digest, encode_description
@@ -61,6 +62,8 @@ class OuterLoop:
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
             model's device, "cpu" the host's memory, from which a fragment is fetched at a time. It
             does not change the mathematics, so workers may differ in it.
+        resume: what `state_dict()` returned, where the model has its checkpoint's weights already:
+            in the middle of a round these differ from worker to worker, and are not compared.
 
     Raises:
         MismatchError: the workers differ in method, parameters, weights or world.
@@ -85,6 +88,7 @@ class OuterLoop:
         transport: Transport | None = None,
         membership: Membership | None = None,
         outer_device: torch.device | str | None = None,
+        resume: Mapping[str, Any] | None = None,
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         method.outer.check_rounds()
@@ -114,10 +118,13 @@ class OuterLoop:
         self._delay_steps = method.overlap.steps(sync_every=method.sync_every)
         self._peak_sent_bytes = 0
         self._left_out: dict[int, int] = {}
-        self._hook: torch.utils.hooks.RemovableHandle | None = None
-        self._has_joined = self._is_following = self._is_closed = False
+        self._hooks = OptimizerHooks(self._live.optimizers)
+        self._evaluation = ExitStack()
+        self._has_joined = self._is_closed = False
         try:
+            in_flight = [] if resume is None else self._load(resume)
             self._check_all_run_the_same()
+            self._send_again(in_flight)
         except BaseException:
             self.close()
             raise
@@ -138,12 +145,7 @@ class OuterLoop:
         Raises:
             ConfigurationError: the loop follows an optimizer and does this by itself.
         """
-        if self._hook is not None and not self._is_following:
-            raise ConfigurationError(
-                "step an outer loop that follows its optimizer",
-                because="it counts the optimizer's steps by itself, and this one would count twice",
-                do="leave out either outer.step() or the with block",
-            )
+        self._hooks.check_may_step()
         self.begin()
         self.finish()
 
@@ -497,8 +499,24 @@ class OuterLoop:
         They are those of `consensus()`: where `method.outer.has_own_anchors`, all workers must
         evaluate, or none.
         """
-        with self._live.holding(self._outer.consensus(version=self._state.version)):
+        self.begin_evaluation()
+        try:
             yield
+        finally:
+            self.end_evaluation()
+
+    def begin_evaluation(self) -> None:
+        """Hold the outer parameters in the model until `end_evaluation()`, as `evaluating()` does.
+
+        For callbacks, which are told when an evaluation begins and when it has ended.
+        """
+        self.end_evaluation()
+        consensus = self._outer.consensus(version=self._state.version)
+        self._evaluation.enter_context(self._live.holding(consensus))
+
+    def end_evaluation(self) -> None:
+        """Put the live weights back; nothing if no evaluation was begun."""
+        self._evaluation.close()
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -547,6 +565,12 @@ class OuterLoop:
             MismatchError: it is from another one; names the field and both values.
             ConfigurationError: the method's overlap does not let rounds in flight be dropped.
         """
+        self._send_again(self._load(state, with_feedback=with_feedback))
+
+    def _load(
+        self, state: Mapping[str, Any], *, with_feedback: bool = True
+    ) -> list[tuple[FragmentState, Mapping[str, Any]]]:
+        """Continue from `state`; returns the rounds that were in flight, to be sent again."""
         check_keys(state)
         saved, present = with_present_names(state["run"]), self._state.description
         other_count = saved.get("workers") != present.get("workers") and "workers" in saved
@@ -571,16 +595,22 @@ class OuterLoop:
         self._state.dealt = int(state["dealt"])
         self._state.reset_digest()
         fragments = list(zip(self._state.fragments, state["fragments"], strict=True))
+        again: list[tuple[FragmentState, Mapping[str, Any]]] = []
         if other_count:
             for fragment, each in fragments:
                 fragment.load_from_other_worker_count(each, with_feedback=with_feedback)
         else:
             again = [(f, saved) for f, each in fragments for saved in f.load_state_dict(each)]
-            for fragment, round in sorted(again, key=lambda found: int(found[1]["sent_at_step"])):
-                fragment.send_again(round)
-        # Afterwards: what is sent again was counted when it was sent first.
         self._transport.counters.restore(state["traffic"])
         self._outer.load_state_dict(state)
+        return again
+
+    def _send_again(self, rounds: list[tuple[FragmentState, Mapping[str, Any]]]) -> None:
+        counted = asdict(self._transport.counters)
+        for fragment, round in sorted(rounds, key=lambda found: int(found[1]["sent_at_step"])):
+            fragment.send_again(round)
+        # What is sent again was counted when it was sent first.
+        self._transport.counters.restore(counted)
 
     def _check_nothing_is_lost(self, state: Mapping[str, Any]) -> None:
         in_flight = any(
@@ -640,31 +670,41 @@ class OuterLoop:
         self._state.load(Snapshot(facts=state["facts"], tensors=state["tensors"]))
         self._state.drop_local_work()
 
-    # -- following an optimizer --------------------------------------------------------------------
+    # -- with an optimizer -------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        if not self._live.optimizers:
-            raise ConfigurationError(
-                "use this outer loop in a with block",
-                because="it would follow an optimizer, and was built without one",
-                do="pass the optimizer to OuterLoop, or call outer.step() yourself",
-            )
-        if self._hook is not None:
-            raise ConfigurationError(
-                "enter this outer loop a second time",
-                because="it is in a with block already, and every inner step would count twice",
-                do="leave out one of the two with blocks",
-            )
+    def follow(self) -> None:
+        """Call `step()` by itself after every step of the (last) optimizer, as a with block does.
+
+        Raises:
+            ConfigurationError: there is no optimizer, it is followed already, or this is closed.
+        """
         if self._is_closed:
             raise ConfigurationError(
                 "enter a closed outer loop",
                 because="closing it gave the optimizers back",
                 do="build a new OuterLoop; load_state_dict() carries its state over",
             )
+        self._hooks.follow(self.step)
         # Before the first inner step, which then starts from what the others have.
         self.join()
-        last = self._live.optimizers[-1]
-        self._hook = last.register_step_post_hook(lambda *_: self._follow())
+
+    def unfollow(self) -> None:
+        """Count no more steps by itself; `flush()` sends what was trained since the last round."""
+        self._hooks.unfollow()
+
+    def save_with_optimizer(self) -> None:
+        """Keep the outer state in the (last) optimizer's state dict, under `thinwire`.
+
+        What saves and loads the optimizer then resumes both, bit for bit; build the loop before its
+        state is loaded. A state without the outer one is refused (`CheckpointError`).
+
+        Raises:
+            ConfigurationError: there is no optimizer, or this was called before.
+        """
+        self._hooks.carry(self)
+
+    def __enter__(self) -> Self:
+        self.follow()
         return self
 
     def __exit__(
@@ -673,9 +713,7 @@ class OuterLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self.unfollow()
         try:
             if kind is None:
                 self.flush()
@@ -685,16 +723,7 @@ class OuterLoop:
     def close(self) -> None:
         """Give the optimizers back as they were: `step()` of this loop must not be called again."""
         self._is_closed = True
+        self._hooks.remove()
         self._storage.put_away()
         self._live.close()
         self._membership.leave()
-
-    def _follow(self) -> None:
-        # The outer step may itself step the optimizer, which must not start another round.
-        if self._is_following:
-            return
-        self._is_following = True
-        try:
-            self.step()
-        finally:
-            self._is_following = False

@@ -1,0 +1,173 @@
+import copy
+
+import pytest
+import torch
+
+import thinwire as tw
+from toy import adamw, build_model, loss, same_bits, sgd
+
+METHODS = {
+    "diloco": tw.presets.diloco(sync_every=3),
+    "feedback": tw.presets.muloco(bits=1, sync_every=3),
+    "rounds in flight": tw.presets.diloco(sync_every=4, overlap=tw.Delay(tau=2)),
+}
+
+
+def worker(method: tw.Method, transport=None, **fields):
+    model = build_model()
+    optimizer = adamw(model)
+    return model, optimizer, tw.OuterLoop(model, optimizer, method, transport=transport, **fields)
+
+
+def train(workers, first: int, last: int) -> None:
+    for step in range(first, last):
+        for number, (model, optimizer, _) in enumerate(workers):
+            loss(model, step, number, workers=len(workers)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for _, _, outer in workers:
+            outer.begin()
+        for _, _, outer in workers:
+            outer.finish()
+
+
+def weights(workers) -> list[torch.Tensor]:
+    return [p.detach().clone() for model, _, _ in workers for p in model.parameters()]
+
+
+def team(method: tw.Method):
+    return [worker(method, transport) for transport in tw.transport.in_process(2)]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_the_optimizers_checkpoint_resumes_both_bit_for_bit(method, tmp_path) -> None:
+    straight = team(method)
+    train(straight, 0, 14)
+
+    killed = team(method)
+    for _, _, outer in killed:
+        outer.save_with_optimizer()
+    train(killed, 0, 5)
+    for number, (model, optimizer, _) in enumerate(killed):
+        torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / str(number))
+    train(killed, 5, 7)  # is lost
+
+    resumed = team(method)
+    for number, (model, optimizer, outer) in enumerate(resumed):
+        outer.save_with_optimizer()
+        saved_model, saved_optimizer = torch.load(tmp_path / str(number), weights_only=True)
+        model.load_state_dict(saved_model)
+        optimizer.load_state_dict(saved_optimizer)
+    assert resumed[0][2].inner_step == 5
+    train(resumed, 5, 14)
+    assert same_bits(weights(straight), weights(resumed))
+    assert straight[0][2].digest() == resumed[0][2].digest()
+    assert straight[0][2].stats.sent_bytes == resumed[0][2].stats.sent_bytes
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_a_loop_built_after_the_weights_were_loaded_resumes_bit_for_bit(method) -> None:
+    straight = team(method)
+    train(straight, 0, 5)
+    saved = copy.deepcopy(
+        [(m.state_dict(), o.state_dict(), outer.state_dict()) for m, o, outer in straight]
+    )
+    train(straight, 5, 14)
+
+    resumed = []
+    for (weights_saved, inner, state), transport in zip(
+        saved, tw.transport.in_process(2), strict=True
+    ):
+        model = build_model()
+        model.load_state_dict(weights_saved)
+        optimizer = adamw(model)
+        optimizer.load_state_dict(inner)
+        outer = tw.OuterLoop(model, optimizer, method, transport=transport, resume=state)
+        resumed.append((model, optimizer, outer))
+    train(resumed, 5, 14)
+    assert same_bits(weights(straight), weights(resumed))
+    assert straight[0][2].stats.sent_bytes == resumed[0][2].stats.sent_bytes
+
+
+def test_control_without_resume_such_weights_are_refused() -> None:
+    begun = team(METHODS["diloco"])
+    train(begun, 0, 5)
+    first, second = tw.transport.in_process(2)
+    tw.OuterLoop(begun[0][0], [], METHODS["diloco"], transport=first)
+    with pytest.raises(tw.MismatchError, match="initial weights"):
+        tw.OuterLoop(begun[1][0], [], METHODS["diloco"], transport=second)
+
+
+def test_a_checkpoint_without_outer_state_is_refused() -> None:
+    _, optimizer, outer = worker(METHODS["diloco"])
+    plain = optimizer.state_dict()
+    outer.save_with_optimizer()
+    with pytest.raises(tw.errors.CheckpointError, match=r"no outer state.*begin anew"):
+        optimizer.load_state_dict(plain)
+
+
+def test_a_checkpoint_of_another_method_is_refused_and_nothing_is_loaded() -> None:
+    _, optimizer, outer = worker(METHODS["diloco"])
+    outer.save_with_optimizer()
+    model, other, _ = worker(tw.presets.diloco(sync_every=7))
+    tw.OuterLoop(model, other, tw.presets.diloco(sync_every=7)).save_with_optimizer()
+    with pytest.raises(tw.MismatchError, match="sync_every"):
+        optimizer.load_state_dict(other.state_dict())
+    assert outer.inner_step == 0
+
+
+def test_closing_gives_the_optimizer_back() -> None:
+    _, optimizer, outer = worker(METHODS["diloco"])
+    outer.save_with_optimizer()
+    outer.follow()
+    outer.close()
+    assert set(optimizer.state_dict()) == {"state", "param_groups"}
+    optimizer.step()
+    assert outer.inner_step == 0
+
+
+@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
+def test_what_needs_an_optimizer_says_so(verb: str) -> None:
+    outer = tw.OuterLoop(build_model(), [], METHODS["diloco"])
+    with pytest.raises(tw.ConfigurationError, match="built without one"):
+        getattr(outer, verb)()
+
+
+@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
+def test_what_was_done_is_not_done_twice(verb: str) -> None:
+    _, _, outer = worker(METHODS["diloco"])
+    getattr(outer, verb)()
+    with pytest.raises(tw.ConfigurationError, match="a second time"):
+        getattr(outer, verb)()
+
+
+def test_following_begins_and_ends_by_name() -> None:
+    model, optimizer, outer = worker(METHODS["diloco"])
+    outer.follow()
+    for step in range(4):
+        loss(model, step, 0).backward()
+        optimizer.step()
+    assert outer.inner_step == 4
+    outer.unfollow()
+    optimizer.step()
+    assert outer.inner_step == 4
+    outer.step()
+    assert outer.inner_step == 5
+
+
+def test_evaluation_begins_and_ends_by_name() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, METHODS["diloco"])
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    live = [p.detach().clone() for p in model.parameters()]
+    anchor = [v.clone() for v in outer.anchor().values()]
+    assert not same_bits(live, anchor)
+    outer.end_evaluation()
+    for _ in range(2):
+        # A callback may be told twice.
+        outer.begin_evaluation()
+        assert same_bits([p.detach() for p in model.parameters()], anchor)
+    outer.end_evaluation()
+    assert same_bits([p.detach() for p in model.parameters()], live)
