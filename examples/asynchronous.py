@@ -14,8 +14,8 @@ import torch
 import thinwire as tw
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
 from thinwire.asynchronous.http import AsyncClient, AsyncHttpServer
-from thinwire.transport.address import split_address
 from thinwire.elastic.token import find_token
+from thinwire.transport.address import split_address
 
 WORKERS = 3
 METHOD = tw.presets.async_diloco(every=WORKERS, sync_every=20, inner=tw.inner.AdamW(lr=0.01))

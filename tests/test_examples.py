@@ -1,4 +1,4 @@
-"""Every example runs alone and under torchrun, where all workers end equal."""
+"""Every example runs alone and with two workers, which end equal."""
 
 import os
 import re
@@ -8,30 +8,54 @@ from pathlib import Path
 
 import pytest
 
+from processes import free_port
+
 FOLDER = Path(__file__).parent.parent / "examples"
 # A server and its workers are processes of two roles: tests/asynchronous/test_http.py runs them.
 EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file.stem != "asynchronous")
+TRAINERS = [file for file in EXAMPLES if file.stem.endswith("_trainer")]
+LOOPS = [file for file in EXAMPLES if file not in TRAINERS]
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+def output_of(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return out
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(start(command))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_alone(example: Path) -> None:
     output = run([sys.executable, str(example)])
-    assert re.search(r"^worker 0: loss [\d.]+ Stats\(rounds=[1-9]\d*, sent_bytes=0,", output)
+    found = r"^worker 0: loss [\d.]+ Stats\(rounds=[1-9]\d*, sent_bytes=0,"
+    assert re.search(found, output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("example", TRAINERS, ids=lambda p: p.stem)
+def test_example_with_two_workers_that_meet(example: Path) -> None:
+    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+    command = [sys.executable, str(example)]
+    team = [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+    output = "".join(output_of(process) for process in team)
+    digests = re.findall(r"[0-9a-f]{64}", output)
+    assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
+    assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("example", LOOPS, ids=lambda p: p.stem)
 def test_example_under_torchrun(example: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     output = run([*launch, str(example)])

@@ -38,6 +38,7 @@ exchange/test_pairs.py
 exchange/test_sizes.py
 experiments
 fragments/test_sharding.py
+integrations
 outer/test_gossip.py
 plan/test_calibration.py
 plan/test_forecast.py
@@ -58,6 +59,7 @@ test_outer_parameters.py
 test_resume.py
 test_streaming.py
 testing
+transport/test_rendezvous.py::test_two_workers
 tools
 train
 transport
@@ -71,6 +73,8 @@ cli/test_asynchronous_command.py::test_a_run_is_served_and_another_one_is_refuse
 cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 elastic/test_real_processes.py
+integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
+integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 optim/test_muon_sharded.py
 report/test_report_browser.py
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch

@@ -99,6 +99,7 @@ class OuterLoop:
             # An elastic transport decides by itself who takes part.
             membership = transport if isinstance(transport, Membership) else FixedMembership()
         self._membership = membership
+        self.transport = transport
         self._transport = Metered(transport)
         if not self._membership.is_fixed:
             method.outer.check_elastic()
@@ -405,6 +406,11 @@ class OuterLoop:
             )
         rounds = self._state.step // self.method.sync_every
         return rounds * self._transport.world_size + self._transport.rank
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that were given, in the order in which they are stepped."""
+        return self._live.optimizers
 
     # -- results -----------------------------------------------------------------------------------
 

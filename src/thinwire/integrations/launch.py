@@ -1,0 +1,35 @@
+"""What has to be so before a trainer of another library may train a worker."""
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer_loop import OuterLoop
+from thinwire.transport import Distributed
+
+__all__ = ["check_apart", "check_same_step"]
+
+
+def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
+    """Raise `ConfigurationError` if a trainer's ranks are the workers that should train apart.
+
+    Args:
+        outer: of this worker.
+        trainer_ranks: over which the trainer averages gradients.
+    """
+    if trainer_ranks > 1 and outer.workers > 1 and isinstance(outer.transport, Distributed):
+        raise ConfigurationError(
+            f"train {outer.workers} workers under one torchrun",
+            because=f"the trainer averages gradients over its {trainer_ranks} ranks at every step, "
+            "and the workers are among them",
+            do="start every worker by itself and let them meet by tw.transport.Rendezvous, or "
+            "THINWIRE_MEET, THINWIRE_WORKER and THINWIRE_WORKERS",
+        )
+
+
+def check_same_step(outer: OuterLoop, trainer_step: int) -> None:
+    """Raise `ConfigurationError` unless trainer and outer loop have taken as many inner steps."""
+    if trainer_step != outer.inner_step:
+        raise ConfigurationError(
+            f"train on from step {trainer_step}",
+            because=f"the outer loop is at inner step {outer.inner_step}: one of them was resumed "
+            "without the other",
+            do="resume from a checkpoint that has the outer state, or begin anew with both",
+        )

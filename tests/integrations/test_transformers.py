@@ -1,0 +1,156 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+import thinwire as tw
+from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.transformers import OuterLoopCallback
+from trainer_teams import check_a_killed_team_resumes
+from trainer_workers import METHODS, Windows, model, train_by_hugging_face
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
+def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
+    check_a_killed_team_resumes("transformers", method, tmp_path)
+
+
+def build(out: Path, *, optimizer=None, method=None, **changes):
+    net = model()
+    method = tw.presets.diloco(sync_every=4) if method is None else method
+    mine = method.inner.build(net)
+    given = {
+        "max_steps": 8,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **changes,
+    }
+    trainer = Trainer(
+        model=net,
+        args=TrainingArguments(output_dir=str(out), **given),
+        train_dataset=Windows(0),
+        eval_dataset=Windows(99, 8),
+        optimizers=(mine if optimizer is None else optimizer(net), None),
+    )
+    return trainer, OuterLoopCallback(tw.OuterLoop(net, mine, method))
+
+
+def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -> None:
+    found = train_by_hugging_face(METHODS["diloco"](), "straight", tmp_path)
+    assert (found["steps"], found["rounds"]) == (24, 6)
+    assert found["logged_rounds"] == [2, 4, 6]
+    assert found["model_is_anchor"]
+
+
+def test_it_trains_as_a_loop_of_ones_own_does(tmp_path: Path) -> None:
+    trainer, callback = build(tmp_path, lr_scheduler_type="constant", max_grad_norm=0.0)
+    callback.add_to(trainer)
+    trainer.train()
+
+    net = model()
+    method = tw.presets.diloco(sync_every=4)
+    optimizer = method.inner.build(net)
+    outer = tw.OuterLoop(net, optimizer, method)
+    torch.manual_seed(trainer.args.seed)
+    for batch, _ in zip(trainer.get_train_dataloader(), range(8), strict=False):
+        net(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step()
+    assert outer.digest() == callback.outer.digest()
+
+
+def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
+    trainer, callback = build(tmp_path, optimizer=lambda net: torch.optim.SGD(net.parameters()))
+    with pytest.raises(tw.ConfigurationError, match=r"optimizers=\(optimizer, None\)"):
+        callback.add_to(trainer)
+
+
+def test_without_add_to_it_is_refused_when_training_begins(tmp_path: Path) -> None:
+    trainer, callback = build(tmp_path, optimizer=lambda net: torch.optim.SGD(net.parameters()))
+    trainer.add_callback(callback)
+    with pytest.raises(tw.ConfigurationError, match="an optimizer of its own"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("method", "eval_steps"),
+    [
+        (tw.presets.diloco(sync_every=4), 6),
+        (tw.presets.diloco(sync_every=4, overlap=tw.Delay(tau=1)), 4),
+        (tw.presets.streaming_diloco(sync_every=4, layers=2), 4),
+    ],
+    ids=["between rounds", "overlapped", "streamed"],
+)
+def test_a_best_model_that_was_not_evaluated_is_refused(tmp_path, method, eval_steps) -> None:
+    best = {
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "save_steps": eval_steps,
+        "eval_steps": eval_steps,
+    }
+    trainer, callback = build(tmp_path, method=method, **best)
+    with pytest.raises(tw.ConfigurationError, match=r"load the best model.*multiples of 4"):
+        callback.add_to(trainer)
+
+
+def test_the_best_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
+    best = {
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_steps": 4,
+        # So that the first is the best.
+        "learning_rate": 1.0,
+    }
+    trainer, callback = build(tmp_path, **best)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.3
+    callback.add_to(trainer)
+    trainer.train()
+    losses = {h["step"]: h["eval_loss"] for h in trainer.state.log_history if "eval_loss" in h}
+    assert trainer.evaluate()["eval_loss"] == min(losses.values())
+
+
+def test_only_what_is_trained_travels(tmp_path: Path) -> None:
+    """As with adapters: frozen parameters are neither exchanged nor in the outer state."""
+    net = model()
+    for name, p in net.named_parameters():
+        p.requires_grad_("norm" in name)
+    method = tw.presets.diloco(sync_every=4)
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
+    outer = tw.OuterLoop(net, optimizer, method)
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, save_strategy="no"
+    )
+    trainer = Trainer(model=net, args=args, train_dataset=Windows(0), optimizers=(optimizer, None))
+    OuterLoopCallback(outer).add_to(trainer)
+    trainer.train()
+    assert outer.memory()["anchor"] == 4 * sum(
+        p.numel() for p in net.parameters() if p.requires_grad
+    )
+
+
+# -- before anything is trained --------------------------------------------------------------------
+
+
+class FakeLoop:
+    workers, inner_step = 2, 3
+    transport = tw.transport.Distributed()
+
+
+def test_a_trainers_ranks_that_are_the_workers_are_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_MEET"):
+        check_apart(FakeLoop(), 2)
+    check_apart(FakeLoop(), 1)
+
+
+def test_a_trainer_that_was_resumed_alone_is_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
+        check_same_step(FakeLoop(), 8)
+    check_same_step(FakeLoop(), 3)
