@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import thinwire as tw
-from thinwire.integrations.transformers import OuterLoopCallback
+from thinwire.integrations.transformers import TransformersCallback
 
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 
@@ -53,7 +53,7 @@ trainer = Trainer(
     eval_dataset=windows(0, 50),
     optimizers=(optimizer, None),
 )
-OuterLoopCallback(outer).add_to(trainer)
+TransformersCallback(outer).add_to(trainer)
 trainer.train()
 loss = trainer.evaluate()["eval_loss"]
 print(f"worker {worker}: loss {loss:.4f} {outer.stats} {outer.digest()}")

@@ -16,7 +16,7 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import thinwire as tw
-from thinwire.integrations.lightning import OuterLoopCallback
+from thinwire.integrations.lightning import LightningCallback
 
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 transport = tw.transport.default_transport()
@@ -49,7 +49,7 @@ class Model(lightning.LightningModule):
 
 lightning.seed_everything(0, verbose=False)  # the same initial weights everywhere
 model = Model()
-callback = OuterLoopCallback(tw.presets.diloco(sync_every=10), transport=transport)
+callback = LightningCallback(tw.presets.diloco(sync_every=10), transport=transport)
 trainer = lightning.Trainer(
     max_steps=30,
     accelerator="cpu",

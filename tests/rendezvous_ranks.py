@@ -18,9 +18,23 @@ WORKERS = int(os.environ["THINWIRE_WORKERS"])
 WORKER = int(os.environ["THINWIRE_WORKER"])
 
 
-def steps(model: nn.Module, rank: int, ranks: int) -> tw.OuterLoop:
+METHODS = {
+    "diloco": tw.presets.diloco(sync_every=3),
+    "2 bit, reduced": tw.presets.muloco(
+        bits=2, sync_every=3, exchange=tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())
+    ),
+    "sparse, streamed": tw.presets.sparse_muloco(
+        sync_every=4, fragments=tw.Balanced(count=2), overlap=tw.Delay(tau=1)
+    ),
+    "pairs": tw.presets.noloco(sync_every=3),
+}
+
+
+def steps(
+    model: nn.Module, rank: int, ranks: int, name: str = "diloco", ddp_group=None
+) -> tw.OuterLoop:
     optimizer = adamw(model)
-    outer = tw.OuterLoop(model, optimizer, tw.presets.diloco(sync_every=3))
+    outer = tw.OuterLoop(model, optimizer, METHODS[name], ddp_group=ddp_group)
     for step in range(9):
         block = ranks * WORKER + rank
         loss(model, step, block, workers=ranks * WORKERS).backward()
@@ -48,6 +62,49 @@ def train_sharded() -> None:
     fully_shard(model)
     outer = steps(model, dist.get_rank(), dist.get_world_size())
     print(json.dumps({"digest": outer.digest(), "weights": full(outer)}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_ddp(*, divided: bool = True) -> None:
+    """Every method with DDP inside; the digest of what one rank holds, and what it sent."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD if divided else None
+    ranks = dist.get_world_size()
+    told = {}
+    for name in METHODS:
+        port = int(os.environ["THINWIRE_MEET"].rpartition(":")[2])
+        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port + 1}"
+        model = DistributedDataParallel(build_model())
+        outer = steps(model, dist.get_rank(), ranks, name, group)
+        told[name] = {"digest": outer.digest(), "sent_bytes": outer.stats.sent_bytes}
+    print(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_ddp_undivided() -> None:
+    train_ddp(divided=False)
+
+
+def differ() -> None:
+    """FSDP shards are no replicas, and neither are models of two seeds."""
+    dist.init_process_group("gloo")
+    for model in (build_model(), build_model(dist.get_rank())):
+        if "told" not in locals():
+            from torch.distributed.fsdp import fully_shard
+
+            told = []
+            fully_shard(model)
+        port = int(os.environ["THINWIRE_MEET"].rpartition(":")[2])
+        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port + 1}"
+        try:
+            tw.OuterLoop(model, [], METHODS["diloco"], ddp_group=dist.group.WORLD)
+        except tw.MismatchError as error:
+            told.append(str(error))
+    print(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()
 

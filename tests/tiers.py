@@ -75,6 +75,7 @@ cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 elastic/test_real_processes.py
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
+integrations/test_transformers.py::test_workers_of_two_ddp_ranks
 optim/test_muon_sharded.py
 report/test_report_browser.py
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch

@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
@@ -49,7 +50,7 @@ def model() -> nn.Module:
 def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) -> dict:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from thinwire.integrations.transformers import OuterLoopCallback
+    from thinwire.integrations.transformers import TransformersCallback
 
     class Kill(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -65,6 +66,7 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
         "warmup_steps": 4,
         "report_to": [],
         "use_cpu": True,
+        **({"ddp_backend": "gloo"} if "RANK" in os.environ else {}),
         "logging_steps": 8,
         "save_strategy": "steps",
         "save_steps": SAVED_AT,
@@ -73,7 +75,9 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
         "disable_tqdm": True,
     }
     args = TrainingArguments(output_dir=str(out), **(arguments | changes))
-    outer = tw.OuterLoop(net, optimizer, method)
+    # Trainer has joined the ranks of this worker by now, if there are several.
+    ranks = dist.group.WORLD if dist.is_initialized() else None
+    outer = tw.OuterLoop(net, optimizer, method, ddp_group=ranks)
     trainer = Trainer(
         model=net,
         args=args,
@@ -82,7 +86,7 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
         optimizers=(optimizer, None),
         callbacks=[Kill()],
     )
-    OuterLoopCallback(outer).add_to(trainer)
+    TransformersCallback(outer).add_to(trainer)
     trainer.train(resume_from_checkpoint=True if mode == "resume" else None)
     return {
         "digest": outer.digest(),
@@ -95,6 +99,7 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
         "train_losses": [(h["step"], h["loss"]) for h in trainer.state.log_history if "loss" in h],
         "logged_rounds": [h["outer/rounds"] for h in trainer.state.log_history if "loss" in h],
         "model_is_anchor": is_anchor(net, outer),
+        "is_ddp": type(trainer.model_wrapped).__name__ == "DistributedDataParallel",
     }
 
 
@@ -105,7 +110,7 @@ def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    from thinwire.integrations.lightning import OuterLoopCallback
+    from thinwire.integrations.lightning import LightningCallback
 
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -135,7 +140,7 @@ def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
             if mode == "kill" and trainer.global_step == KILLED_AT:
                 os._exit(9)
 
-    callback = OuterLoopCallback(method)
+    callback = LightningCallback(method)
     trainer = lightning.Trainer(
         max_steps=STEPS,
         accelerator="cpu",
@@ -186,3 +191,5 @@ if __name__ == "__main__":
     library, name, mode, out = sys.argv[1:]
     found = LIBRARIES[library](METHODS[name](), mode, Path(out) / str(WORKER))
     print(json.dumps(found), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()

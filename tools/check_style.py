@@ -38,7 +38,7 @@ PLAIN_WORDS = {
 """What prose and messages may not say (any case but that of `None`), and what to say instead."""
 
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "misc.py"}
-MAX_FILE_LINES = 750
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 MAX_POSITIONAL_FIELDS = 2

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,12 @@ from thinwire.outer_parameters import OuterParameters
 from thinwire.rejection import Consequence, Rejection
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
-from thinwire.transport import Metered, RoundTag, Transport, default_transport
+from thinwire.transport import Metered, ReplicatedRanks, RoundTag, Transport, default_transport
 from thinwire.version import __version__
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["OuterLoop"]
 
@@ -60,10 +64,12 @@ class OuterLoop:
         membership: who takes part in which round; default the transport if it decides that, too
             (`Elastic` does), else the same workers to the end.
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
-            model's device, "cpu" the host's memory, from which a fragment is fetched at a time. It
-            does not change the mathematics, so workers may differ in it.
+            model's device, "cpu" the host's memory. Workers may differ in it.
         resume: what `state_dict()` returned, where the model has its checkpoint's weights already:
             in the middle of a round these differ from worker to worker, and are not compared.
+        ddp_group: of this worker's ranks, where all of them hold all parameters (DDP): each sends
+            its part of every payload, and together they send it once. Ranks that shard the
+            parameters need none.
 
     Raises:
         MismatchError: the workers differ in method, parameters, weights or world.
@@ -89,6 +95,7 @@ class OuterLoop:
         membership: Membership | None = None,
         outer_device: torch.device | str | None = None,
         resume: Mapping[str, Any] | None = None,
+        ddp_group: "ProcessGroup | DeviceMesh | None" = None,
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         method.outer.check_rounds()
@@ -100,10 +107,13 @@ class OuterLoop:
             membership = transport if isinstance(transport, Membership) else FixedMembership()
         self._membership = membership
         self.transport = transport
-        self._transport = Metered(transport)
+        metered = Metered(transport)
+        self._transport: Transport = metered
+        self._counters = metered.counters
+        if ddp_group is not None:
+            self._transport = ReplicatedRanks(metered, ddp_group)
         if not self._membership.is_fixed:
-            method.outer.check_elastic()
-            method.overlap.check_cancellable()
+            _check_elastic(method, is_divided=ddp_group is not None)
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
             method,
@@ -358,7 +368,7 @@ class OuterLoop:
                         self._state.drop_local_work()
                         return self._follow_plan(plan)
         finally:
-            self._transport.counters.wait_s += time.perf_counter() - started_s
+            self._counters.wait_s += time.perf_counter() - started_s
 
     def _follow_plan(self, plan: RoundPlan) -> RoundPlan:
         state, workers = self._state, self._transport.world_size
@@ -417,7 +427,7 @@ class OuterLoop:
     @property
     def stats(self) -> Stats:
         """Rounds, bytes and seconds so far."""
-        counters, ledger = self._transport.counters, self._storage.ledger
+        counters, ledger = self._counters, self._storage.ledger
         return Stats(
             rounds=self._state.version,
             sent_bytes=counters.sent_bytes,
@@ -548,7 +558,7 @@ class OuterLoop:
             "rounds": state.version,
             "dealt": state.dealt,
             "peak_sent_bytes": self._peak_sent_bytes,
-            "traffic": asdict(self._transport.counters),
+            "traffic": asdict(self._counters),
             **self._outer.state_dict(),
             # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
             "left_out": {w: self._left_out.get(w, 0) for w in range(self._transport.world_size)},
@@ -607,16 +617,16 @@ class OuterLoop:
                 fragment.load_from_other_worker_count(each, with_feedback=with_feedback)
         else:
             again = [(f, saved) for f, each in fragments for saved in f.load_state_dict(each)]
-        self._transport.counters.restore(state["traffic"])
+        self._counters.restore(state["traffic"])
         self._outer.load_state_dict(state)
         return again
 
     def _send_again(self, rounds: list[tuple[FragmentState, Mapping[str, Any]]]) -> None:
-        counted = asdict(self._transport.counters)
+        counted = asdict(self._counters)
         for fragment, round in sorted(rounds, key=lambda found: int(found[1]["sent_at_step"])):
             fragment.send_again(round)
         # What is sent again was counted when it was sent first.
-        self._transport.counters.restore(counted)
+        self._counters.restore(counted)
 
     def _check_nothing_is_lost(self, state: Mapping[str, Any]) -> None:
         in_flight = any(
@@ -733,3 +743,14 @@ class OuterLoop:
         self._storage.put_away()
         self._live.close()
         self._membership.leave()
+
+
+def _check_elastic(method: Method, *, is_divided: bool) -> None:
+    if is_divided:
+        raise ConfigurationError(
+            "divide what an elastic worker sends among its ranks",
+            because="an elastic worker is one process",
+            do="leave out ddp_group, or take workers of a fixed number",
+        )
+    method.outer.check_elastic()
+    method.overlap.check_cancellable()

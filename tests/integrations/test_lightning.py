@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.integrations.lightning import OuterLoopCallback
+from thinwire.integrations.lightning import LightningCallback
 from trainer_teams import check_a_killed_team_resumes
 
 
@@ -57,14 +57,14 @@ def test_a_checkpoint_without_outer_state_is_refused(tmp_path: Path) -> None:
     plain = trainer(None, tmp_path / "plain")
     plain.fit(module(), data())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
-    callback = OuterLoopCallback(tw.presets.diloco(sync_every=2))
+    callback = LightningCallback(tw.presets.diloco(sync_every=2))
     with pytest.raises(tw.errors.CheckpointError, match="no outer state"):
         trainer(callback, tmp_path).fit(module(), data(), ckpt_path=str(tmp_path / "plain.ckpt"))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_lone_worker_trains(tmp_path: Path) -> None:
-    callback = OuterLoopCallback(tw.presets.diloco(sync_every=2))
+    callback = LightningCallback(tw.presets.diloco(sync_every=2))
     with pytest.raises(tw.ConfigurationError, match="fit has not begun"):
         _ = callback.outer
     trainer(callback, tmp_path).fit(module(), data())

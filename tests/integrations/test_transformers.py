@@ -6,14 +6,21 @@ from transformers import Trainer, TrainingArguments
 
 import thinwire as tw
 from thinwire.integrations.launch import check_apart, check_same_step
-from thinwire.integrations.transformers import OuterLoopCallback
-from trainer_teams import check_a_killed_team_resumes
+from thinwire.integrations.transformers import TransformersCallback
+from trainer_teams import check_a_killed_team_resumes, run_team
 from trainer_workers import METHODS, Windows, model, train_by_hugging_face
 
 
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
 def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
     check_a_killed_team_resumes("transformers", method, tmp_path)
+
+
+def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
+    straight = check_a_killed_team_resumes("transformers", "sparse", tmp_path, ranks=2)
+    assert all(each["is_ddp"] for each in straight)
+    alone, _ = run_team("transformers", "sparse", "straight", tmp_path / "alone")
+    assert sum(each["sent_bytes"] for each in straight[:2]) == alone["sent_bytes"]
 
 
 def build(out: Path, *, optimizer=None, method=None, **changes):
@@ -35,7 +42,7 @@ def build(out: Path, *, optimizer=None, method=None, **changes):
         eval_dataset=Windows(99, 8),
         optimizers=(mine if optimizer is None else optimizer(net), None),
     )
-    return trainer, OuterLoopCallback(tw.OuterLoop(net, mine, method))
+    return trainer, TransformersCallback(tw.OuterLoop(net, mine, method))
 
 
 def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -> None:
@@ -129,7 +136,7 @@ def test_only_what_is_trained_travels(tmp_path: Path) -> None:
         output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, save_strategy="no"
     )
     trainer = Trainer(model=net, args=args, train_dataset=Windows(0), optimizers=(optimizer, None))
-    OuterLoopCallback(outer).add_to(trainer)
+    TransformersCallback(outer).add_to(trainer)
     trainer.train()
     assert outer.memory()["anchor"] == 4 * sum(
         p.numel() for p in net.parameters() if p.requires_grad

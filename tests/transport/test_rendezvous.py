@@ -1,7 +1,5 @@
 import json
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +8,12 @@ import pytest
 import torch
 
 import thinwire as tw
+from forked import Forked
 from processes import free_port, rank_environment
 from thinwire.testing.transports import check_worker
 from thinwire.transport import Distributed, Rendezvous, default_transport
 
-RANKS = Path(__file__).parent.parent / "rendezvous_ranks.py"
+RANKS = str(Path(__file__).parent.parent / "rendezvous_ranks.py")
 
 
 def meet(port: int, count: int, **fields) -> list[Rendezvous]:
@@ -150,19 +149,13 @@ def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatc
 
 
 def start(case: str, worker: int, workers: int, ranks: int, meet_port: int, own_port: int):
+    meeting = {
+        "THINWIRE_MEET": f"127.0.0.1:{meet_port}",
+        "THINWIRE_WORKER": str(worker),
+        "THINWIRE_WORKERS": str(workers),
+    }
     return [
-        subprocess.Popen(
-            [sys.executable, str(RANKS), case],
-            env=rank_environment(rank, ranks, own_port)
-            | {
-                "THINWIRE_MEET": f"127.0.0.1:{meet_port}",
-                "THINWIRE_WORKER": str(worker),
-                "THINWIRE_WORKERS": str(workers),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Forked([RANKS, case], rank_environment(rank, ranks, own_port) | meeting)
         for rank in range(ranks)
     ]
 
@@ -175,10 +168,14 @@ def run(case: str, workers: int, ranks: int) -> list[dict]:
         for process in start(case, worker, workers, ranks, port, free_port())
     ]
     said = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        said.append(json.loads(out.splitlines()[-1]))
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            said.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
     return said
 
 
@@ -190,3 +187,23 @@ def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
     assert split[0]["digest"] == split[2]["digest"] != split[1]["digest"] == split[3]["digest"]
     for mine, theirs in zip(whole[0]["weights"], split[0]["weights"], strict=True):
         assert torch.tensor(mine) == pytest.approx(torch.tensor(theirs), abs=1e-5)
+
+
+def test_ranks_that_hold_the_same_send_it_once() -> None:
+    """As if a worker were one rank of twice the batch, bit for bit, and in as many bytes."""
+    divided = run("train_ddp", workers=2, ranks=3)
+    whole = run("train_ddp_undivided", workers=2, ranks=3)
+    for name in whole[0]:
+        assert len({each[name]["digest"] for each in divided[:3]}) == 1
+        assert [e[name]["digest"] for e in divided] == [e[name]["digest"] for e in whole], name
+        for worker in range(2):
+            ranks = slice(3 * worker, 3 * worker + 3)
+            sent = [each[name]["sent_bytes"] for each in divided[ranks]]
+            assert sum(sent) == whole[3 * worker][name]["sent_bytes"], name
+            assert max(sent) - min(sent) <= 16
+
+
+def test_ranks_that_hold_different_things_are_refused() -> None:
+    for told in run("differ", workers=2, ranks=2):
+        assert len(told) == 2
+        assert all("its ranks 0 and 1 hold other parameters" in each for each in told)

@@ -12,12 +12,12 @@ from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import Transport
 
-__all__ = ["OuterLoopCallback"]
+__all__ = ["LightningCallback"]
 
 
 @final
-class OuterLoopCallback(Callback):
-    """Makes a Trainer one worker of several: `Trainer(callbacks=[OuterLoopCallback(method)])`.
+class LightningCallback(Callback):
+    """Makes a Trainer one worker of several: `Trainer(callbacks=[LightningCallback(method)])`.
 
     It steps the outer loop after every optimizer step, validates the outer parameters, keeps the
     outer state in Lightning's checkpoints, logs `outer/rounds`, `outer/sent_bytes` and

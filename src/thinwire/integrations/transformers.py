@@ -15,12 +15,12 @@ from thinwire.fragments import Whole
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.outer_loop import OuterLoop
 
-__all__ = ["OuterLoopCallback"]
+__all__ = ["TransformersCallback"]
 
 
 @final
-class OuterLoopCallback(TrainerCallback):
-    """Makes a Trainer one worker of several: `OuterLoopCallback(outer).add_to(trainer)`.
+class TransformersCallback(TrainerCallback):
+    """Makes a Trainer one worker of several: `TransformersCallback(outer).add_to(trainer)`.
 
     It steps the outer loop after every optimizer step (not after every micro-batch), evaluates the
     outer parameters, keeps the outer state in the Trainer's checkpoints, logs `outer/rounds`,

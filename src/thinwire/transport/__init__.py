@@ -18,6 +18,7 @@ from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
 from thinwire.transport.rendezvous import Rendezvous, default_transport
+from thinwire.transport.replicated import ReplicatedRanks
 
 if TYPE_CHECKING:
     # The room of elastic runs imports this one.
@@ -33,6 +34,7 @@ __all__ = [
     "ElasticOptions",
     "Metered",
     "Rendezvous",
+    "ReplicatedRanks",
     "Request",
     "Requests",
     "Round",

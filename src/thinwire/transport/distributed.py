@@ -33,7 +33,7 @@ from thinwire.transport.progress_thread import Future, ProgressThread, Task
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Distributed", "naming_failures"]
+__all__ = ["Distributed", "group_of", "naming_failures"]
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Distributed(Transport):
     """
 
     def __init__(self, group: "dist.ProcessGroup | DeviceMesh | None" = None) -> None:
-        self._group = _group_of(group)
+        self._group = group_of(group)
         self._is_alone = group is None and not (dist.is_available() and dist.is_initialized())
         started = int(os.environ.get("WORLD_SIZE", "1"))
         if started > 1 and self._is_alone:
@@ -238,7 +238,7 @@ class Distributed(Transport):
         return twin
 
 
-def _group_of(group: Any) -> Any:
+def group_of(group: Any) -> Any:
     """The process group of a mesh; anything else unchanged."""
     # A caller that has a mesh has imported its module, which is slow to import.
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
