@@ -48,7 +48,8 @@ class LiveWeights:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         _check_kinds(model, optimizers)
         self.model = model
-        self.optimizers = tuple(optimizers)
+        # Accelerate's wrapper is an Optimizer without an Optimizer's hooks.
+        self.optimizers = tuple(getattr(each, "optimizer", each) for each in optimizers)
         self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
