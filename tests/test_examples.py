@@ -13,8 +13,8 @@ from processes import free_port
 FOLDER = Path(__file__).parent.parent / "examples"
 # A server and its workers are processes of two roles: tests/asynchronous/test_http.py runs them.
 EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file.stem != "asynchronous")
-TRAINERS = [file for file in EXAMPLES if file.stem.endswith("_trainer")]
-LOOPS = [file for file in EXAMPLES if file not in TRAINERS]
+APART = [f for f in EXAMPLES if f.stem.endswith("_trainer") or f.stem == "nanogpt_like"]
+TOGETHER = [file for file in EXAMPLES if file not in APART]
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen:
@@ -44,7 +44,7 @@ def test_example_alone(example: Path) -> None:
     assert re.search(found, output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("example", TRAINERS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("example", APART, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_meet(example: Path) -> None:
     meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
     command = [sys.executable, str(example)]
@@ -55,7 +55,26 @@ def test_example_with_two_workers_that_meet(example: Path) -> None:
     assert len(set(digests)) == 1
 
 
-@pytest.mark.parametrize("example", LOOPS, ids=lambda p: p.stem)
+def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """The loop is built after the weights were loaded, in the middle of a round."""
+    text = (FOLDER / "nanogpt_like.py").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(text.replace("if (step + 1) % 15 == 0:", "if step + 1 == 15:"))
+    assert script.read_text() != text
+
+    def ends() -> list[str]:
+        meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+        command = [sys.executable, str(script), str(tmp_path)]
+        team = [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+        lines = [output_of(process) for process in team]
+        return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
+
+    straight = ends()
+    assert sorted(f.name for f in tmp_path.glob("*.pt")) == ["worker0.pt", "worker1.pt"]
+    assert ends() == straight
+
+
+@pytest.mark.parametrize("example", TOGETHER, ids=lambda p: p.stem)
 def test_example_under_torchrun(example: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     output = run([*launch, str(example)])

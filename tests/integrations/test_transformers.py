@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,19 @@ def test_only_what_is_trained_travels(tmp_path: Path) -> None:
     assert outer.memory()["anchor"] == 4 * sum(
         p.numel() for p in net.parameters() if p.requires_grad
     )
+
+
+def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) -> None:
+    trainer, callback = build(tmp_path, method=tw.presets.diloco(sync_every=10**9))
+    given = (trainer.args, trainer.state, trainer.control)
+    seconds = []
+    for _ in range(50):
+        started_s = time.perf_counter()
+        for _ in range(20):
+            callback.on_optimizer_step(*given)
+            callback.on_step_end(*given)
+        seconds.append((time.perf_counter() - started_s) / 20)
+    assert min(seconds) < 1e-4
 
 
 # -- before anything is trained --------------------------------------------------------------------
