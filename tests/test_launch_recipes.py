@@ -1,0 +1,83 @@
+"""The recipes of docs/launching.md, as far as they can be run on one machine."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from processes import free_port
+
+FOLDER = Path(__file__).parent.parent / "examples" / "launch"
+VARIABLES = {"THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"}
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.name)
+def test_a_script_is_one(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("recipe", sorted(FOLDER.iterdir()), ids=lambda p: p.name)
+def test_a_recipe_names_all_that_a_worker_needs(recipe: Path) -> None:
+    assert set(re.findall(r"THINWIRE_[A-Z]+", recipe.read_text())) >= VARIABLES
+
+
+def test_pods_find_worker_0_by_its_name_and_know_their_numbers() -> None:
+    service, team = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    assert service["spec"]["clusterIP"] == "None"
+    name, spec = team["metadata"]["name"], team["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    (command,) = container["args"]
+    port = service["spec"]["ports"][0]["port"]
+    assert f"THINWIRE_MEET={name}-0.{spec['serviceName']}:{port} " in command
+    assert f"THINWIRE_WORKERS={spec['replicas']} " in command
+    number = command[command.index("THINWIRE_WORKER=$") :].split()[0]
+    shell = f"HOSTNAME={name}-1; {number}; echo $THINWIRE_WORKER"
+    assert subprocess.check_output(["bash", "-c", shell], text=True) == "1\n"
+
+
+def test_skypilot_has_a_value_for_every_variable() -> None:
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    assert set(task["envs"]) == VARIABLES
+
+
+def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Path) -> None:
+    """With a stand-in that runs the command here; each worker prints what it was given."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "ssh").write_text('#!/usr/bin/env bash\nshift 2\nexport NODE="$1"\nbash -c "$2"\n')
+    (bin_ / "torchrun").write_text(
+        "#!/usr/bin/env bash\n"
+        'echo "$NODE $THINWIRE_MEET $THINWIRE_WORKER of $THINWIRE_WORKERS: $*"\n'
+        'if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
+        'if [[ -n "$FAILS" ]]; then exec sleep 20 > /dev/null 2>&1; fi\n'
+    )
+    for file in bin_.iterdir():
+        file.chmod(0o755)
+    port = free_port()
+
+    def launch(fails: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["bash", str(FOLDER / "ssh.sh"), "a", "b", "--", "train.py", "--steps", "3"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env=os.environ
+            | {
+                "PATH": f"{bin_}:{os.environ['PATH']}",
+                "THINWIRE_MEET": f"127.0.0.1:{port}",
+                "GPUS": "2",
+                "FAILS": fails,
+            },
+        )
+
+    done = launch("")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{node}] {node} 127.0.0.1:{port} {number} of 2: "
+        "--standalone --nproc-per-node 2 train.py --steps 3"
+        for number, node in enumerate("ab")
+    ]
+    assert launch("b").returncode == 7
