@@ -38,7 +38,8 @@ class LiveWeights:
         optimizers: all that step those parameters.
 
     Raises:
-        ConfigurationError: `model` has no trainable parameter, or an optimizer steps another one.
+        ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
+            share memory, or an optimizer steps another one.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
     >>> live.numel(["weight", "bias"]), live.read(["bias"]).dtype
@@ -60,6 +61,8 @@ class LiveWeights:
                 because="none of its parameters requires a gradient",
                 do="pass the model that your optimizer trains, not a frozen copy of it",
             )
+        for name, p in self.parameters.items():
+            _check_parameter(name, p)
         self._check_optimizers()
 
     @property
@@ -153,13 +156,25 @@ class LiveWeights:
 
     def check_unchanged(self) -> None:
         """Raise `ConfigurationError` if other parameters are trainable than at construction."""
-        now = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        changed = sorted(now ^ self.parameters.keys())
+        # FSDP2 shows weights that are gathered in the place of its parameters.
+        self._forget_gathered_weights()
+        now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        changed = sorted(now.keys() ^ self.parameters.keys())
         if changed:
             raise ConfigurationError(
                 f"exchange a model whose parameter {changed[0]!r} was frozen or unfrozen",
                 because="the outer loop laid out the trainable parameters when it was built",
                 do="flush() and close() this outer loop and build a new one",
+            )
+        replaced = [name for name, p in self.parameters.items() if now[name] is not p]
+        if replaced:
+            raise ConfigurationError(
+                f"exchange a model whose parameter {replaced[0]!r} was replaced",
+                because="another tensor stands in its place since the outer loop was built, and "
+                "what is trained there would not be exchanged",
+                do="change weights in place: load_state_dict(state) without assign=True, or "
+                "parameter.data.copy_(values); replace parameters before the optimizer and the "
+                "outer loop are built",
             )
 
     def _check_optimizers(self) -> None:
@@ -201,6 +216,25 @@ class LiveWeights:
             reshard: Any = getattr(module, "reshard", None)
             if callable(reshard):
                 reshard()
+
+
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if parameter.is_complex():
+        raise ConfigurationError(
+            f"train parameter {name!r}",
+            because="it is complex, and what is exchanged are real numbers: its imaginary part "
+            "would be lost",
+            do="keep it as real numbers (torch.view_as_real) and make it complex in forward()",
+        )
+    local = local_shard(parameter)
+    places = zip(local.shape, local.stride(), strict=True)
+    if local.numel() and any(size > 1 and stride == 0 for size, stride in places):
+        raise ConfigurationError(
+            f"train parameter {name!r}",
+            because="several of its elements share memory, as after expand(): they cannot be set "
+            "one by one",
+            do="make it contiguous, or keep it small and expand it in forward()",
+        )
 
 
 def _check_kinds(model: object, optimizers: object) -> None:

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.live_weights import LiveWeights
+from toy import Team, build_model, loss, sgd
+
+
+def assign_state(model: nn.Module) -> None:
+    model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+
+
+def replace_one(model: nn.Module) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+@pytest.mark.parametrize("replace", [assign_state, replace_one])
+@pytest.mark.parametrize("preset", tw.presets.names())
+def test_a_parameter_that_was_replaced_is_not_exchanged(preset: str, replace) -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    every_step = {"sync_every": 1, "fragments": tw.Whole(), "overlap": tw.Delay()}
+    outer = tw.OuterLoop(model, optimizer, tw.presets.by_name(preset)(**every_step))
+    replace(model)
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    with pytest.raises(tw.ConfigurationError, match=r"'0\.weight' was replaced.*assign=True"):
+        outer.step()
+
+
+def test_weights_that_are_loaded_in_place_are_exchanged() -> None:
+    team = Team(tw.presets.diloco(sync_every=2), sgd, 2)
+    for model in team.models:
+        model.load_state_dict(build_model().state_dict())
+    assert team.train(2).loops[0].stats.rounds == 1
+
+
+def test_complex_parameters_are_refused_by_name() -> None:
+    model = nn.ParameterDict({"real": torch.ones(2), "phase": torch.ones(2, dtype=torch.cfloat)})
+    with pytest.raises(tw.ConfigurationError, match=r"'phase'.*complex.*view_as_real"):
+        LiveWeights(model, [])
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 3)])
+def test_parameters_that_repeat_their_elements_are_refused_by_name(shape: tuple[int, ...]) -> None:
+    model = nn.Linear(3, 1)
+    model.gain = nn.Parameter(torch.ones(1).expand(shape))
+    with pytest.raises(tw.ConfigurationError, match=r"'gain'.*share memory.*contiguous"):
+        LiveWeights(model, [])
+
+
+def test_odd_strides_that_repeat_nothing_are_taken() -> None:
+    model = nn.ParameterDict(
+        {
+            "one": torch.ones(1).expand(1, 1),
+            "empty": torch.ones(1, 1).expand(0, 1),
+            "turned": torch.ones(3, 2).T,
+        }
+    )
+    assert LiveWeights(model, []).numel(["one", "empty", "turned"]) == 7
+
+
+def test_what_does_not_require_a_gradient_may_be_complex() -> None:
+    model = nn.Linear(3, 1)
+    model.table = nn.Parameter(torch.ones(2, dtype=torch.cfloat), requires_grad=False)
+    assert LiveWeights(model, []).parameters.keys() == {"weight", "bias"}
