@@ -33,6 +33,7 @@ from thinwire.report.traces import styles_of
 from thinwire.runs.schema import FinishedRun
 from thinwire.runs.status import read_run
 from thinwire.runs.variants import Variant, variants_of
+from thinwire.train.models import Model
 
 
 def run_of(folder: Path) -> FinishedRun:
@@ -291,6 +292,15 @@ def test_a_run_of_an_earlier_version_has_a_command(tmp_path) -> None:
     config["method"]["codec"] = {"kind": "CastBF16"}
     (folder / "config.json").write_text(json.dumps(config))
     assert command_of(run_of(folder), "x") is None
+
+
+def test_a_model_of_ones_own_is_named_by_its_file(tmp_path) -> None:
+    file = tmp_path / "model.json"
+    file.write_text('{"model_type": "llama", "hidden_size": 64}')
+    config = config_of("diloco", model=Model(size=str(file)))
+    command = command_of(run_of(write_run(tmp_path / "run", config)), "x")
+    assert command is not None
+    assert f"--model {file}" in command
 
 
 def test_a_run_of_an_unknown_recipe_has_no_command(tmp_path) -> None:

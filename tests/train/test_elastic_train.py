@@ -195,6 +195,8 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     card = transport.cards[0]
     assert {"steps", "seed", "corpus", "global_batch", "workers"} <= card.keys()
     assert not [f for f in card if f.startswith(("machine", "periods"))]
+    # A file of one name may say something else on another machine.
+    assert card["model.configuration.hidden_size"] == "16"
 
 
 def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, scripted):

@@ -124,6 +124,32 @@ def test_a_path_is_a_config_file_or_its_folder(tmp_path: Path) -> None:
     assert equal(model, build(str(tmp_path)))
 
 
+def test_a_built_in_size_describes_itself_by_its_name_alone() -> None:
+    assert Model(size="1m").describe() == {"kind": "Model", "size": "1m"}
+
+
+def test_a_file_is_described_by_what_it_says(tmp_path: Path) -> None:
+    def said(folder: str, **changes: Any) -> Any:
+        path = write_config(tmp_path / folder, **changes)
+        return Model(size=str(path)).describe()["configuration"]
+
+    plain = said("a")
+    assert (plain["hidden_size"], plain["model_type"]) == (32, "llama")
+    # Neither where it lies, nor a default that is written out, nor what is never read.
+    assert said("b", rms_norm_eps=1e-6, use_cache=False, dtype="bfloat16") == plain
+    assert Model(size=str(tmp_path / "a")).describe()["configuration"] == plain
+    for change in ({"rope_theta": 5e5}, {"hidden_act": "gelu"}, {"rms_norm_eps": 1e-5}):
+        assert said("c", **change) != plain
+
+
+def test_what_is_trained_is_what_was_described(tmp_path: Path) -> None:
+    model = Model(size=str(write_config(tmp_path)))
+    before = model.describe()
+    write_config(tmp_path, hidden_size=64)
+    assert model.build(vocab_size=97, sequence_length=64, seed=0).config.hidden_size == 32
+    assert model.describe() == before
+
+
 def test_weights_are_fp32_whatever_the_configuration_says(tmp_path: Path) -> None:
     model = build(str(write_config(tmp_path, dtype="bfloat16")))
     assert {p.dtype for p in model.parameters()} == {torch.float32}

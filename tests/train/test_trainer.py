@@ -303,6 +303,39 @@ def test_resuming_with_another_configuration_is_refused_by_field(
         resume(tiny(**changes), out)
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"rope_theta": 500_000.0}, r"model\.configuration\.rope_parameters\.rope_theta"),
+        ({"hidden_act": "gelu"}, r"model\.configuration\.hidden_act"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 4}, r"model\.configuration\."),
+    ],
+)
+def test_resuming_with_another_model_in_the_file_is_refused_by_field(
+    tiny, tmp_path, monkeypatch, change, field: str
+) -> None:
+    out, config = tmp_path / "run", tiny()
+    stop_after(config, out, monkeypatch, 5)
+    file = Path(config.model.size)
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(said | change))
+    with pytest.raises(tw.MismatchError, match=field):
+        resume(dataclasses.replace(config, model=Model(size=str(file))), out)
+    file.write_text(json.dumps(said, indent=4, sort_keys=True))
+    resume(dataclasses.replace(config, model=Model(size=str(file))), out)
+
+
+def test_a_run_that_did_not_note_its_models_configuration_is_resumed(
+    tiny, tmp_path, monkeypatch
+) -> None:
+    out, config = tmp_path / "run", tiny()
+    stop_after(config, out, monkeypatch, 5)
+    described = json.loads((out / "config.json").read_text())
+    del described["model"]["configuration"]
+    (out / "config.json").write_text(json.dumps(described))
+    assert resume(config, out)["steps"] == config.steps
+
+
 def test_resuming_on_a_changed_corpus_is_refused(tiny, tmp_path, monkeypatch, corpus) -> None:
     import shutil
 

@@ -9,6 +9,7 @@ from typing import Final
 from thinwire.errors import ThinwireError
 from thinwire.handshake import flatten_description
 from thinwire.outer import GradientAveraging
+from thinwire.runs.identity import MODEL_CONFIGURATION
 from thinwire.runs.schema import FinishedRun
 from thinwire.train import recipes
 from thinwire.train.config import Machine, Periods, TrainConfig
@@ -66,6 +67,8 @@ def _flags(run: FinishedRun, recipe: str) -> dict[str, str] | None:
     flags = {} if recipe == _RECIPES[0] else {"recipe": recipe}
     # A field that it lacks came with a later version; of another kind of slot the kind is there.
     for field in sorted(its):
+        if field.startswith(MODEL_CONFIGURATION):  # the flag of the file's name brings it
+            continue
         if base.get(field) == its[field] or _follows(field, base, its):
             continue
         if field not in _FLAGS or its[field] == "None":

@@ -9,7 +9,7 @@ from typing import Any, final
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_text
 from thinwire.handshake import check_same
-from thinwire.runs.identity import identity_fields
+from thinwire.runs.identity import identities
 from thinwire.runs.schema import read_object
 
 __all__ = ["WITH_WORKERS", "RunFolder", "without", "write_json"]
@@ -88,9 +88,10 @@ class RunFolder:
             config: of the run that is to go on.
             may_differ: fields that may have changed.
         """
+        theirs, mine = identities(self.config(), config)
         check_same(
-            without(identity_fields(self.config()), may_differ),
-            without(identity_fields(config), may_differ),
+            without(theirs, may_differ),
+            without(mine, may_differ),
             cannot=f"resume {self.path}",
             whose="the run there",
             do="repeat the arguments it was started with, or pass another --out",

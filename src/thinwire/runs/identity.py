@@ -6,7 +6,10 @@ from typing import Any, Final
 from thinwire.handshake import flatten_description
 from thinwire.method import with_present_names
 
-__all__ = ["identity_fields"]
+__all__ = ["MODEL_CONFIGURATION", "identities", "identity_fields"]
+
+MODEL_CONFIGURATION: Final = "model.configuration."
+"""What fields begin with that say what the file of a model says."""
 
 # Where a run happens and what it writes may change when it is resumed; what it computes may not.
 _NOT_COMPUTED: Final = (
@@ -32,3 +35,20 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
     """
     flat = flatten_description(with_present_names(description))
     return {name: value for name, value in flat.items() if name not in _NOT_COMPUTED}
+
+
+def identities(
+    begun: Mapping[str, Any], asked_for: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The identity fields of a run that was begun and of the one that is asked for, comparable.
+
+    Runs of earlier versions noted the name of the model's file and not what it said: then that is
+    left out of both.
+
+    >>> identities({"model": {"size": "a"}}, {"model": {"size": "a", "configuration": {"b": 1}}})
+    ({'model.size': 'a'}, {'model.size': 'a'})
+    """
+    theirs, mine = identity_fields(begun), identity_fields(asked_for)
+    if not any(name.startswith(MODEL_CONFIGURATION) for name in theirs):
+        mine = {n: value for n, value in mine.items() if not n.startswith(MODEL_CONFIGURATION)}
+    return theirs, mine

@@ -11,7 +11,7 @@ from thinwire.errors import CheckpointError
 from thinwire.handshake import first_difference
 from thinwire.runs.comparable import common_fields, differences
 from thinwire.runs.folder import RunFolder, without, write_json
-from thinwire.runs.identity import identity_fields
+from thinwire.runs.identity import identities
 from thinwire.runs.schema import FinishedRun, read_config, read_finished, read_object
 
 __all__ = [
@@ -132,8 +132,7 @@ def _difference(folder: Path, described: Mapping[str, Any]) -> str | None:
         return None
     # Its own part of the cores is no reason to run again, unless a certain number was asked for.
     ignored: Collection[str] = () if described["machine"]["threads"] else ("machine.threads",)
-    there = without(identity_fields(theirs.described), ignored)
-    here = without(identity_fields(described), ignored)
+    there, here = (without(f, ignored) for f in identities(theirs.described, described))
     field = first_difference(there, here)
     if field is None:
         return None

@@ -150,10 +150,15 @@ class TrainConfig:
         return self.global_batch * self.data.sequence_length
 
     def describe(self) -> dict[str, Any]:
-        """The configuration as JSON-able data."""
+        """The configuration as JSON-able data.
+
+        Raises:
+            ConfigurationError: the model's file cannot be read.
+        """
         described = describe(self)
         # As the flag has it, and as run folders had it before it was a bool: they can be resumed.
         described["machine"]["compile"] = "yes" if self.machine.compile else "no"
+        described["model"] = self.model.describe()
         return described
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only building and sav
     from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = ["Model", "save_pretrained"]
+
+# Where and by what a configuration was written, and what training sets by itself.
+_NOT_OF_THE_MODEL: Final = ("_name_or_path", "transformers_version", "use_cache", "dtype")
 
 
 @final
@@ -44,6 +50,43 @@ class Model:
             return
         raise unknown_model(f"build model '{self.size}'", self.size)
 
+    def describe(self) -> dict[str, Any]:
+        """The model as JSON-able data: of one that is no built-in size, what its file says, too.
+
+        Only what is not the default of its type: the same file read by another version of
+        transformers, which may have more fields, says the same.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        named = {"kind": type(self).__name__, "size": self.size}
+        return named if self.size in LLAMA_SIZES else named | {"configuration": self._said}
+
+    @cached_property
+    def _said(self) -> dict[str, Any]:
+        said = self._read.to_dict()
+        try:
+            usual = type(self._read)().to_dict()
+        except Exception:  # a foreign type may not be made without arguments
+            usual = {}
+        changed = {
+            name: value
+            for name, value in said.items()
+            if name == "model_type" or name not in usual or usual[name] != value
+        }
+        kept = {name: changed[name] for name in changed if name not in _NOT_OF_THE_MODEL}
+        return json.loads(json.dumps(kept, default=str), parse_constant=str)
+
+    @cached_property
+    def _read(self) -> PreTrainedConfig:
+        # Once: what is built is what was described, also if the file is changed in between.
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.from_pretrained(self.size)
+        except Exception as error:  # a foreign configuration fails in any way it likes
+            raise _unreadable(self.size, error) from error
+
     def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
         """The transformers configuration, checked against the data; builds no weights.
 
@@ -57,7 +100,7 @@ class Model:
         _check_counts(self.size, vocab_size, sequence_length)
         if self.size in LLAMA_SIZES:
             return LLAMA_SIZES[self.size].configuration(vocab_size, sequence_length)
-        config = _read(self.size)
+        config = copy.deepcopy(self._read)
         _check_fits(self.size, config, vocab_size, sequence_length)
         config.use_cache = False  # keys and values of earlier tokens are of no use in training
         return config
@@ -128,15 +171,6 @@ def _without_progress_bar() -> Generator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _read(source: str) -> PreTrainedConfig:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(source)
-    except Exception as error:  # a foreign configuration fails in any way it likes
-        raise _unreadable(source, error) from error
 
 
 def _unreadable(source: str, error: Exception) -> ConfigurationError:

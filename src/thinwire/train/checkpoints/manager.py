@@ -8,7 +8,7 @@ from typing import Any, final
 from thinwire.errors import CheckpointError, MismatchError
 from thinwire.handshake import check_same
 from thinwire.runs.folder import WITH_WORKERS, RunFolder, without
-from thinwire.runs.identity import identity_fields
+from thinwire.runs.identity import identities, identity_fields
 from thinwire.train.checkpoints.files import Checkpoints
 from thinwire.train.config import TrainConfig
 from thinwire.train.workers.group import WorkerGroup
@@ -120,9 +120,10 @@ class CheckpointManager:
         run: Mapping[str, Any] = state["run"]
         changed = ranks != self._group.checkpoint_ranks
         may_differ = WITH_WORKERS if changed else ()
+        theirs, mine = identities(run["config"], self._config.describe())
         check_same(
-            without(run["config"], may_differ),
-            without(identity_fields(self._config.describe()), may_differ),
+            without(theirs, may_differ),
+            without(mine, may_differ),
             cannot=f"resume {self._folder.path} from its checkpoint",
             whose="the checkpoint",
             do="put back the checkpoints of this run",
