@@ -302,6 +302,26 @@ def leave() -> None:
     raise SystemExit(7)
 
 
+def child_exits() -> None:
+    """Rank 0 forks children that exit while an exchange is under way, which then goes on."""
+    transport = Distributed()
+    transport.run(gathered(BYTES), TAG).wait()
+    for _ in range(5):
+        if transport.rank == 0:
+            pending = transport.run(gathered(BYTES + 1), TAG)
+            time.sleep(0.1)  # the thread that carries it waits for the others by now
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        dist.barrier()
+        if transport.rank:
+            pending = transport.run(gathered(BYTES + 1), TAG)
+        assert [int(payload) for payload in pending.wait()] == [1] * transport.world_size
+    dist.barrier()
+    print("done")
+
+
 def hasty() -> Distributed:
     """A transport that waits for two seconds, once all ranks are up."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))

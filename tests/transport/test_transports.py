@@ -298,6 +298,18 @@ def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
             process.communicate()
 
 
+def test_a_forked_child_that_exits_leaves_exchanges_alone() -> None:
+    processes = start_ranks("child_exits", 2)
+    try:
+        for process in processes:
+            said, error = process.communicate(timeout=60)
+            assert (process.returncode, said) == (0, "done\n"), error
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 def test_a_closed_transport_carries_nothing() -> None:
     thread = ProgressThread()
     early, late = (Idle(RoundTag(what="x", round=n)) for n in (1, 2))

@@ -1,5 +1,6 @@
 """A thread that carries exchanges to their end while training goes on."""
 
+import os
 import queue
 import threading
 import time
@@ -136,6 +137,7 @@ class ProgressThread:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._process = os.getpid()
         self._closing = threading.Event()
         self._ordering = threading.Lock()  # no task is put after the None that ends the thread
         self._current: Task | None = None
@@ -161,8 +163,11 @@ class ProgressThread:
         """End the thread; an exchange that is under way fails.
 
         A thread that is still inside a backend when the interpreter ends aborts the process, so
-        this must have run by then.
+        this must have run by then. In a process that was forked from the one that made it, nothing
+        happens: what is under way is not the child's.
         """
+        if os.getpid() != self._process:
+            return
         with self._ordering:
             self._closing.set()
             self._tasks.put(None)
