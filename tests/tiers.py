@@ -71,6 +71,9 @@ asynchronous/test_http.py::test_workers_and_server_may_be_killed_and_come_back
 benchmarks/test_claims.py::test_a_small_run_of_the_gpu_setting_trains_here
 cli/test_asynchronous_command.py::test_a_run_is_served_and_another_one_is_refused
 cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process
+cli/test_output.py::test_a_command_whose_output
+cli/test_output.py::test_a_full_disk
+cli/test_output.py::test_a_reader
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 elastic/test_real_processes.py
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
@@ -82,6 +85,7 @@ test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
 train/data/test_corpora.py::test_importing_stays_light
 train/workers/test_ranks.py
 train/workers/test_stacked.py
+transport/test_transports.py::test_a_forked_child_that_exits_leaves_exchanges_alone
 """
 
 TIERS = {"fast": FAST, "core": CORE, "slow": SLOW}

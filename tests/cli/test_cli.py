@@ -56,6 +56,15 @@ def test_train_prints_and_writes_a_summary(tmp_path, capsys) -> None:
     assert json.loads((out / "config.json").read_text())["method"]["sync_every"] == 2
 
 
+@pytest.mark.parametrize("name", ["[/red]", "[bold]", "[link=x]"])
+def test_a_folder_is_named_as_it_is_called(tmp_path, monkeypatch, capsys, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "--out", name, *SMALL]) == 0
+    begins, *_, ends = capsys.readouterr().out.splitlines()
+    assert begins == f"{name}: going on from step 0"
+    assert ends.endswith(f"; {name}")
+
+
 def test_compare_prints_a_table_and_keeps_finished_runs(tmp_path, capsys) -> None:
     methods = "ddp,diloco,muloco:bits=2"  # --sync-every acts on those that have rounds
     arguments = ["compare", "--methods", methods, "--seeds", "0,1", "--out", str(tmp_path)]

@@ -38,6 +38,16 @@ def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -
         assert shown in out.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_title_that_looks_like_markup_is_shown_as_it_is(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80)
+    display = Terminal(console, title="mine[/red][bold]", steps=10)
+    display.record(RECORD | {"val_loss": 2.25})
+    display.close()
+    assert "mine[/red][bold]" in out.getvalue()
+
+
 def test_without_a_terminal_only_evaluations_are_printed() -> None:
     out = io.StringIO()
     display = Terminal(Console(file=out), title="x", steps=10)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from thinwire.asynchronous import AsyncOptions
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
+from thinwire.cli.output import say
 from thinwire.elastic.token import find_token
 from thinwire.train import asynchronous
 from thinwire.train.config import TrainConfig
@@ -64,9 +65,9 @@ class ServeCommand:
                 grace_s=self.grace_s,
                 lost_after_s=self.lost_after_s,
             ),
-            tell=lambda line: _say(console, line),
+            tell=lambda line: say(console, line),
         )
-        _say(
+        say(
             console,
             f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
             f"{summary['tokens']:,} tokens in {summary['arrivals']} arrivals; "
@@ -102,16 +103,12 @@ class WorkCommand:
             find_token(self.token_file),
             self.server,
             give_up_s=self.give_up_s,
-            tell=lambda line: _say(console, line),
+            tell=lambda line: say(console, line),
         )
-        _say(console, f"worker {self.worker}: the run is finished")
+        say(console, f"worker {self.worker}: the run is finished")
 
 
 def _config(run: RunFlags, method: str, seed: int, rates: RateFlags) -> TrainConfig:
     config = resolve(apply_flags(run, method, seed, rates))
     arrivals = asynchronous.without_rounds(config.method, config.workers)
     return dataclasses.replace(config, method=arrivals)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)

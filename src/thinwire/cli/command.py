@@ -1,6 +1,8 @@
 """`thinwire COMMAND`."""
 
-from typing import Annotated, TypeAlias
+import sys
+from contextlib import nullcontext
+from typing import Annotated, Final, TypeAlias
 
 import tyro
 from rich.console import Console
@@ -10,6 +12,7 @@ from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.lighthouse import LighthouseCommand
+from thinwire.cli.output import lasting_output, say
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
 from thinwire.cli.train import Train
@@ -29,6 +32,9 @@ Command: TypeAlias = (
     | Annotated[DoctorCommand, tyro.conf.subcommand("doctor")]
 )
 
+# What they are run for lies in a folder, or is that they run.
+_OUTLIVE_THE_TERMINAL: Final = (Train, CompareCommand, ServeCommand, WorkCommand, LighthouseCommand)
+
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status.
@@ -38,14 +44,25 @@ def run(arguments: list[str] | None = None) -> int:
     """
     command = tyro.cli(Command, prog="thinwire", args=arguments)  # pyright: ignore
     try:
-        command.main(Console())
+        with lasting_output() if isinstance(command, _OUTLIVE_THE_TERMINAL) else nullcontext():
+            command.main(Console())
     except ThinwireError as error:
-        Console(stderr=True).print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
-        return 1
+        return _ended(f"error: {error}", 1)
+    except OSError as error:
+        do = "see to the file, disk or address that it names, and repeat the command"
+        return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "stopped; to go on: the same thinwire train with --resume and --out FOLDER, "
+        do = (
+            "the same thinwire train with --resume and --out FOLDER, "
             "or the same thinwire compare with --out FOLDER"
         )
-        return 130
+        return _ended(f"stopped; to go on: {do}", 130)
     return 0
+
+
+def _ended(why: str, status: int) -> int:
+    with lasting_output():
+        # The interpreter would try to write once more what could not be written before.
+        sys.stdout.flush()
+        say(Console(stderr=True), why)
+    return status

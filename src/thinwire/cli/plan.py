@@ -9,11 +9,13 @@ from typing import Annotated, Literal, final
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from thinwire import presets, report
 from thinwire.cli.flag_rules import check_flags, read_flag
 from thinwire.cli.job_flags import JobFlags
+from thinwire.cli.output import say
 from thinwire.method import Method
 from thinwire.plan import text
 from thinwire.plan.calibration import Calibration
@@ -66,14 +68,14 @@ class PlanCommand:
             report.write_page(report.plan_page(job, rows, swept, target=target), out)
         if self.json:
             record = plan_record(job, rows, target=target, swept=swept, calibration=calibration)
-            _say(console, json.dumps(record, indent=2))
+            say(console, json.dumps(record, indent=2))
             return
         if calibration is not None:
-            _say(console, text.run_text(calibration))
+            say(console, text.run_text(calibration))
         _show(console, job, rows)
-        _say(console, "\n".join([*text.refusals(rows), text.verdict(rows, target)]))
+        say(console, "\n".join([*text.refusals(rows), text.verdict(rows, target)]))
         if out is not None:
-            _say(console, f"wrote {out}")
+            say(console, f"wrote {out}")
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         if self.methods is not None:
@@ -83,12 +85,8 @@ class PlanCommand:
         return [presets.by_name(name)() for name in presets.names()]
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
-    _say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
+    say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
     found = [row for row in rows if isinstance(row, Forecast)]
     console.print(
         _table(
@@ -119,5 +117,5 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Ta
     for heading in others:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table

@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from thinwire import report
+from thinwire.cli.output import say
 
 __all__ = ["ReportCommand"]
 
@@ -30,9 +31,6 @@ class ReportCommand:
         report.write_page(page, self.out)
         runs = sum(len(variant.runs) for variant in data.variants)
 
-        def say(text: str) -> None:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
         for folder, status in data.left_out.items():
-            say(f"left out {folder}: {status}")
-        say(f"wrote {self.out}: {len(data.variants)} methods, {runs} runs")
+            say(console, f"left out {folder}: {status}")
+        say(console, f"wrote {self.out}: {len(data.variants)} methods, {runs} runs")

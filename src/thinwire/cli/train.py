@@ -10,6 +10,7 @@ from rich.console import Console
 
 from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
+from thinwire.cli.output import say
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import nbytes_text
 from thinwire.train.config import TrainConfig
@@ -62,7 +63,7 @@ class Train:
             elastic=elastic,
         )
         if is_lead():
-            console.print(_closing_line(summary, out), highlight=False, soft_wrap=True)
+            say(console, _closing_line(summary, out))
 
     def _check_launch(self) -> None:
         if self.resume and self.out is None:
@@ -83,7 +84,7 @@ class Train:
         self, config: TrainConfig, step: int, out: Path, console: Console
     ) -> Sequence[Observer]:
         if self.resume:
-            console.print(f"{out}: going on from step {step}", highlight=False, soft_wrap=True)
+            say(console, f"{out}: going on from step {step}")
         team = "elastic" if self.elastic.elastic else f"K={config.workers}"
         title = f"{self.method} {team}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]

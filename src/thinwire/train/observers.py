@@ -92,7 +92,11 @@ class Terminal(Observer):
 
     def __init__(self, console: Console, *, title: str, steps: int) -> None:
         self._console, self._title, self._steps = console, title, steps
-        columns = [BarColumn(10), TimeRemainingColumn(), TextColumn("{task.description}")]
+        columns = [
+            BarColumn(10),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        ]
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._val_loss: float | None = None
         self._progress.start()
@@ -113,17 +117,21 @@ class Terminal(Observer):
         description = "\n".join(lines)
         self._progress.update(self._task, completed=record["step"], description=description)
         if not self._console.is_terminal and "val_loss" in record:
-            self._console.print("  ".join(lines), highlight=False, soft_wrap=True)
+            self._say("  ".join(lines))
 
     def event(self, event: Event) -> None:
         """Print a line above the bar."""
         if event.kind == "committed":  # the bar counts the rounds
             return
-        self._console.print(str(event), highlight=False, markup=False, soft_wrap=True)
+        self._say(str(event))
 
     def close(self) -> None:
         """Leave the bar as it is."""
         self._progress.stop()
+
+    def _say(self, line: str) -> None:
+        # Names that users choose may look like rich's markup.
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @final

@@ -1,0 +1,56 @@
+"""What commands print, to a terminal that may be gone."""
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO, final
+
+from rich.console import Console
+
+__all__ = ["lasting_output", "say"]
+
+
+def say(console: Console, text: str) -> None:
+    """Print `text` as it is: names that users choose may look like rich's markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def lasting_output() -> Generator[None]:
+    """Inside, what cannot be written to a terminal, pipe or file is dropped and no error.
+
+    For commands that leave their result in a folder: hours of training must not end because the
+    terminal that showed them did.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(_LastingStream(sys.stdout)))
+        stack.enter_context(redirect_stderr(_LastingStream(sys.stderr)))
+        yield
+
+
+@final
+class _LastingStream:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _dropping(self) -> Generator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: it is closed
+            # Also what is still in its buffer, which the interpreter would write at its end.
+            with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
