@@ -74,6 +74,8 @@ cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_p
 cli/test_output.py::test_a_command_whose_output
 cli/test_output.py::test_a_full_disk
 cli/test_output.py::test_a_reader
+cli/test_signals.py::test_a_run_that_is_asked_to_stop
+cli/test_signals.py::test_an_elastic_worker
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 elastic/test_real_processes.py
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s

@@ -17,6 +17,7 @@ __all__ = [
     "MismatchError",
     "NonFiniteError",
     "RoundDiscarded",
+    "RunStopped",
     "ThinwireError",
     "unknown_name",
 ]
@@ -73,6 +74,10 @@ class CheckpointError(ThinwireError):
 
 class CorpusError(ThinwireError):
     """A corpus is empty, unreadable or unknown."""
+
+
+class RunStopped(ThinwireError):  # noqa: N818 - nothing went wrong
+    """A run was asked to stop before its last step, and left a checkpoint."""
 
 
 class IncompleteError(ThinwireError):

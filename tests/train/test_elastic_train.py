@@ -33,6 +33,7 @@ from thinwire.train.checkpoints.files import Checkpoints
 from thinwire.train.config import Periods
 from thinwire.train.data import Data
 from thinwire.train.folder_lock import locked
+from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import elastic as train_elastic
 from thinwire.train.workers.elastic import ElasticConfig
@@ -197,6 +198,30 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     assert not [f for f in card if f.startswith(("machine", "periods"))]
     # A file of one name may say something else on another machine.
     assert card["model.configuration.hidden_size"] == "16"
+
+
+def test_one_that_is_asked_to_stop_in_a_round_saves_leaves_and_goes_on(make, tmp_path, elastic):
+    class Asks(Observer):
+        def record(self, record) -> None:
+            asked.extend([15] * (record["step"] >= 6))
+
+    asked, out = [], tmp_path / "run"
+    stop = contextlib.nullcontext(asked)
+    with pytest.raises(tw.errors.RunStopped, match="after inner step 6 with a checkpoint"):
+        train(make(), out, lambda *_: [Asks()], elastic=ELASTIC, stop=stop)
+    assert (elastic[0].left, elastic[0].closed) == (1, 1)
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [5, 6]
+    summary = resume(make(), out, elastic=ELASTIC)
+    assert (summary["steps"], summary["tokens"]) == (20, 20 * (4 // 2) * 16)
+
+
+def test_a_stop_without_room_for_a_checkpoint_says_so(make, tmp_path, elastic, monkeypatch) -> None:
+    def full_disk(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(tw.errors.RunStopped, match="no checkpoint, which could not be written"):
+        train(make(), tmp_path / "run", elastic=ELASTIC, stop=contextlib.nullcontext([15]))
 
 
 def test_the_schedule_of_a_worker_that_is_healed_jumps(make, tmp_path, elastic, scripted):

@@ -1,5 +1,6 @@
 """`thinwire COMMAND`."""
 
+import signal
 import sys
 from contextlib import nullcontext
 from typing import Annotated, Final, TypeAlias
@@ -16,7 +17,7 @@ from thinwire.cli.output import lasting_output, say
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
 from thinwire.cli.train import Train
-from thinwire.errors import ThinwireError
+from thinwire.errors import RunStopped, ThinwireError
 
 __all__ = ["Command", "run"]
 
@@ -46,6 +47,8 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         with lasting_output() if isinstance(command, _OUTLIVE_THE_TERMINAL) else nullcontext():
             command.main(Console())
+    except RunStopped as stopped:
+        return _ended(str(stopped), 128 + signal.SIGTERM)
     except ThinwireError as error:
         return _ended(f"error: {error}", 1)
     except OSError as error:

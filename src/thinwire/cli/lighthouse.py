@@ -5,14 +5,15 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from rich.console import Console
 
+from thinwire.cli.output import say
+from thinwire.cli.signals import noted_signals
 from thinwire.elastic import lighthouse
 from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import (
@@ -52,12 +53,8 @@ class LighthouseCommand:
         token, made = self._token()
         # Read by torchft when it is imported: its own lines say little that ours do not.
         os.environ.setdefault("RUST_LOG", "warn")
-
-        def say(line: str) -> None:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
         with (
-            _stop_signals() as stop,
+            noted_signals(signal.SIGINT, signal.SIGTERM) as stop,
             lighthouse.LighthouseServer(
                 token,
                 host=host,
@@ -65,16 +62,16 @@ class LighthouseCommand:
                 min_workers=self.min_workers,
                 heartbeat_timeout_s=self.heartbeat_timeout_s,
                 join_timeout_s=self.join_timeout_s,
-                on_event=say,
+                on_event=partial(say, console),
             ) as server,
         ):
             if made:
-                say(f"export {TOKEN_VARIABLE}={made}")
+                say(console, f"export {TOKEN_VARIABLE}={made}")
             address = address_text(_reachable_host(host), server.port)
-            say(f"ready; workers: thinwire train --elastic {address}")
+            say(console, f"ready; workers: thinwire train --elastic {address}")
             while not stop:
                 time.sleep(_POLL_S)
-        say("stopped")
+        say(console, "stopped")
 
     def _token(self) -> tuple[Token, str]:
         if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):
@@ -91,20 +88,3 @@ def _reachable_host(host: str) -> str:
     except OSError:  # no route leads out of the networks that this machine is on
         addresses = sorted(interface_addresses().values(), key=lambda a: a.startswith("127."))
         return addresses[0] if addresses else socket.gethostname()
-
-
-@contextmanager
-def _stop_signals() -> Generator[list[int]]:
-    """A list to which Ctrl-C and SIGTERM add their numbers."""
-    # Not an Event: its lock may be held by the very code that a signal interrupts.
-    signals: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        signals.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

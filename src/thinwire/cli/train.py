@@ -1,5 +1,6 @@
 """`thinwire train`."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.cli.output import say
+from thinwire.cli.signals import noted_signals
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import nbytes_text
 from thinwire.train.config import TrainConfig
@@ -61,6 +63,7 @@ class Train:
             out,
             lambda c, step: self._observers(c, step, out, console),
             elastic=elastic,
+            stop=noted_signals(signal.SIGTERM),
         )
         if is_lead():
             say(console, _closing_line(summary, out))

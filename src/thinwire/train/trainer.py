@@ -11,7 +11,13 @@ from typing import Any, Literal, TypeAlias, final
 
 import torch
 
-from thinwire.errors import CheckpointError, ExchangeError, MismatchError, NonFiniteError
+from thinwire.errors import (
+    CheckpointError,
+    ExchangeError,
+    MismatchError,
+    NonFiniteError,
+    RunStopped,
+)
 from thinwire.runs.folder import WITH_WORKERS, RunFolder
 from thinwire.train import launch
 from thinwire.train.checkpoints.manager import CheckpointManager, ElapsedTime
@@ -22,12 +28,15 @@ from thinwire.train.observers import EventForwarder, FolderWriter, Observer
 from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
 
-__all__ = ["ObserverFactory", "resume", "train"]
+__all__ = ["ObserverFactory", "StopRequest", "resume", "train"]
 
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
 
 # Given the configuration and the step from which the run goes on.
 ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
+
+# Entered while steps are taken; gives what is empty until the run is to stop.
+StopRequest: TypeAlias = AbstractContextManager[Sequence[int]]
 
 
 def train(
@@ -36,6 +45,7 @@ def train(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Train from the beginning and return the summary.
 
@@ -46,8 +56,11 @@ def train(
         observers: makes what is shown every record, on the process that leads.
         elastic: makes this process one worker of an elastic run; its batch has
             global_batch / workers sequences, however many workers there are.
+        stop: entered while steps are taken; gives a sequence that is empty until the run is to
+            stop. Ranks of torchrun stop after the next record, where all hear of it.
 
     Raises:
+        RunStopped: `stop` said so; there is a checkpoint of the last step.
         ThinwireError: what stopped the run; checkpoints written before stay.
     """
     config = launch.resolve(config, elastic)
@@ -55,7 +68,7 @@ def train(
     with _held(folder):
         if launch.is_lead():
             folder.check_free()
-        return _run(config, folder, observers, elastic)
+        return _run(config, folder, observers, elastic, stop)
 
 
 def resume(
@@ -64,6 +77,7 @@ def resume(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `out` from its newest checkpoint and return the summary.
 
@@ -92,7 +106,7 @@ def resume(
         # Loading would refuse it, too, but not before everything else was made.
         config.method.overlap.check_cancellable()
     with _held(folder):
-        return _run(config, folder, observers, elastic)
+        return _run(config, folder, observers, elastic, stop)
 
 
 def _held(folder: RunFolder) -> AbstractContextManager[None]:
@@ -104,6 +118,7 @@ def _run(
     folder: RunFolder,
     make_observers: ObserverFactory | None,
     elastic: ElasticConfig | None,
+    stop: StopRequest | None,
 ) -> dict[str, Any]:
     if launch.under_torchrun():
         launch.join(config)
@@ -116,7 +131,8 @@ def _run(
     try:
         trainer = _Trainer(config, folder, group, data, observers)
         trainer.begin(make_observers)
-        summary = trainer.run()
+        with stop or nullcontext(()) as asked_to_stop:
+            summary = trainer.run(asked_to_stop)
     except BaseException:
         group.abandon()
         raise
@@ -168,6 +184,8 @@ class _Trainer:
         self._observers, self._timer = observers, _RunTimer()
         self._checkpoints = CheckpointManager(config, folder, group, data.fingerprint)
         self._probe = group.agreement_probe(every=config.periods.statistics_steps)
+        self._asked_to_stop: Sequence[int] = ()
+        self._all_stop = False
 
     @property
     def step(self) -> int:
@@ -192,7 +210,8 @@ class _Trainer:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
+    def run(self, asked_to_stop: Sequence[int]) -> dict[str, Any]:
+        self._asked_to_stop = asked_to_stop
         try:
             val_loss = self._train()
         except ExchangeError as error:
@@ -217,6 +236,8 @@ class _Trainer:
             if evaluate or _due(before, self.step, periods.log_steps):
                 self._record(losses, extra)
             if self.step < steps:
+                if self._all_stop or (self._group.stops_alone and self._asked_to_stop):
+                    raise self._stopped()
                 self._checkpoints.save_if_due(self._timer.elapsed)
         # A worker that joined in the last round may have made it fail.
         self._group.finish_last_round()
@@ -232,6 +253,15 @@ class _Trainer:
             error.cannot,
             because=error.because,
             do=f"{error.do}; then the same command with --resume --out {self._folder.path}",
+        )
+
+    def _stopped(self) -> RunStopped:
+        saved = self._checkpoints.save(self._timer.elapsed)
+        return RunStopped(
+            f"finish the run in {self._folder.path}",
+            because=f"it was asked to stop, and did so after inner step {self.step} with "
+            + ("a checkpoint" if saved else "no checkpoint, which could not be written"),
+            do=f"the same command with --resume --out {self._folder.path}",
         )
 
     def _one_step(self) -> list[float]:
@@ -259,7 +289,7 @@ class _Trainer:
         return mean
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
-        losses = self._group.all_gather(losses)
+        losses = self._gather(losses)
         worker = self._group.workers[0]
         stats, totals = worker.outer.stats, worker.totals()
         record = {
@@ -286,6 +316,13 @@ class _Trainer:
                 observer.record(record | self._group.record_fields() | statistics | extra)
         except CheckpointError as error:
             self._group.file_failed(error)
+
+    def _gather(self, losses: list[float]) -> list[float]:
+        """The losses of all ranks; with them goes whether one of them is to stop."""
+        told = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
+        each = len(losses) + 1
+        self._all_stop = any(told[each - 1 :: each])
+        return [value for index, value in enumerate(told, start=1) if index % each]
 
     def _tokens_per_s(self) -> float:
         return self._group.tokens / max(self._timer.training_s, 1e-9)

@@ -72,8 +72,11 @@ class CheckpointManager:
         if every and step // every > self._saved_step // every and self._group.can_checkpoint:
             self.save(elapsed)
 
-    def save(self, elapsed: ElapsedTime) -> None:
+    def save(self, elapsed: ElapsedTime) -> bool:
         """Write a checkpoint now.
+
+        Returns:
+            Whether it was written.
 
         Raises:
             CheckpointError: as above. NonFiniteError: a weight is not finite.
@@ -85,6 +88,8 @@ class CheckpointManager:
             self._write(elapsed)
         except CheckpointError as error:
             self._group.file_failed(error)
+            return False
+        return True
 
     def _write(self, elapsed: ElapsedTime) -> None:
         # No rank writes before all ranks have found their weights finite.

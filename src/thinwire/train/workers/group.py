@@ -82,6 +82,11 @@ class WorkerGroup(ABC):
         """Joins, losses and rounds of an elastic run; None where the workers are fixed."""
         return None
 
+    @property
+    def stops_alone(self) -> bool:
+        """Whether this process may stop between any two steps, without the other ranks."""
+        return True
+
     def record_fields(self) -> dict[str, int]:
         """What a record says besides: the number of workers, where it varies."""
         return {}
@@ -135,10 +140,13 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def all_gather(self, values: Sequence[float]) -> list[float]:
-        """One number per local worker in, one per rank of the run out, in rank order.
+        """This process's numbers in, those of all processes of the run out, in rank order.
 
         Simulated workers are a rank each. All workers have equally many ranks, so that a mean over
         all ranks is a mean over workers.
+
+        Args:
+            values: as many in every process.
         """
 
     def barrier(self) -> None:
@@ -266,6 +274,11 @@ class ThreadedWorkers(SimulatedWorkers):
 @final
 class TorchrunWorker(WorkerGroup):
     """One worker here, or a rank of it; the others are in the default process group."""
+
+    @property
+    def stops_alone(self) -> bool:
+        """No: the others would wait for it, and their checkpoints would be of other steps."""
+        return False
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""
