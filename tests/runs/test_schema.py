@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from run_folders import change, config_of, write_run
-from thinwire.errors import MismatchError
+from thinwire.errors import CheckpointError, MismatchError
 from thinwire.method import RENAMED_SLOTS, Method, with_present_names
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.identity import identity_fields
+from thinwire.runs.schema import read_finished, read_object
 from thinwire.runs.status import RunState, read_run, status_of
 from thinwire.runs.variants import variants_of
 
@@ -101,3 +102,25 @@ def test_fragments_are_read_from_the_names_of_statistics(tmp_path) -> None:
     run = read_run(write_run(tmp_path / "run", config_of("diloco"), **noted)).run
     assert run is not None
     assert run.records[0].statistics == {"cosine": {0: 1.0, 12: 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a":' * 5000 + "1" + "}" * 5000, "cannot be read"),
+        ('{"a":' * 200 + "1" + "}" * 200, "cannot be read"),
+        ('{"name": "\\ud800"}', "cannot be read"),
+    ],
+    ids=["too deep to be parsed", "deep", "half a character"],
+)
+def test_what_no_run_writes_is_refused(tmp_path, text: str, why: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=why):
+        read_object(tmp_path / "config.json")
+
+
+def test_a_number_beyond_all_floats_is_refused(tmp_path) -> None:
+    folder = write_run(tmp_path / "run", config_of("diloco"))
+    change(folder / "summary.json", wait_s=10**400)
+    with pytest.raises(CheckpointError, match="wait_s 1000"):
+        read_finished(folder)

@@ -1,6 +1,8 @@
 import dataclasses
+import hashlib
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -264,6 +266,109 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     file.with_suffix(".json").unlink()
     assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
+
+
+STRAY = (
+    "step-00000009 (copy).worker-0.json",
+    "step-x.worker-0.json",
+    "step-00000009.worker-one.json",
+    "step-00000009.worker-0.pt.json",
+    "step-00000099.worker-7.tmp",
+    "notes.txt",
+)
+
+
+@pytest.mark.parametrize("name", STRAY)
+def test_a_stray_file_beside_checkpoints_stops_nothing(
+    tiny, tmp_path, monkeypatch, name: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    stray = out / "checkpoints" / name
+    stray.write_text("{}")
+    assert resume(tiny(), out)["steps"] == 12
+    assert stray.read_text() == "{}"
+
+
+def seal(file: Path, state: object) -> None:
+    """Put `state`, or bytes, into a checkpoint, and let its seal say that this is right."""
+    if isinstance(state, bytes):
+        file.write_bytes(state)
+    else:
+        torch.save(state, file)
+    content = file.read_bytes()
+    facts = json.loads(file.with_suffix(".json").read_text())
+    facts |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    file.with_suffix(".json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [b"", b"not a checkpoint", pickle.dumps(object), 3, {}, {"run": 3}, {"run": {"config": {}}}],
+    ids=str,
+)
+def test_a_checkpoint_that_is_none_is_named(tiny, tmp_path, monkeypatch, state: object) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    seal(out / "checkpoints" / "step-00000008.worker-1.pt", state)
+    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*one before"):
+        resume(tiny(), out)
+
+
+def test_a_checkpoint_that_lacks_a_part_is_named(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    file = out / "checkpoints" / "step-00000008.worker-1.pt"
+    state = torch.load(file)
+    del state["worker"]["model"]
+    seal(file, state)
+    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*'model'"):
+        resume(tiny(), out)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "\xff", "{", '{"ranks": 2}'])
+def test_a_seal_that_is_none_is_named(tiny, tmp_path, monkeypatch, text: str) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    (out / "checkpoints" / "step-00000008.worker-1.json").write_text(text, encoding="latin-1")
+    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*one before"):
+        resume(tiny(), out)
+
+
+@pytest.mark.parametrize("ranks", [-1, 0, True, 1.5, "2", None])
+def test_a_seal_with_an_impossible_number_of_ranks_is_not_taken(
+    tiny, tmp_path, monkeypatch, ranks
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    for worker in (0, 1):
+        file = out / "checkpoints" / f"step-00000008.worker-{worker}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"ranks": ranks}))
+    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-0\.pt.*ranks"):
+        resume(tiny(), out)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", "{}", '{"workers": "two"}', '{"kind": "TrainConfig", "workers": 2}']
+)
+@pytest.mark.parametrize("name", ["config.json", "summary.json"])
+def test_a_file_that_is_none_of_a_run_is_named(
+    tiny, tmp_path, monkeypatch, name: str, text: str
+) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 5)
+    (out / name).write_text(text)
+    with pytest.raises(tw.CheckpointError, match=name):
+        resume(tiny(), out)
+
+
+def test_damaged_lines_of_metrics_are_forgotten(tiny, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    stop_after(tiny(), out, monkeypatch, 9)
+    with (out / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe{"step": 3}\n{"step": "3"}\n{"step": true}\n[3]\n')
+    resume(tiny(), out)
+    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(

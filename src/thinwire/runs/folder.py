@@ -10,7 +10,7 @@ from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_text
 from thinwire.handshake import check_same
 from thinwire.runs.identity import identities
-from thinwire.runs.schema import read_object
+from thinwire.runs.schema import read_config, read_summary
 
 __all__ = ["WITH_WORKERS", "RunFolder", "without", "write_json"]
 
@@ -42,7 +42,10 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
-        return self._read("summary.json") if (self.path / "summary.json").exists() else None
+        if not (self.path / "summary.json").exists():
+            return None
+        with self._reading("summary.json"):
+            return dict(read_summary(self.path).described)
 
     def check_free(self) -> None:
         """Raise `ConfigurationError` if there is a run here; nothing of it is touched."""
@@ -98,12 +101,13 @@ class RunFolder:
         )
 
     def config(self) -> dict[str, Any]:
-        """The description of the run here, as config.json has it.
+        """The description of the run here, as config.json has it, with today's names of slots.
 
         Raises:
             CheckpointError: the file is missing or damaged.
         """
-        return self._read("config.json")
+        with self._reading("config.json"):
+            return dict(read_config(self.path).described)
 
     def is_elastic(self) -> bool:
         """Whether the run here is of an elastic worker: only these write events."""
@@ -113,9 +117,10 @@ class RunFolder:
         """K of the run here."""
         return int(self.config()["workers"])
 
-    def _read(self, name: str) -> dict[str, Any]:
+    @contextmanager
+    def _reading(self, name: str) -> Generator[None]:
         try:
-            return read_object(self.path / name)
+            yield
         except CheckpointError as error:
             raise CheckpointError(
                 f"read {self.path / name}",
@@ -135,10 +140,10 @@ class RunFolder:
             CheckpointError: the file cannot be written.
         """
         file = self.path / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
         kept = [line for line in lines if _step(line) <= step]
         with _writing(file):
-            replace_text(file, "".join(kept))
+            replace_text(file, b"".join(kept).decode())
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl.
@@ -182,9 +187,10 @@ def _writing(file: Path) -> Generator[None]:
         ) from error
 
 
-def _step(line: str) -> float:
-    """The step of a record; infinite for one that a killed process left unfinished."""
+def _step(line: bytes) -> float:
+    """The step of a record; infinite for one that is damaged, or that a killed process left."""
     try:
-        return json.loads(line)["step"] if line.endswith("\n") else float("inf")
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+        step = json.loads(line)["step"] if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        step = None
+    return step if type(step) is int else float("inf")

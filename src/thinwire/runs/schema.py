@@ -18,8 +18,10 @@ __all__ = [
     "read_config",
     "read_finished",
     "read_object",
+    "read_summary",
 ]
 
+_DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
 
 # -- what the files hold ---------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def read_finished(folder: Path) -> FinishedRun:
     run = FinishedRun(
         folder=folder,
         config=config,
-        summary=_summary(_JsonFields(read_object(folder / "summary.json"), "summary.json"), config),
+        summary=_summary(folder, config),
         records=tuple(_records(folder / "metrics.jsonl")),
         corpus=_fingerprint(folder / "data.json"),
     )
@@ -287,7 +289,17 @@ def read_object(file: Path) -> dict[str, Any]:
     return _parsed(_text(file), file.name)
 
 
-def _summary(found: _JsonFields, config: RunConfig) -> RunSummary:
+def read_summary(folder: Path) -> RunSummary:
+    """The summary of the run in `folder`.
+
+    Raises:
+        CheckpointError: it is missing, damaged or not that of the run that config.json describes.
+    """
+    return _summary(folder, read_config(folder))
+
+
+def _summary(folder: Path, config: RunConfig) -> RunSummary:
+    found = _JsonFields(read_object(folder / "summary.json"), "summary.json")
     is_elastic = "events" in found.data
     summary = RunSummary(
         **found.amounts(RunSummary),
@@ -369,11 +381,23 @@ def _fingerprint(file: Path) -> str | None:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except ValueError as error:
+        if "\\u" in text:  # half of a surrogate pair can be neither shown nor written
+            json.dumps(data, ensure_ascii=False).encode()
+        _check_depth(data)
+    except (ValueError, RecursionError) as error:
         raise _corrupt(f"{where} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise _corrupt(f"{where} holds no object")
     return data
+
+
+def _check_depth(data: Any, depth: int = 0) -> None:
+    if depth > _DEEPEST:
+        raise ValueError(f"its objects are more than {_DEEPEST} deep")
+    for value in (
+        data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    ):
+        _check_depth(value, depth + 1)
 
 
 def _text(file: Path) -> str:
@@ -392,8 +416,12 @@ def _corrupt(because: str) -> CheckpointError:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _short(value: Any) -> str:

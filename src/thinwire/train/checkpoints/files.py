@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 
@@ -11,6 +13,8 @@ from thinwire.errors import CheckpointError
 from thinwire.files import replace_file, replace_text
 
 __all__ = ["Checkpoints"]
+
+_NAME: Final = re.compile(r"step-(\d{8,})\.worker-(\d+)\.(json|pt)", re.ASCII)
 
 
 @final
@@ -37,7 +41,7 @@ class Checkpoints:
         """
         return sorted(
             step
-            for step in {_step(seal) for seal in self._folder.glob("step-*.worker-*.json")}
+            for step in {step for step, _ in self._found("json")}
             if self._files(step, self._source(step))[1].exists()
         )
 
@@ -46,12 +50,32 @@ class Checkpoints:
 
     def _ranks_at(self, step: int) -> int:
         """Ranks of the run that wrote `step`, as its first seal says."""
-        seals = self._folder.glob(f"{_stem(step)}.worker-*.json")
-        first = min(seals, key=_number, default=None)
+        first = min((worker for its, worker in self._found("json") if its == step), default=None)
+        if first is None:
+            return self._ranks
         try:
-            return self._ranks if first is None else int(json.loads(first.read_text())["ranks"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return self._read_seal(self._files(step, first)[1])["ranks"]
+        except (OSError, ValueError):
             return self._ranks  # `load` says what is wrong with the seal
+
+    def _found(self, ending: str) -> Iterator[tuple[int, int]]:
+        """Steps and workers of the files there are; what has another name is not ours."""
+        for file in self._folder.glob(f"step-*.worker-*.{ending}"):
+            name = _NAME.fullmatch(file.name)
+            if name is not None:
+                yield int(name[1]), int(name[2])
+
+    def _read_seal(self, seal: Path) -> dict[str, Any]:
+        """What a seal says; earlier versions did not note the ranks."""
+        facts: Any = json.loads(seal.read_text())
+        if not isinstance(facts, dict):
+            raise ValueError("its seal holds no object")
+        facts = {"ranks": self._ranks, **facts}
+        if type(facts["ranks"]) is not int or facts["ranks"] < 1:
+            raise ValueError(f"its seal says that there were {facts['ranks']!r} ranks")
+        if not isinstance(facts.get("sha256"), str):
+            raise ValueError("its seal has no sha256")
+        return facts
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write `state` as the checkpoint of `step`.
@@ -75,8 +99,8 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Remove all but the newest `keep`; call it once every worker has written its own."""
-        seals = self._folder.glob(f"step-*.worker-{self._worker}.json")
-        old = {step: [self._worker] for step in sorted(map(_step, seals))[: -self._keep]}
+        mine = sorted(step for step, worker in self._found("json") if worker == self._worker)
+        old = {step: [self._worker] for step in mine[: -self._keep]}
         if old and self._worker == 0:
             self._add_abandoned(old)
         for step, workers in old.items():
@@ -88,9 +112,9 @@ class Checkpoints:
     def _add_abandoned(self, old: dict[int, list[int]]) -> None:
         """Add files of ranks that the run had before, with more workers."""
         newest = max(old)
-        for data in self._folder.glob("step-*.worker-*.pt"):
-            if _step(data) <= newest and _number(data) >= self._ranks:
-                old.setdefault(_step(data), []).append(_number(data))
+        for step, worker in list(self._found("pt")):
+            if step <= newest and worker >= self._ranks:
+                old.setdefault(step, []).append(worker)
 
     def load(self, step: int) -> tuple[dict[str, Any], int]:
         """The state saved at `step` from which this worker goes on, and the ranks there were.
@@ -100,16 +124,33 @@ class Checkpoints:
         """
         data, seal = self._files(step, self._source(step))
         try:
-            facts = json.loads(seal.read_text())
+            facts = self._read_seal(seal)
             if _sha256(data) != facts["sha256"]:
-                raise _damaged(
-                    data,
-                    f"it has {data.stat().st_size} bytes of {facts['bytes']}, or "
-                    "others than were written",
+                raise ValueError(
+                    f"it has {data.stat().st_size} bytes of {facts.get('bytes')}, or "
+                    "others than were written"
                 )
-            return torch.load(data, weights_only=True), self._ranks_at(step)
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(data, str(error)) from error
+            state = torch.load(data, weights_only=True)
+        except Exception as error:  # bytes of any kind fail in any way
+            raise self.damaged(step, str(error).partition("\n")[0]) from error
+        run = state.get("run") if isinstance(state, dict) else None
+        if not isinstance(run, dict) or not {"config", "corpus"} <= run.keys():
+            raise self.damaged(step, "it does not say of which run it is")
+        return state, self._ranks_at(step)
+
+    def damaged(self, step: int, because: str) -> CheckpointError:
+        """The error for a checkpoint of this worker that cannot be used.
+
+        Args:
+            step: whose.
+            because: what is wrong with it.
+        """
+        data, seal = self._files(step, self._source(step))
+        return CheckpointError(
+            f"load checkpoint {data}",
+            because=because,
+            do=f"remove {seal.name} beside it to resume from the one before",
+        )
 
     def _files(self, step: int, worker: int) -> tuple[Path, Path]:
         stem = f"{_stem(step)}.worker-{worker}"
@@ -118,22 +159,6 @@ class Checkpoints:
 
 def _stem(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _step(file: Path) -> int:
-    return int(file.name.split(".")[0].removeprefix("step-"))
-
-
-def _number(file: Path) -> int:
-    return int(file.name.split(".")[1].removeprefix("worker-"))
-
-
-def _damaged(data: Path, because: str) -> CheckpointError:
-    return CheckpointError(
-        f"load checkpoint {data}",
-        because=because,
-        do=f"remove {data.with_suffix('.json').name} beside it to resume from the one before",
-    )
 
 
 def _sha256(path: Path) -> str:

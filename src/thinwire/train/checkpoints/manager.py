@@ -115,7 +115,12 @@ class CheckpointManager:
         elapsed = ElapsedTime()
         if step:
             for worker, files in zip(self._group.workers, self._files, strict=True):
-                elapsed = self._load(worker, *files.load(step))
+                state, ranks = files.load(step)
+                try:
+                    elapsed = self._load(worker, state, ranks)
+                except (AttributeError, IndexError, KeyError, TypeError) as error:
+                    why = f"it lacks a part, or one is of another kind: {error}"
+                    raise files.damaged(step, why) from error
         self._saved_step = self._group.step
         if self._group.leads and self._folder.has_run():
             self._folder.cut_metrics(self._group.step)
