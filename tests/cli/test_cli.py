@@ -141,6 +141,16 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--workers", "0"], "workers=0"),
         (["train", "--inner-lr", "-1"], "lr"),
         (["train", "--device", "abacus"], "abacus"),
+        (["train", "--seed", str(10**30)], "seed=1000"),
+        (["train", "--threads", str(10**30)], "threads=1000"),
+        (["train", "--global-batch", str(10**30)], "global_batch=1000"),
+        (["train", "--clip-norm", "inf"], "clip_norm=inf"),
+        (["train", "--clip-norm", "nan"], "clip_norm=nan"),
+        (["train", "--timeout-s", "inf"], "wait inf s"),
+        (["train", "--timeout-s", "nan"], "wait nan s"),
+        (["train", "--outer-lr", "1e308"], "lr=1e+308"),
+        (["train", "--device", "meta"], "holds no numbers"),
+        (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
         (["compare", "--methods", "ddp,nope"], "nope"),
         (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
         (["compare", "--workers", "1,"], "--workers '1,'"),
@@ -165,6 +175,7 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def f(:")
     (tmp_path / "empty.py").write_text("def f(method):\n    pass\ndef grid():\n    return 3\n")
+    (tmp_path / "raises.py").write_text("def f(method):\n    raise ZeroDivisionError('mine')\n")
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")
@@ -235,6 +246,15 @@ def test_the_module_runs_as_the_command_does() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: cannot use method 'nope'")
+
+
+def test_without_a_package_the_command_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 1
+    error = capsys.readouterr().err
+    assert "transformers" in error
+    assert "pip install 'thinwire[train]'" in error
+    assert error.count("\n") == 1
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys) -> None:

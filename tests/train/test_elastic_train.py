@@ -12,6 +12,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,17 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     assert not [f for f in card if f.startswith(("machine", "periods"))]
     # A file of one name may say something else on another machine.
     assert card["model.configuration.hidden_size"] == "16"
+
+
+def test_an_address_that_has_no_machine_is_named(make, tmp_path, monkeypatch) -> None:
+    def unknown(lighthouse, **_) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(train_elastic, "Elastic", unknown)
+    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
+    elastic = ElasticConfig(lighthouse="typo.example:5")
+    with pytest.raises(tw.ConfigurationError, match=r"typo\.example:5; because .*not known"):
+        train(make(), tmp_path / "run", elastic=elastic)
 
 
 def test_one_that_is_asked_to_stop_in_a_round_saves_leaves_and_goes_on(make, tmp_path, elastic):

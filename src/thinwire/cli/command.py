@@ -51,6 +51,9 @@ def run(arguments: list[str] | None = None) -> int:
         return _ended(str(stopped), 128 + signal.SIGTERM)
     except ThinwireError as error:
         return _ended(f"error: {error}", 1)
+    except ModuleNotFoundError as error:
+        do = "pip install 'thinwire[train]', or the package by itself"
+        return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except OSError as error:
         do = "see to the file, disk or address that it names, and repeat the command"
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.experiments.experiment import Rates
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
@@ -19,9 +19,18 @@ def ask(recipe: Recipe, text: str) -> TrainConfig:
     """The configuration that `recipe` returns for the method `text`.
 
     Raises:
-        ConfigurationError: it returns something else.
+        ConfigurationError: it returns something else, or fails.
     """
-    made: Any = recipe(text)
+    try:
+        made: Any = recipe(text)
+    except ThinwireError:
+        raise
+    except Exception as error:  # it is the user's code, and may fail in any way
+        raise ConfigurationError(
+            f"use recipe {getattr(recipe, '__name__', '?')!r}",
+            because=f"it raised {type(error).__name__}: {error}",
+            do="correct it",
+        ) from error
     if not isinstance(made, TrainConfig):
         raise ConfigurationError(
             f"use recipe {getattr(recipe, '__name__', '?')!r}",

@@ -129,7 +129,7 @@ class AdamW(TorchOptimizer):
 
 def check_rate(lr: float) -> None:
     """Raise `ConfigurationError` unless `lr` can be an outer learning rate."""
-    if not 0.0 <= lr < float("inf"):
+    if not 0.0 <= lr <= torch.finfo(torch.float32).max:
         raise ConfigurationError(
             f"use an outer optimizer with lr={lr}",
             because="it must be finite and not negative: a pseudo-gradient (anchor - local) has "

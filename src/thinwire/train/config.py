@@ -1,7 +1,7 @@
 """The complete description of a training run."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method, describe
@@ -10,6 +10,10 @@ from thinwire.train.models import Model
 from thinwire.train.schedule import WarmupCosine
 
 __all__ = ["Machine", "Periods", "TrainConfig"]
+
+_MOST: Final = 2**53  # what JSON and floats hold exactly
+_MOST_THREADS: Final = 2**15
+_YEAR_S: Final = 366 * 86_400
 
 
 @final
@@ -33,10 +37,10 @@ class Periods:
     statistics_steps: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
-        _at_least(0, checkpoint_steps=self.checkpoint_steps)
-        _at_least(0, statistics_steps=self.statistics_steps)
-        _at_least(1, keep_checkpoints=self.keep_checkpoints)
+        _check_range(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
+        _check_range(0, checkpoint_steps=self.checkpoint_steps)
+        _check_range(0, statistics_steps=self.statistics_steps)
+        _check_range(1, keep_checkpoints=self.keep_checkpoints)
 
 
 @final
@@ -76,13 +80,13 @@ class Machine:
                 because="it is either True or False",
                 do="pass compile=True, or leave it out",
             )
-        _at_least(0, threads=self.threads)
-        _at_least(1, worker_size=self.worker_size)
-        if self.timeout_s <= 0:
+        _check_range(0, threads=self.threads, most=_MOST_THREADS)
+        _check_range(1, worker_size=self.worker_size)
+        if not 0 < self.timeout_s <= _YEAR_S:
             raise ConfigurationError(
                 f"wait {self.timeout_s} s for a worker",
-                because="every exchange takes some time",
-                do="pass a timeout above 0",
+                because="every exchange takes some time, and none a year",
+                do="pass a timeout above 0 and below a year",
             )
         if self.simulation == "stacked" and self.compile:
             raise ConfigurationError(
@@ -130,9 +134,9 @@ class TrainConfig:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
-        _at_least(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
-        _at_least(1, accumulate=self.accumulate)
-        _at_least(0, seed=self.seed, clip_norm=self.clip_norm)
+        _check_range(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
+        _check_range(1, accumulate=self.accumulate)
+        _check_range(0, seed=self.seed, clip_norm=self.clip_norm)
         size = self.machine.worker_size
         parts = self.workers * size * self.accumulate
         if self.global_batch % parts:
@@ -162,11 +166,11 @@ class TrainConfig:
         return described
 
 
-def _at_least(least: int, **values: float) -> None:
+def _check_range(least: int, *, most: int = _MOST, **values: float) -> None:
     for name, value in values.items():
-        if not value >= least:
+        if not least <= value <= most:
             raise ConfigurationError(
                 f"train with {name}={value}",
-                because=f"it is below {least}",
-                do=f"pass {name} >= {least}",
+                because=f"it is not between {least} and {most:g}",
+                do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:g}",
             )

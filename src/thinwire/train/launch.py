@@ -259,6 +259,12 @@ def _device(name: str) -> str:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and under_torchrun():
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if name.startswith("meta"):
+        raise ConfigurationError(
+            f"train on device {name!r}",
+            because="it holds no numbers, only shapes",
+            do="pass --device cpu, or auto to take what is there",
+        )
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -87,12 +87,20 @@ class ElasticConfig:
         """
         given = {"patience": self.patience, "min_workers": self.min_workers}
         chosen = {name: value for name, value in given.items() if value is not None}
-        return Elastic(
-            self.lighthouse,
-            token=find_token(self.token_file),
-            identity=self.identity or default_identity(out),
-            options=replace(ElasticOptions(), **chosen),
-        )
+        token = find_token(self.token_file)
+        try:
+            return Elastic(
+                self.lighthouse,
+                token=token,
+                identity=self.identity or default_identity(out),
+                options=replace(ElasticOptions(), **chosen),
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"reach the lighthouse at {self.lighthouse}",
+                because=str(error),
+                do="correct the address, or try again when the name can be looked up",
+            ) from error
 
 
 def default_identity(out: Path) -> str:
