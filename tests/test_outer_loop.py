@@ -409,13 +409,26 @@ def test_freezing_or_unfreezing_later_is_refused(preset: str) -> None:
         outer.step()
 
 
+def test_a_closed_loop_is_not_stepped() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, diloco())
+    digest = outer.digest()
+    outer.close()
+    for step in (outer.step, outer.begin):
+        with pytest.raises(tw.ConfigurationError, match="use a closed outer loop"):
+            step()
+    outer.close()
+    assert (outer.digest(), outer.inner_step) == (digest, 0)
+
+
 def test_stepping_by_hand_while_following_is_refused() -> None:
     model = build_model()
     with tw.OuterLoop(model, sgd(model), diloco()) as outer:
         with pytest.raises(tw.ConfigurationError, match="count twice"):
             outer.step()
         outer.flush()
-    with pytest.raises(tw.ConfigurationError, match="enter a closed outer loop"):
+    with pytest.raises(tw.ConfigurationError, match="use a closed outer loop"):
         outer.__enter__()
 
 

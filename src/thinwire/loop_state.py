@@ -19,7 +19,14 @@ from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.transport import RoundTag
 
-__all__ = ["MALFORMED", "LoopState", "check_keys", "next_after", "record_of"]
+__all__ = [
+    "MALFORMED",
+    "LoopState",
+    "check_keys",
+    "check_none_in_flight",
+    "next_after",
+    "record_of",
+]
 
 _GLANCE_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
 
@@ -290,6 +297,20 @@ def next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) 
     except MALFORMED as error:
         return answers.throw(error)
     return next(answers)
+
+
+def check_none_in_flight(state: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if a saved state has rounds in flight.
+
+    Args:
+        state: as `OuterLoop.state_dict()` returns it.
+    """
+    if any(int(saved["round"]) > 0 for f in state["fragments"] for saved in f["in_flight"]):
+        raise CheckpointError(
+            "load a state with rounds in flight",
+            because="where workers come and go, the others have gone on without these rounds",
+            do="pass load_shared_state() what shared_state() returned",
+        )
 
 
 def check_keys(state: Mapping[str, Any]) -> None:

@@ -19,7 +19,13 @@ from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
 from thinwire.handshake import announce, check_descriptions, check_same, digest, encode_description
 from thinwire.live_weights import LiveWeights, local_shard
-from thinwire.loop_state import LoopState, check_keys, next_after, record_of
+from thinwire.loop_state import (
+    LoopState,
+    check_keys,
+    check_none_in_flight,
+    next_after,
+    record_of,
+)
 from thinwire.membership import (
     FixedMembership,
     Go,
@@ -165,7 +171,9 @@ class OuterLoop:
 
         Raises:
             NonFiniteError: something to be sent is not finite; names parameter and step.
+            ConfigurationError: the loop is closed.
         """
+        self._check_open()
         self.join()
         state = self._state
         state.step += 1
@@ -600,7 +608,8 @@ class OuterLoop:
             whose="the checkpoint",
             do="resume with the model and method that wrote it",
         )
-        self._check_nothing_is_lost(state)
+        if not self._membership.is_fixed:
+            check_none_in_flight(state)
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._left_out = {
             int(worker): int(count)
@@ -627,17 +636,6 @@ class OuterLoop:
             fragment.send_again(round)
         # What is sent again was counted when it was sent first.
         self._counters.restore(counted)
-
-    def _check_nothing_is_lost(self, state: Mapping[str, Any]) -> None:
-        in_flight = any(
-            int(saved["round"]) > 0 for f in state["fragments"] for saved in f["in_flight"]
-        )
-        if in_flight and not self._membership.is_fixed:
-            raise CheckpointError(
-                "load a state with rounds in flight",
-                because="where workers come and go, the others have gone on without these rounds",
-                do="pass load_shared_state() what shared_state() returned",
-            )
 
     def shared_state(self) -> dict[str, Any]:
         """What all workers share, whatever their number: plain tensors and numbers.
@@ -694,12 +692,7 @@ class OuterLoop:
         Raises:
             ConfigurationError: there is no optimizer, it is followed already, or this is closed.
         """
-        if self._is_closed:
-            raise ConfigurationError(
-                "enter a closed outer loop",
-                because="closing it gave the optimizers back",
-                do="build a new OuterLoop; load_state_dict() carries its state over",
-            )
+        self._check_open()
         self._hooks.follow(self.step)
         # Before the first inner step, which then starts from what the others have.
         self.join()
@@ -743,6 +736,14 @@ class OuterLoop:
         self._storage.put_away()
         self._live.close()
         self._membership.leave()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError(
+                "use a closed outer loop",
+                because="closing it gave the optimizers back, and nothing is exchanged any more",
+                do="build a new OuterLoop; load_state_dict() carries its state over",
+            )
 
 
 def _check_elastic(method: Method, *, is_divided: bool) -> None:
