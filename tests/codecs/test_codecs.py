@@ -681,3 +681,12 @@ def test_cuts_leave_blocks_whole() -> None:
 def test_the_wire_order_puts_whole_chunks_first() -> None:
     shapes = {"a": (3,), "b": (64, 64), "c": (0,), "d": (2, 4096)}
     assert wire_order(shapes) == ("b", "d", "a", "c")
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
+def test_a_code_of_zero_is_zero_whatever_the_scale(scale: float) -> None:
+    payload = E3M0().encode(torch.tensor([1.0, 0.0, -1.0, -0.0, 1e-9]))
+    payload[:2] = torch.tensor([scale], dtype=torch.bfloat16).view(torch.uint8)
+    decoded = E3M0().decode(payload, 5)
+    assert decoded[[1, 3, 4]].tolist() == [0.0, 0.0, 0.0]
+    assert not decoded[[0, 2]].isfinite().any()

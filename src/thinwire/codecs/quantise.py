@@ -206,7 +206,9 @@ class _E3M0Rows(RowFormat):
 
 def _powers(scale: Tensor, codes: Tensor) -> DenseRows:
     signed = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], device=codes.device)
-    return DenseRows(values=signed[codes.to(torch.int64)] * scale)
+    levels = signed * scale
+    levels[:, [0, len(_MAGNITUDES)]] = signed[[0, len(_MAGNITUDES)]]  # 0 also of a scale of NaN
+    return DenseRows(values=levels.gather(1, codes.to(torch.int64)))
 
 
 @final
