@@ -43,6 +43,15 @@ def test_what_cannot_be_written_is_dropped_and_the_rest_is_not(monkeypatch, caps
     assert capsys.readouterr().err == "to the reader"
 
 
+def test_a_name_that_cannot_be_encoded_loses_no_output(tmp_path, monkeypatch) -> None:
+    with (tmp_path / "out").open("w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with lasting_output():
+            sys.stdout.write("runs/\udcff, ")
+            sys.stdout.write("and more")
+    assert (tmp_path / "out").read_text() == "runs/\\udcff, and more"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_reader_that_goes_away_ends_no_training(tmp_path, command: str) -> None:
     with start(tmp_path, *COMMANDS[command]) as process:

@@ -35,8 +35,9 @@ class _LastingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"  # a path may hold bytes that are no text
         with self._dropping():
-            self._stream.write(text)
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
