@@ -14,8 +14,8 @@ from torch import nn
 import thinwire as tw
 from toy import adamw, build_model, loss
 
-WORKERS = int(os.environ["THINWIRE_WORKERS"])
-WORKER = int(os.environ["THINWIRE_WORKER"])
+WORKERS = int(os.environ.get("THINWIRE_WORKERS", "1"))
+WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
 
 
 METHODS = {
