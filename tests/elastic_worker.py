@@ -44,9 +44,9 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
-    terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write at the
-    end and to start from), layers (a model with a stack of them), damage (see FaultyTransport), die
-    (["step", n]: in the n-th among three workers; others: see elastic_faults).
+    terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write after
+    every step and to start from), layers (a model with a stack of them), damage (see
+    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
@@ -97,6 +97,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         optimizer.step()
         optimizer.zero_grad()
         outer.step()
+        save(outer, options)
     if kind == "flushing":
         elastic.run = lambda *_: die()
     outer.flush()
@@ -107,9 +108,15 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         left_out=outer.stats.left_out,
         wait_s=outer.stats.wait_s,
     )
-    if "checkpoint" in options:
-        torch.save(outer.shared_state(), checkpoint)
+    save(outer, options)
     outer.close()
+
+
+def save(outer: tw.OuterLoop, options: dict) -> None:
+    if "checkpoint" in options:
+        partial = Path(options["checkpoint"] + ".partial")
+        torch.save(outer.shared_state(), partial)
+        partial.rename(options["checkpoint"])
 
 
 def command(*arguments: str) -> None:

@@ -139,7 +139,7 @@ class SlowReply:
 
     def __init__(self, peers: tuple[Member, ...], read: threading.Event) -> None:
         self._peers, self._read = peers, read
-        self.age_s, self.refused, self.rejoined = 99.0, (), False
+        self.age_s, self.refused, self.rejoined, self.run = 99.0, (), False, at(1)
 
     @property
     def peers(self) -> tuple[Member, ...]:
@@ -252,5 +252,7 @@ def test_shares_that_were_dealt_without_a_worker_are_not_dealt_by_it() -> None:
         heartbeat.send()
         assert heartbeat.with_dealt_shares(at(dealt=9)) == at(dealt=12)
         assert heartbeat.with_dealt_shares(at(dealt=15)) == at(dealt=15)
+        heartbeat.run = at(dealt=14)  # by workers that are gone
+        assert heartbeat.with_dealt_shares(at(dealt=9)) == at(dealt=14)
     finally:
         heartbeat.close()

@@ -87,6 +87,8 @@ def test_the_furthest_state_that_most_workers_have_is_the_runs() -> None:
     assert (quorum.position.version, quorum.position.digest) == (4, "aa")
     two = elect([worker("a", digest="bb"), worker("b")])
     assert two.position.digest == "bb"  # of equally many, the first by name
+    two = elect([worker("a", digest="bb", known="aa"), worker("b")])
+    assert two.position.digest == "aa"  # or the one that the registry knows
 
 
 def test_the_phase_is_that_of_members_with_something_to_contribute() -> None:

@@ -123,6 +123,54 @@ def test_a_stopped_worker_costs_the_others_one_heartbeat_timeout(team: Team) -> 
     assert victim.events("healed"), team.report()
 
 
+def test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone(team: Team) -> None:
+    team.options["steps"] = 80
+    first, second, victim = team.start_all("w0", "w1", "w2")
+    victim.send(signal.SIGSTOP)
+    assert [worker.wait(40) for worker in (first, second)] == [0, 0], team.report()
+    victim.send(signal.SIGCONT)
+    assert victim.wait(20) == 1, team.report()
+    said = victim.last("error")
+    assert f"the run is over: version {first.version}, digest" in said, said
+    team.finish()  # no share was dealt twice
+
+
+def test_a_worker_that_was_stopped_until_the_others_were_killed_waits_for_one_of_them(
+    team: Team,
+) -> None:
+    team.options |= {"steps": 200, "terms": {"give_up_s": 1.5}}
+    first, second, victim = team.start_all("w0", "w1", "w2")
+    victim.send(signal.SIGSTOP)
+    version = first.version
+    team.until(lambda: first.version > version + 4)
+    first.kill()
+    second.kill()
+    victim.send(signal.SIGCONT)
+    assert victim.wait(20) == 1, team.report()
+    assert "no worker that has that of the run is there" in victim.last("error")
+    team.check_shares()
+
+
+def test_a_run_goes_on_after_all_of_it_was_killed_and_the_lighthouse_too(
+    team: Team, tmp_path
+) -> None:
+    names = ("w0", "w1")
+    saved = {name: {"checkpoint": str(tmp_path / f"{name}.pt")} for name in names}
+    before = [team.start(name, **saved[name]) for name in names]
+    team.until(lambda: all(worker.version > 8 for worker in before))
+    team.kill_lighthouse()
+    for worker in before:
+        worker.kill()
+    team.start_lighthouse()
+    after = [team.start(name, **saved[name]) for name in names]
+    team.finish()
+    for worker in after:
+        assert worker.steps()[0]["version"] >= 8, team.report()
+        assert worker.version == 30
+    # No step was taken twice by both processes of a worker.
+    assert max(w.steps()[-1]["step"] for w in before) <= after[0].steps()[0]["step"] + EVERY
+
+
 def test_no_worker_ends_when_the_lighthouse_does(team: Team) -> None:
     team.options["steps"] = 200
     workers = team.start_all("w0", "w1", "w2")

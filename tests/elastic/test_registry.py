@@ -1,5 +1,7 @@
 """The rules by which workers join, are refused and forgotten."""
 
+import dataclasses
+
 import pytest
 
 from elastic_registry import DESCRIPTION, EXPIRY_S, OTHER, Clock, at
@@ -124,6 +126,49 @@ def test_the_description_is_forgotten_with_the_last_worker(end: str) -> None:
     assert rules.join("c", description=OTHER) is None
     log = rules.registry.take_log()
     assert log[-2].startswith("b left (" if end == "leave" else "b is gone (version 0, step 0): ")
+
+
+@pytest.mark.parametrize("end", ["leave", "expire"])
+def test_a_run_that_took_an_outer_step_is_remembered_after_its_last_worker(end: str) -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.beat("a", version=7)
+    if end == "leave":
+        rules.registry.leave("a", "a0")
+    else:
+        rules.after(EXPIRY_S + 0.1)
+    assert rules.there() == []
+    for version in (0, 9):
+        refusal = rules.join("b", description=OTHER, version=version)
+        assert refusal is not None
+        assert "a lighthouse of its own" in refusal.do
+    assert rules.join("b") is None
+    assert rules.registry.run.position == at(7)
+
+
+def test_workers_that_have_gone_on_or_are_gone_are_no_majority() -> None:
+    rules = Rules()
+    for name in "abc":
+        rules.join(name)
+    team = ["a0", "b0", "c0"]
+    names = [f"{name[0]}:{name}" for name in team]
+
+    def begins(names: list[str], version: int) -> bool:
+        position = dataclasses.replace(at(version), dealt=rules.registry.run.position.dealt)
+        return rules.registry.begin_round(names, position) is None
+
+    assert begins(names, 0)
+    assert begins(names[:2], 1)
+    rules.beat("a", version=2)
+    assert begins(names[:1], 2)
+    rules.beat("a", version=3)
+    rules.registry.leave("b", "b0")
+    assert not begins(names, 1)  # as c says of a, which has gone on, and b, which is gone
+    rules.registry.leave("a", "a0")
+    rules.join("b", version=2, process=1)
+    assert not begins(["b:b1"], 2)
+    rules.join("a", version=2, process=1)
+    assert begins(["a:a1", "b:b1"], 2)
 
 
 def test_a_state_that_took_outer_steps_displaces_those_at_the_beginning() -> None:

@@ -1,5 +1,6 @@
 """The registry over the network."""
 
+import dataclasses
 import socket
 import threading
 
@@ -97,6 +98,24 @@ def test_all_workers_join_a_restarted_registry_again() -> None:
         assert not a.heartbeat(at(2)).rejoined
         with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
             wrong.heartbeat(at(0))
+
+
+def test_a_round_is_begun_at_the_registry_also_at_a_restarted_one() -> None:
+    with registry_server() as server:
+        port = server.port
+        a, b = client(port, "a"), client(port, "b")
+        a.join(at(0), "10.0.0.1:4000")
+        b.join(at(3), "10.0.0.2:4000")
+        assert b.begin_round(at(3), [f"b:{b.nonce}"]) is None
+        refusal = a.begin_round(at(0), [f"a:{a.nonce}"])
+        assert refusal is not None
+        assert "the run is at version 3" in refusal.reason
+        assert a.heartbeat(at(0)).run == dataclasses.replace(at(3), dealt=1)
+    with registry_server(port=port):
+        assert a.begin_round(at(2), [f"a:{a.nonce}"]) is None
+        reply = b.heartbeat(at(3))
+        assert reply.rejoined
+        assert reply.run == dataclasses.replace(at(3), dealt=1)
 
 
 def test_a_heartbeat_after_leaving_does_not_bring_a_worker_back() -> None:

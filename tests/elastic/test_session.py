@@ -12,9 +12,12 @@ from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
+from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Go, Load, Over, Phase, Progress, RoundPlan, SharedState, Snapshot
+
+MODEL = {"model": "toy"}
 
 
 class Still(SharedState):
@@ -54,31 +57,38 @@ class Still(SharedState):
 
 
 @contextlib.contextmanager
-def two_sessions(**options):
+def two_sessions(lighthouse=None, **options):
     """Two workers at a lighthouse that misses them soon."""
     pytest.importorskip("torchft")
     from thinwire.elastic.carrier import GlooCarrier
     from thinwire.elastic.session import ElasticSession
 
     token = Token("a secret of many characters")
-    lighthouse = LighthouseServer(
-        token, host="127.0.0.1", port=0, heartbeat_timeout_s=0.4, on_event=lambda line: None
-    )
-    with lighthouse, contextlib.ExitStack() as opened:
+    given = {"heartbeat_timeout_s": 0.4, "on_event": lambda line: None} | (lighthouse or {})
+    server = LighthouseServer(token, host="127.0.0.1", port=0, **given)
+    with server, contextlib.ExitStack() as opened:
         sessions, states = [], [Still(), Still()]
         for identity, state in zip("ab", states, strict=True):
             chosen = ElasticSettings(
-                lighthouse=f"127.0.0.1:{lighthouse.port}",
+                lighthouse=f"127.0.0.1:{server.port}",
                 token=token,
                 identity=identity,
                 host="127.0.0.1",
                 options=ElasticOptions(**{"give_up_s": 10.0} | options),
             )
             carrier = GlooCarrier("127.0.0.1")
-            session = ElasticSession(chosen, state, {"model": "toy"}, EventLog(), carrier)
+            session = ElasticSession(chosen, state, MODEL, EventLog(), carrier)
             sessions.append(session)
             opened.callback(sessions[-1].close)
         yield sessions, states
+
+
+def learn(session, **fields) -> None:
+    """Tell the registry of `session` of a worker that is gone."""
+    position = Progress(**{"version": 5, "step": 20, "digest": "ee", "dealt": 9, **fields})
+    registry = RegistryClient(session._settings.token, session._settings.lighthouse, "gone", MODEL)
+    registry.join(position, "127.0.0.1:1")
+    registry.leave()
 
 
 @contextlib.contextmanager
@@ -145,3 +155,42 @@ def test_other_workers_that_cannot_connect_try_until_give_up_s(monkeypatch) -> N
         with pytest.raises(ExchangeError, match=r"form a group.* times: .*could not connect"):
             first.result()
         assert len(tried) > 2 * 4
+
+
+# -- which version of the run goes on --------------------------------------------------------------
+
+
+def test_a_new_lighthouse_learns_of_the_run_from_its_workers() -> None:
+    """As where all of them, and the lighthouse, were killed, and start again from checkpoints."""
+    with at_once() as begin, two_sessions() as ((first, second), (ahead, behind)):
+        ahead.at = Progress(version=7, step=28, digest="cc", dealt=20)
+        behind.go.set()
+        plans = [begin(session, Phase.JOIN).result for session in (first, second)]
+        assert {(plan(20).step, plan(20).dealt) for plan in plans} == {(28, 20)}
+        assert behind.at == ahead.at
+        first._heartbeat.send()
+        assert first._heartbeat.run == dataclasses.replace(ahead.at, dealt=22)
+
+
+def test_a_worker_that_was_left_behind_ends_when_the_others_do_not_come_back() -> None:
+    with two_sessions(give_up_s=0.5) as ((first, second), _):
+        learn(first)
+        second.close()
+        with pytest.raises(ExchangeError, match=r"version 5, digest ee, .* has version 1.*fork"):
+            first._state.begin(first, Phase.ROUND)
+
+
+def test_a_worker_does_not_go_on_with_a_run_that_is_over() -> None:
+    with two_sessions(give_up_s=60.0) as ((first, second), _):
+        learn(first, over=True)
+        second.close()
+        with pytest.raises(MismatchError, match="the run is over: version 5, digest ee"):
+            first._state.begin(first, Phase.ROUND)
+
+
+def test_an_older_version_goes_on_where_the_lighthouse_allows_it() -> None:
+    with two_sessions(lighthouse={"allow_fork": True}) as ((first, second), _):
+        learn(first, over=True)
+        second.close()
+        # Shares are not dealt again all the same.
+        assert first._state.begin(first, Phase.ROUND).dealt == 9

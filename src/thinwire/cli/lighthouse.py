@@ -44,6 +44,9 @@ class LighthouseCommand:
     """Seconds of silence after which a worker is gone."""
     join_timeout_s: float = 60.0
     """Seconds that workers which are ready for a round wait for the others."""
+    allow_fork: bool = False
+    """Let workers go on from an older version of the run than the lighthouse knows: what was done
+    since is given up, and a run that is over gets a second result."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN, and without it a new one is made."""
 
@@ -62,6 +65,7 @@ class LighthouseCommand:
                 min_workers=self.min_workers,
                 heartbeat_timeout_s=self.heartbeat_timeout_s,
                 join_timeout_s=self.join_timeout_s,
+                allow_fork=self.allow_fork,
                 on_event=partial(say, console),
             ) as server,
         ):

@@ -56,6 +56,7 @@ class Heartbeat:
     Attributes:
         peers: the other workers, by the last answer.
         registry_age_s: since when the registry ran then.
+        run: how far the run was then.
         refusal: why the registry refuses this worker; None unless it does so repeatedly.
     """
 
@@ -69,7 +70,7 @@ class Heartbeat:
         callbacks: HeartbeatCallbacks,
     ) -> None:
         self._registry, self._position = registry, position
-        self.peers, self.registry_age_s = joined.peers, joined.age_s
+        self.peers, self.registry_age_s, self.run = joined.peers, joined.age_s, joined.run
         self.refusal: ThinwireError | None = None
         self._callbacks = callbacks
         self._waiting_since: float | None = None
@@ -102,7 +103,7 @@ class Heartbeat:
         A worker that missed the start of a round would otherwise deal the same shares again.
         """
         known = (peer.position.dealt for peer in self.peers)
-        return dataclasses.replace(position, dealt=max(position.dealt, *known, 0))
+        return dataclasses.replace(position, dealt=max(position.dealt, self.run.dealt, *known))
 
     def finish(self) -> None:
         """Tell the registry that this worker has taken all its steps."""
@@ -131,7 +132,7 @@ class Heartbeat:
             reply = self._ask(since)
             if reply is None:
                 return
-            self.peers, self.registry_age_s = reply.peers, reply.age_s
+            self.peers, self.registry_age_s, self.run = reply.peers, reply.age_s, reply.run
             if reply.rejoined:
                 # The registry had forgotten all workers: the others have yet to join again.
                 self._seen = frozenset()

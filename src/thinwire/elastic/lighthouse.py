@@ -30,6 +30,7 @@ class LighthouseServer:
         min_workers: a round needs this many.
         heartbeat_timeout_s: without a heartbeat, after which a worker is gone.
         join_timeout_s: how long torchft lets workers that are ready wait for those that are not.
+        allow_fork: whether a round may begin from an older version than the run's.
         on_event: gets a line for each worker that joined, left or was refused, and why; called
             from any thread.
 
@@ -46,6 +47,7 @@ class LighthouseServer:
         min_workers: int = 1,
         heartbeat_timeout_s: float = 5.0,
         join_timeout_s: float = 60.0,
+        allow_fork: bool = False,
         on_event: Callable[[str], None],
     ) -> None:
         _check(port, min_workers, heartbeat_timeout_s, join_timeout_s)
@@ -59,6 +61,7 @@ class LighthouseServer:
                 port=self.port,
                 lighthouse_port=upper,
                 heartbeat_timeout_s=heartbeat_timeout_s,
+                allow_fork=allow_fork,
                 on_event=on_event,
             )
         except OSError as error:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import final
 
 from thinwire.elastic.heartbeat import Heartbeat
+from thinwire.elastic.known_run import RoundRefusal
 from thinwire.elastic.options import ElasticOptions
 from thinwire.elastic.quorum import Quorum
-from thinwire.errors import ExchangeError
+from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Phase
 
 __all__ = ["PeerPolicy"]
@@ -34,7 +35,7 @@ class PeerPolicy:
         self._options, self._heartbeat, self._is_new = options, heartbeat, is_new
         self.names: frozenset[str] = frozenset()
         self._alone_since_s: float | None = None
-        self._lost_at_s = -math.inf
+        self._lost_at_s, self._refused_since_s = -math.inf, math.inf
 
     def met(self, names: frozenset[str]) -> None:
         """A round is begun with `names`."""
@@ -75,6 +76,29 @@ class PeerPolicy:
                 f"registered for {alone_s:.0f} s",
                 do="start the others, or ask for fewer workers",
             )
+
+    def may_begin(self, refusal: RoundRefusal | None, tell: Callable[[str], None]) -> bool:
+        """Whether the registry lets this worker begin a round; if not, it is to ask again.
+
+        Args:
+            refusal: the registry's, if any.
+            tell: called with the reason of the first refusal of several in a row.
+
+        Raises:
+            MismatchError: the run is over.
+            ExchangeError: for too long, no worker had what this one lacks.
+        """
+        now_s = time.monotonic()
+        if refusal is None:
+            self._refused_since_s = math.inf
+            return True
+        if self._refused_since_s == math.inf:
+            self._refused_since_s = now_s
+            tell(refusal.reason)
+        if refusal.is_final or now_s - self._refused_since_s > self._options.give_up_s:
+            kind = MismatchError if refusal.is_final else ExchangeError
+            raise kind("go on with the run", because=refusal.reason, do=refusal.do)
+        return False
 
     def linger(self, round_s: float, *, to_come_back_s: float) -> None:
         """Wait until all others have finished, too: they may need what this worker has.

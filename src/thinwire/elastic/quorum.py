@@ -11,7 +11,7 @@ from thinwire.elastic.token import Token
 from thinwire.membership import Phase, Progress
 from thinwire.transport.address import split_address
 
-__all__ = ["Member", "Quorum", "elect"]
+__all__ = ["Member", "Quorum", "elect", "identity_of"]
 
 JOIN, ROUND, LAST = (phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST))
 _LONGEST_TEXT = 200
@@ -40,6 +40,8 @@ class Member:
         oldest: version from which it can bring others up to its own by replaying rounds.
         group: key of the group that it has; "" without one that can be used.
         awaits: names of members without which it begins no round.
+        known: digest that the registry knows of the run at this worker's version; "" if it knows
+            of another version.
 
     >>> token = Token("a secret of many characters")
     >>> start = Progress(version=0, step=0, digest="")
@@ -63,6 +65,7 @@ class Member:
     oldest: int = 0
     group: str = ""
     awaits: tuple[str, ...] = ()
+    known: str = ""
 
     @property
     def name(self) -> str:
@@ -156,8 +159,8 @@ def elect(workers: Iterable[Member]) -> Quorum:
     """The quorum that every worker concludes from the same `workers`, in any order.
 
     The state that has come furthest is that of the run; among states that came equally far, the
-    one that most workers have. A worker that is behind takes part if the leader can replay the
-    rounds that it missed.
+    one that most workers have, and of two that equally many have the one that the registry knows.
+    A worker that is behind takes part if the leader can replay the rounds that it missed.
     """
     everyone = sorted(workers, key=lambda w: w.name)
     furthest = max(w.position.version for w in everyone)
@@ -184,14 +187,27 @@ def elect(workers: Iterable[Member]) -> Quorum:
     )
 
 
+def identity_of(name: str) -> str:
+    """The identity in a member's name.
+
+    >>> identity_of("a:b:1")
+    'a:b'
+    """
+    return name.rpartition(":")[0]
+
+
 def _short_digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _most_common(workers: Sequence[Member]) -> tuple[str, str]:
-    """The description and state digest of most workers; of equally many, those of the first."""
+    """The description and state digest of most workers.
+
+    Of equally many, those that the registry knows, or else those of the first.
+    """
     counts = Counter((w.description, w.position.digest) for w in workers)
-    return max(counts, key=lambda kind: counts[kind])
+    known = {w.known for w in workers}
+    return max(counts, key=lambda kind: (counts[kind], kind[1] in known))
 
 
 def _phase_of(members: Sequence[Member]) -> tuple[str, Sequence[Member]]:

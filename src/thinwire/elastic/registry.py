@@ -5,12 +5,14 @@ No network here: `registry_server.py` carries requests to this and answers back.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from thinwire.elastic.known_run import KnownRun, RoundRefusal
 from thinwire.elastic.quorum import Member
 from thinwire.handshake import first_difference
+from thinwire.membership import Progress
 
 __all__ = ["JoinRefusal", "MemberRegistry"]
 
@@ -43,7 +45,6 @@ class JoinRefusal:
 @dataclass  # state: replaced with every heartbeat
 class _RegisteredMember:
     member: Member
-    description: Mapping[str, str]
     last_seen_s: float
     unread_refusals: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
 
@@ -52,19 +53,30 @@ class _RegisteredMember:
 class MemberRegistry:
     """The workers that are there, by identity; not safe from several threads.
 
-    The description of the workers that are there is the run's. It is forgotten with the last of
-    them. A worker whose state has taken outer steps displaces workers of another description if
-    all of these are at the beginning: after a restart of the registry, the first to join may be
-    the wrong one.
+    The description of the first workers is the run's. It is forgotten with the last of them if the
+    run has taken no outer step. Until then, a worker whose state has taken outer steps displaces
+    workers of another description: after a restart of the registry, the first to join may be the
+    wrong one.
 
     Args:
         expiry_s: without a heartbeat, after which a worker is gone.
+        allow_fork: whether a round may begin from an older version than the run's.
         clock: seconds, of any origin.
+
+    Attributes:
+        run: what is known of it.
     """
 
-    def __init__(self, *, expiry_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        expiry_s: float,
+        allow_fork: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.expiry_s = expiry_s
-        self._clock = clock
+        self.run = KnownRun(allow_fork=allow_fork)
+        self._allow_fork, self._clock = allow_fork, clock
         self._entries: dict[str, _RegisteredMember] = {}
         self._reported: dict[tuple[str, ...], float] = {}
         self._log: list[str] = []
@@ -76,23 +88,42 @@ class MemberRegistry:
             member: the worker.
             description: of its model, method and versions, one text per field.
         """
-        others = [entry for name, entry in self._entries.items() if name != member.identity]
-        differing = [entry for entry in others if dict(entry.description) != dict(description)]
-        displaces = member.position.version > 0 and all(
-            entry.member.position.version == 0 for entry in differing
-        )
-        if differing and not displaces:
-            refusal = _different_run(description, differing[0].description, self.expiry_s)
-            return self._refuse(member, refusal)
         holder = self._entries.get(member.identity)
         if holder is not None and holder.member.nonce != member.nonce:
             return self._refuse(member, self._identity_taken(holder))
-        for entry in differing:
-            self._displace(entry, member, description)
+        has_begun = self.run.position.version > 0
+        if not has_begun and not self._entries:
+            self.run = KnownRun(allow_fork=self._allow_fork)
+            self.run.description = description
+        runs = self.run.description
+        differs = dict(description) != dict(runs)
+        if differs and (has_begun or member.position.version == 0):
+            return self._refuse(member, _different_run(description, runs))
+        if differs:
+            self.run.description = description
+            for entry in self._entries.values():
+                self._displace(entry, member, runs)
+            self._entries.clear()
         if holder is None:
             self._log.append(f"{member.identity} joined from {member.address}{_progress(member)}")
-        self._entries[member.identity] = _RegisteredMember(member, description, self._clock())
+        self._entries[member.identity] = _RegisteredMember(member, self._clock())
+        self.run.learn(member.position)
         return None
+
+    def begin_round(self, names: Collection[str], position: Progress) -> RoundRefusal | None:
+        """Note that a worker begins a round, or say why it must not.
+
+        Args:
+            names: of the workers of the round.
+            position: that it is begun from.
+        """
+        members = (entry.member for entry in self._entries.values())
+        there = [
+            m.identity
+            for m in members
+            if m.name in names and m.position.version <= position.version
+        ]
+        return self.run.begin_round(position, names, there=there)
 
     def heartbeat(self, member: Member) -> bool:
         """Note that a worker is there and how far it is; False if it has not joined."""
@@ -102,6 +133,7 @@ class MemberRegistry:
         if member.finished and not entry.member.finished:
             self._log.append(f"{member.identity} has finished{_progress(member)}")
         entry.member, entry.last_seen_s = member, self._clock()
+        self.run.learn(member.position)
         return True
 
     def leave(self, identity: str, nonce: str) -> None:
@@ -173,12 +205,8 @@ class MemberRegistry:
             retry_s=max(0.0, self.expiry_s - silent_s),
         )
 
-    def _displace(
-        self, entry: _RegisteredMember, by: Member, description: Mapping[str, str]
-    ) -> None:
-        member = entry.member
-        del self._entries[member.identity]
-        refusal = _different_run(entry.description, description, self.expiry_s)
+    def _displace(self, entry: _RegisteredMember, by: Member, theirs: Mapping[str, str]) -> None:
+        member, refusal = entry.member, _different_run(theirs, self.run.description)
         self.report(
             f"{member.identity!r} at {member.address}: {refusal.report}, "
             f"which {by.identity!r} continues{_progress(by)}",
@@ -186,9 +214,7 @@ class MemberRegistry:
         )
 
 
-def _different_run(
-    description: Mapping[str, str], runs: Mapping[str, str], expiry_s: float
-) -> JoinRefusal:
+def _different_run(description: Mapping[str, str], runs: Mapping[str, str]) -> JoinRefusal:
     name = str(first_difference(description, runs))
     theirs, ours = description.get(name, "none"), runs.get(name, "none")
     return JoinRefusal(
@@ -196,7 +222,7 @@ def _different_run(
         reason=f"{name} is {theirs} here and {ours} in the run",
         report=f"{name} is {theirs} there and {ours} in the run",
         do="start all workers from the same script, arguments and thinwire version; "
-        f"if the earlier run is over, its workers are forgotten after {expiry_s:g} s",
+        "another run needs a lighthouse of its own",
     )
 
 

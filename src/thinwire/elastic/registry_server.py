@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from thinwire.elastic.known_run import RoundRefusal
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry import JoinRefusal, MemberRegistry
 from thinwire.elastic.signed_http import (
@@ -36,6 +37,7 @@ __all__ = ["RegistryClient", "RegistryReply", "RegistryServer"]
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
 _GRACE_S = 1.0
+_NO_RUN = Progress(version=0, step=0, digest="")
 
 
 @final
@@ -48,6 +50,7 @@ class RegistryServer:
         port: 0 takes any that is free.
         lighthouse_port: of torchft's lighthouse on this machine.
         heartbeat_timeout_s: without a heartbeat, after which a worker is gone.
+        allow_fork: whether a round may begin from an older version than the run's.
         on_event: gets a line for each worker that joined, left or was refused, and why; called
             from any thread.
 
@@ -63,13 +66,14 @@ class RegistryServer:
         port: int,
         lighthouse_port: int,
         heartbeat_timeout_s: float,
+        allow_fork: bool = False,
         on_event: Callable[[str], None],
     ) -> None:
         self._facts = {
             "lighthouse_port": lighthouse_port,
             "heartbeat_timeout_s": heartbeat_timeout_s,
         }
-        self._registry = MemberRegistry(expiry_s=heartbeat_timeout_s)
+        self._registry = MemberRegistry(expiry_s=heartbeat_timeout_s, allow_fork=allow_fork)
         self._on_event = on_event
         self._opened_s = time.monotonic()
         self._lock = threading.Lock()
@@ -77,6 +81,7 @@ class RegistryServer:
         routes = {
             ("POST", "/join"): _reading_json(self._join),
             ("POST", "/heartbeat"): _reading_json(self._heartbeat),
+            ("POST", "/round"): _reading_json(self._round),
             ("POST", "/leave"): _reading_json(self._leave),
             ("GET", "/peers"): _reading_json(self._peers),
             ("GET", "/time"): _reading_json(_time),
@@ -119,18 +124,25 @@ class RegistryServer:
         description = {str(k): str(v) for k, v in data["description"].items()}
         with self._locked() as registry:
             refusal = registry.join(member, description)
-            peers = registry.others(member.identity)
-        return self._reply(peers) if refusal is None else _refusal_answer(refusal)
+            peers, run = registry.others(member.identity), registry.run.position
+        return self._reply(peers, run) if refusal is None else _refusal_answer(refusal)
 
     def _heartbeat(self, data: Any) -> SignedReply:
         member = Member.read(data["member"])
         with self._locked() as registry:
             if not registry.heartbeat(member):
-                error = f"{member.identity!r} is not in the run"
-                return json_answer({"error": error}, status=410)
-            peers = registry.others(member.identity)
+                return _unknown(member)
+            peers, run = registry.others(member.identity), registry.run.position
             refused = registry.take_refusals(member.identity)
-        return self._reply(peers, refused=refused)
+        return self._reply(peers, run, refused=refused)
+
+    def _round(self, data: Any) -> SignedReply:
+        member, names = Member.read(data["member"]), list(map(str, data["names"]))
+        with self._locked() as registry:
+            if not registry.heartbeat(member):
+                return _unknown(member)
+            refusal = registry.begin_round(names, member.position)
+        return json_answer({"refusal": None if refusal is None else asdict(refusal)})
 
     def _leave(self, data: Any) -> SignedReply:
         with self._locked() as registry:
@@ -139,13 +151,13 @@ class RegistryServer:
 
     def _peers(self, _: Any) -> SignedReply:
         with self._locked() as registry:
-            peers = registry.others()
-        return self._reply(peers)
+            peers, run = registry.others(), registry.run.position
+        return self._reply(peers, run)
 
-    def _reply(self, peers: Sequence[Member], **more: Any) -> SignedReply:
+    def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> SignedReply:
         age_s = time.monotonic() - self._opened_s
-        described = [peer.describe() for peer in peers]
-        return json_answer({**self._facts, "age_s": age_s, "peers": described, **more})
+        known = {"age_s": age_s, "peers": [p.describe() for p in peers], "run": run.describe()}
+        return json_answer({**self._facts, **known, **more})
 
 
 def _reading_json(answer: Callable[[Any], SignedReply]) -> Handler:
@@ -156,6 +168,10 @@ def _reading_json(answer: Callable[[Any], SignedReply]) -> Handler:
             return json_answer({"error": f"this request cannot be read: {error!r}"}, status=400)
 
     return handle
+
+
+def _unknown(member: Member) -> SignedReply:
+    return json_answer({"error": f"{member.identity!r} is not in the run"}, status=410)
 
 
 def _refusal_answer(refusal: JoinRefusal) -> SignedReply:
@@ -189,6 +205,7 @@ class RegistryReply:
         heartbeat_timeout_s: for how long a worker may be silent.
         peers: the other workers that are there.
         age_s: since when the registry runs; before one timeout, it may not know of all workers.
+        run: how far the run is, as the registry knows it.
         refused: the refusals of others since the last heartbeat, a line each.
         rejoined: whether the registry had forgotten this worker, which then joined again.
     """
@@ -197,6 +214,7 @@ class RegistryReply:
     heartbeat_timeout_s: float
     peers: tuple[Member, ...]
     age_s: float
+    run: Progress = _NO_RUN
     refused: tuple[str, ...] = ()
     rejoined: bool = False
 
@@ -281,6 +299,27 @@ class RegistryClient:
             return dataclasses.replace(self.join(position, self._address), rejoined=True)
         return self._accepted(response)
 
+    def begin_round(self, position: Progress, names: Sequence[str]) -> RoundRefusal | None:
+        """Tell the registry that this worker begins a round; returns why it must not.
+
+        Joins again if the registry has forgotten this worker.
+
+        Args:
+            position: that the round is begun from.
+            names: of its workers.
+
+        Raises:
+            ExchangeError: the registry cannot be reached.
+            MismatchError: it refuses this worker.
+        """
+        body = {"member": self._member(position).describe(), "names": list(names)}
+        response = self._post("/round", body)
+        if response.status == 410:
+            self.join(position, self._address)
+            response = self._post("/round", body)
+        refusal = self._checked(response)["refusal"]
+        return None if refusal is None else RoundRefusal(**refusal)
+
     def leave(self) -> None:
         """Leave the run; a heartbeat that arrives later does not bring this worker back.
 
@@ -310,7 +349,7 @@ class RegistryClient:
             accept=(200, 400, 403, 404, 409, 410),
         )
 
-    def _accepted(self, response: SignedResponse) -> RegistryReply:
+    def _checked(self, response: SignedResponse) -> Any:
         data = response.json()
         if response.status != 200:
             raise MismatchError(
@@ -318,10 +357,15 @@ class RegistryClient:
                 because=str(data.get("error", response.status)),
                 do=str(data.get("do", "give all of them the same token, version and time of day")),
             )
+        return data
+
+    def _accepted(self, response: SignedResponse) -> RegistryReply:
+        data = self._checked(response)
         return RegistryReply(
             lighthouse=address_text(self._host, int(data["lighthouse_port"])),
             heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
             peers=tuple(map(Member.read, data["peers"])),
             age_s=float(data["age_s"]),
+            run=Progress.read(data["run"]),
             refused=tuple(map(str, data.get("refused", ()))),
         )

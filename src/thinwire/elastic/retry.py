@@ -3,33 +3,29 @@
 import math
 import time
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
-from thinwire.elastic.registry_server import RegistryClient, RegistryReply
 from thinwire.errors import ExchangeError
-from thinwire.membership import Progress
 
-__all__ = ["RetryBudget", "join_with_retry"]
+__all__ = ["RetryBudget", "with_retry"]
+
+T = TypeVar("T")
 
 _PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _FAILURES_OF_A_NEWCOMER = 4  # each costs the workers that train a round
 
 
-def join_with_retry(
-    registry: RegistryClient,
-    position: Progress,
-    address: str,
+def with_retry(
+    ask: Callable[[], T],
     *,
     give_up_s: float,
     tell: Callable[[str], None],
-) -> RegistryReply:
-    """Join the run; try again, with growing pauses, while its registry does not answer.
+) -> T:
+    """What `ask` returns; asks again, with growing pauses, while the registry does not answer.
 
     Args:
-        registry: of the run.
-        position: how far this worker's shared state has come.
-        address: of its healing server.
+        ask: asks the registry of the run.
         give_up_s: seconds without an answer, after which the error is raised.
         tell: called once, with the reason of the first failure.
 
@@ -39,13 +35,13 @@ def join_with_retry(
     pause_s, began_s = _PAUSE_S, time.monotonic()
     while True:
         try:
-            return registry.join(position, address)
+            return ask()
         except ExchangeError as error:
             left_s = began_s + give_up_s - time.monotonic()
             if left_s <= 0:
                 raise
             if pause_s == _PAUSE_S:
-                tell(f"does not answer: {error.because}")
+                tell(error.because)
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -5,8 +5,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Generator, Mapping
-from typing import Any, final
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar, final
 
 from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
@@ -16,10 +16,10 @@ from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
 from thinwire.elastic.lighthouse_client import LighthouseClient
 from thinwire.elastic.options import ElasticSettings
 from thinwire.elastic.peer_policy import PeerPolicy
-from thinwire.elastic.quorum import Member, Quorum, elect
+from thinwire.elastic.quorum import Member, Quorum, elect, identity_of
 from thinwire.elastic.recovery import Recovery
 from thinwire.elastic.registry_server import RegistryClient
-from thinwire.elastic.retry import RetryBudget, join_with_retry
+from thinwire.elastic.retry import RetryBudget, with_retry
 from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError
@@ -27,6 +27,8 @@ from thinwire.membership import Answer, Go, Over, Phase, RoundPlan, RoundRecord,
 from thinwire.transport.address import address_text
 
 __all__ = ["ElasticSession"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
@@ -91,13 +93,8 @@ class ElasticSession:
         )
         self._nonce = registry.nonce
         self.name = f"{settings.identity}:{registry.nonce}"
-        reply = join_with_retry(
-            registry,
-            state.progress(),
-            self._address,
-            give_up_s=options.give_up_s,
-            tell=lambda why: self._note("lighthouse", why=why),
-        )
+        self._registry = registry
+        reply = self._with_retry(lambda: registry.join(state.progress(), self._address))
         self.timeouts = Timeouts(
             floor_s=reply.heartbeat_timeout_s,
             patience=options.patience,
@@ -124,6 +121,13 @@ class ElasticSession:
             state=state,
             identity=settings.identity,
             timeout_s=max(10.0, 2 * reply.heartbeat_timeout_s),
+        )
+
+    def _with_retry(self, ask: Callable[[], T]) -> T:
+        return with_retry(
+            ask,
+            give_up_s=self._settings.options.give_up_s,
+            tell=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
         )
 
     def _is_lighthouse_new(self) -> bool:
@@ -199,6 +203,12 @@ class ElasticSession:
             fail("form a group", because="the workers of the round could not connect")
             return None
         self._retries.worked()
+        refusal = self._with_retry(
+            lambda: self._registry.begin_round(quorum.position, [m.name for m in quorum.members])
+        )
+        if not self._peers.may_begin(refusal, lambda why: self._note("refused", why=why)):
+            time.sleep(_PAUSE_S)
+            return None
         return Go(self._plan(quorum, phase, began_s))
 
     def _check_may_take_part(self) -> None:
@@ -207,7 +217,7 @@ class ElasticSession:
         self._peers.check_alone()
 
     def _member(self, phase: Phase) -> Member:
-        progress = self._state.progress()
+        progress, run = self._state.progress(), self._heartbeat.run
         return Member(
             identity=self._settings.identity,
             nonce=self._nonce,
@@ -220,6 +230,7 @@ class ElasticSession:
             oldest=self._log.oldest(progress.version),
             group=self.link.usable_key,
             awaits=self._peers.awaited(),
+            known=run.digest if run.version == progress.version else "",
         )
 
     def _check_description(self, quorum: Quorum) -> None:
@@ -369,4 +380,4 @@ class ElasticSession:
 
 
 def _identities(names: Any) -> tuple[str, ...]:
-    return tuple(sorted(name.rpartition(":")[0] for name in names))
+    return tuple(sorted(map(identity_of, names)))
