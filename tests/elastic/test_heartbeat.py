@@ -13,9 +13,7 @@ from elastic_registry import EXPIRY_S, Clock, at
 from thinwire.elastic import heartbeat as heartbeat_module
 from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import (
-    RegistryReply,
-)
+from thinwire.elastic.registry_server import RefusedError, RegistryReply
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Progress
 
@@ -89,24 +87,24 @@ def test_heartbeats_go_on_if_a_callback_fails(caplog) -> None:
     assert caplog.text.count("a heartbeat failed") == 3
 
 
-def test_one_refusal_of_the_registry_ends_nothing_and_two_in_a_row_do() -> None:
-    refused = [MismatchError("take part", because=str(n), do="nothing") for n in range(5)]
+def test_only_a_registry_that_has_checked_a_worker_refuses_it() -> None:
+    refused = RefusedError("take part", because="its identity is taken", do="take another")
     registry = FakeRegistry()
-    registry.replies = [refused[0], reply(peers=(), age_s=1.0), *refused[1:4]]
+    registry.replies = [refused, refused, reply(peers=(), age_s=1.0)]
     with sending(registry) as heartbeat:
         found = []
-        for _ in range(6):
+        for _ in range(3):
             heartbeat.send()
             found.append(heartbeat.refusal)
-    assert found == [None, None, None, refused[2], refused[3], None]
+    assert found == [refused, refused, None]
 
 
-def test_a_registry_that_does_not_answer_refuses_no_worker() -> None:
+@pytest.mark.parametrize("kind", [ExchangeError, MismatchError])
+def test_a_registry_without_a_usable_answer_refuses_no_worker(kind) -> None:
+    """It is gone, another server has its port, or a clock is wrong."""
     registry = FakeRegistry()
     registry.replies = [reply(peers=(peer("a"),), age_s=1.0)]
-    registry.replies += [
-        ExchangeError("reach the registry", because="it is gone", do="start it")
-    ] * 5
+    registry.replies += [kind("reach the registry", because="it is gone", do="start it")] * 5
     with sending(registry) as heartbeat:
         for _ in range(6):
             assert heartbeat.send() == (peer("a"),)

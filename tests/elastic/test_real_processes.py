@@ -4,9 +4,11 @@
 data was dealt twice.
 """
 
+import http.server
 import json
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import HEARTBEAT_S, Program, Team, Worker, free_port_pair
 from thinwire.train.workers.elastic import default_identity
+from thinwire.transport.address import split_address
 from training import corpus  # noqa: F401
 
 EVERY, STEP_S = 4, 0.03
@@ -195,6 +198,29 @@ def test_no_worker_ends_when_the_lighthouse_does(team: Team) -> None:
     again = team.start("w2")
     team.finish()
     assert again.events("healed")
+
+
+class BadGateway(http.server.BaseHTTPRequestHandler):
+    """What a proxy answers whose server is gone."""
+
+    def do_POST(self) -> None:
+        self.send_error(502)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+def test_no_worker_ends_when_another_server_has_the_port_of_the_lighthouse(team: Team) -> None:
+    workers = team.start_all("w0", "w1")
+    team.kill_lighthouse()
+    host, port = split_address(team.address)
+    other = http.server.ThreadingHTTPServer((host, port), BadGateway)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    time.sleep(3 * HEARTBEAT_S)
+    other.shutdown()
+    other.server_close()
+    team.start_lighthouse()
+    assert len(team.finish()) == len(workers)
 
 
 def test_a_worker_that_is_cut_off_goes_on_with_the_others(tmp_path, real) -> None:

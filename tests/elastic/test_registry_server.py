@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from elastic_registry import EXPIRY_S, OTHER, TOKEN, at, client, registry_server
+from thinwire.elastic import signed_http
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import (
-    RegistryServer,
-)
+from thinwire.elastic.registry_server import RefusedError, RegistryServer
 from thinwire.elastic.signed_http import send_request
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
@@ -127,6 +126,20 @@ def test_a_heartbeat_after_leaving_does_not_bring_a_worker_back() -> None:
         a.leave()
         assert a.heartbeat(at(1)).peers == ()
         assert send_request(TOKEN, f"127.0.0.1:{server.port}", "/peers").json()["peers"] == []
+
+
+def test_a_worker_is_refused_for_what_it_is_and_not_for_its_clock_or_token(monkeypatch) -> None:
+    with registry_server() as server:
+        port = server.port
+        a = client(port, "a")
+        a.join(at(0), "10.0.0.1:4000")
+        with pytest.raises(RefusedError, match="sync_every"):
+            client(port, "b", OTHER).join(at(0), "10.0.0.2:4000")
+        monkeypatch.setattr(signed_http, "_SKEW_S", -1.0)
+        for wrong in (a, client(port, "c", token=Token("another secret of many characters"))):
+            with pytest.raises(MismatchError, match=r"clock|token") as raised:
+                wrong.join(at(0), "10.0.0.3:4000")
+            assert not isinstance(raised.value, RefusedError)
 
 
 def test_another_token_is_refused_and_reported_once() -> None:

@@ -157,6 +157,42 @@ def test_other_workers_that_cannot_connect_try_until_give_up_s(monkeypatch) -> N
         assert len(tried) > 2 * 4
 
 
+def answered_wrongly(session) -> threading.Event:
+    """Sign what `session` asks the registry with another token until the event is set."""
+    registry, right = session._registry, session._registry._token
+    ends = threading.Event()
+    registry._token = Token("another secret of many characters")
+
+    def restore() -> None:
+        ends.wait(30)
+        registry._token = right
+
+    threading.Thread(target=restore, daemon=True).start()
+    return ends
+
+
+def test_a_registry_that_answers_wrongly_is_waited_for() -> None:
+    with at_once() as begin, two_sessions(give_up_s=20.0) as ((first, second), _):
+        second.close()
+        ends = answered_wrongly(first)
+        waiting = begin(first, Phase.ROUND)
+        time.sleep(1.0)  # ten heartbeats
+        assert not waiting.done()
+        ends.set()
+        assert waiting.result(20).names == (first.name,)
+
+
+def test_a_registry_that_answers_wrongly_for_too_long_is_named() -> None:
+    with two_sessions(give_up_s=0.5) as ((first, second), _):
+        second.close()
+        ends = answered_wrongly(first)
+        began_s = time.monotonic()
+        with pytest.raises(MismatchError, match="not signed with this run's token"):
+            first._state.begin(first, Phase.ROUND)
+        assert time.monotonic() - began_s >= 0.5
+        ends.set()
+
+
 # -- which version of the run goes on --------------------------------------------------------------
 
 

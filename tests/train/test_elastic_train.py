@@ -50,7 +50,7 @@ class FakeElastic(Transport, Membership):
     """A world of one, whose rounds begin as `says` has it."""
 
     made: ClassVar[list["FakeElastic"]] = []
-    fails_at_round = 0
+    fails_at_round, fails_with = 0, tw.ExchangeError
     rank, world_size, is_fixed = 0, 1, False
 
     def __init__(self, lighthouse, *, token, identity, options) -> None:
@@ -82,7 +82,7 @@ class FakeElastic(Transport, Membership):
     def begin_round(self, phase):
         now = self.state.progress()
         if now.version + 1 == self.fails_at_round:
-            raise tw.ExchangeError("reach the lighthouse", because="it is gone", do="start it")
+            raise self.fails_with("reach the lighthouse", because="it is gone", do="start it")
         plan = RoundPlan(
             phase=phase,
             changed=False,
@@ -466,14 +466,16 @@ def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedb
     assert float(residual.abs().max()) > 0  # what the first round left
 
 
+@pytest.mark.parametrize("kind", [tw.ExchangeError, tw.MismatchError])
 def test_a_lighthouse_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
-    make, tmp_path, elastic, monkeypatch
+    make, tmp_path, elastic, monkeypatch, kind
 ) -> None:
     undisturbed = train(make(), tmp_path / "a", elastic=ELASTIC)
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(FakeElastic, "fails_at_round", 3)
-        with pytest.raises(tw.ExchangeError, match=rf"it is gone.*--resume --out {out}"):
+        patch.setattr(FakeElastic, "fails_with", kind)
+        with pytest.raises(kind, match=rf"it is gone.*--resume --out {out}"):
             train(make(), out, elastic=ELASTIC)
     assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
     assert elastic[-1].closed == 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import RegistryClient, RegistryReply
+from thinwire.elastic.registry_server import RefusedError, RegistryClient, RegistryReply
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import Progress
 
@@ -19,7 +19,6 @@ __all__ = ["Heartbeat", "HeartbeatCallbacks"]
 _LOG = logging.getLogger(__name__)
 # Heartbeats into a round after which every peer has sent one of the same round, too.
 _STALE_HEARTBEATS = 2.5
-_REFUSALS = 2  # in a row, before this worker gives up
 
 
 @final
@@ -57,7 +56,7 @@ class Heartbeat:
         peers: the other workers, by the last answer.
         registry_age_s: since when the registry ran then.
         run: how far the run was then.
-        refusal: why the registry refuses this worker; None unless it does so repeatedly.
+        refusal: why the registry refuses this worker, if it does.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Heartbeat:
         self._closed = threading.Event()
         self._every_s = every_s
         self._sending, self._ending_round = threading.Lock(), threading.Lock()
-        self._refused = 0
         self._thread = threading.Thread(target=self._run, name="thinwire-heartbeat", daemon=True)
         self._thread.start()
 
@@ -149,14 +147,14 @@ class Heartbeat:
         waiting_s = 0.0 if since is None else time.monotonic() - since - self._callbacks.lenient_s()
         try:
             reply = self._registry.heartbeat(self._position(), waiting_s=max(0.0, waiting_s))
-        except ExchangeError:
-            return None  # the peers known last are still the best guess
-        except MismatchError as error:
-            # One answer may be of another program that listens there for a moment.
-            self._refused += 1
-            self.refusal = error if self._refused >= _REFUSALS else None
+        except RefusedError as error:
+            self.refusal = error
             return None
-        self._refused, self.refusal = 0, None
+        except (ExchangeError, MismatchError):
+            # Gone, or another program that listens there for a moment, or a clock that is set: the
+            # peers known last are still the best guess.
+            return None
+        self.refusal = None
         return reply
 
     def _take_gone(self, here: frozenset[str]) -> frozenset[str]:

@@ -32,12 +32,16 @@ from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.membership import Progress
 from thinwire.transport.address import address_text, split_address
 
-__all__ = ["RegistryClient", "RegistryReply", "RegistryServer"]
+__all__ = ["RefusedError", "RegistryClient", "RegistryReply", "RegistryServer"]
 
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
 _GRACE_S = 1.0
 _NO_RUN = Progress(version=0, step=0, digest="")
+
+
+class RefusedError(MismatchError):
+    """The registry has checked a worker and refuses it, for its description or its identity."""
 
 
 @final
@@ -352,7 +356,8 @@ class RegistryClient:
     def _checked(self, response: SignedResponse) -> Any:
         data = response.json()
         if response.status != 200:
-            raise MismatchError(
+            kind = RefusedError if "retry_s" in data else MismatchError
+            raise kind(
                 f"take part as {self.identity!r} in the run at {self._registry}",
                 because=str(data.get("error", response.status)),
                 do=str(data.get("do", "give all of them the same token, version and time of day")),

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar, final
 
-from thinwire.errors import ExchangeError
+from thinwire.elastic.registry_server import RefusedError
+from thinwire.errors import ExchangeError, ThinwireError
 
 __all__ = ["RetryBudget", "with_retry"]
 
@@ -19,6 +20,7 @@ _FAILURES_OF_A_NEWCOMER = 4  # each costs the workers that train a round
 def with_retry(
     ask: Callable[[], T],
     *,
+    silence: tuple[type[ThinwireError], ...],
     give_up_s: float,
     tell: Callable[[str], None],
 ) -> T:
@@ -26,17 +28,21 @@ def with_retry(
 
     Args:
         ask: asks the registry of the run.
+        silence: errors that are taken for no answer.
         give_up_s: seconds without an answer, after which the error is raised.
         tell: called once, with the reason of the first failure.
 
     Raises:
-        ExchangeError: the registry did not answer. MismatchError: it refuses this worker.
+        ExchangeError: the registry did not answer. MismatchError: it refuses this worker, or what
+            answers is not the registry.
     """
     pause_s, began_s = _PAUSE_S, time.monotonic()
     while True:
         try:
             return ask()
-        except ExchangeError as error:
+        except RefusedError:
+            raise
+        except silence as error:
             left_s = began_s + give_up_s - time.monotonic()
             if left_s <= 0:
                 raise

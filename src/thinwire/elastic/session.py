@@ -22,7 +22,7 @@ from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, with_retry
 from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError, MismatchError
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import Answer, Go, Over, Phase, RoundPlan, RoundRecord, SharedState
 from thinwire.transport.address import address_text
 
@@ -94,7 +94,10 @@ class ElasticSession:
         self._nonce = registry.nonce
         self.name = f"{settings.identity}:{registry.nonce}"
         self._registry = registry
-        reply = self._with_retry(lambda: registry.join(state.progress(), self._address))
+        # A token or clock that is wrong at the start stays so: it is told at once.
+        reply = self._with_retry(
+            lambda: registry.join(state.progress(), self._address), ExchangeError
+        )
         self.timeouts = Timeouts(
             floor_s=reply.heartbeat_timeout_s,
             patience=options.patience,
@@ -123,9 +126,10 @@ class ElasticSession:
             timeout_s=max(10.0, 2 * reply.heartbeat_timeout_s),
         )
 
-    def _with_retry(self, ask: Callable[[], T]) -> T:
+    def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
         return with_retry(
             ask,
+            silence=silence,
             give_up_s=self._settings.options.give_up_s,
             tell=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
         )
@@ -204,7 +208,9 @@ class ElasticSession:
             return None
         self._retries.worked()
         refusal = self._with_retry(
-            lambda: self._registry.begin_round(quorum.position, [m.name for m in quorum.members])
+            lambda: self._registry.begin_round(quorum.position, [m.name for m in quorum.members]),
+            ExchangeError,
+            MismatchError,
         )
         if not self._peers.may_begin(refusal, lambda why: self._note("refused", why=why)):
             time.sleep(_PAUSE_S)

@@ -17,6 +17,7 @@ from thinwire.errors import (
     MismatchError,
     NonFiniteError,
     RunStopped,
+    ThinwireError,
 )
 from thinwire.runs.folder import WITH_WORKERS, RunFolder
 from thinwire.train import launch
@@ -214,7 +215,7 @@ class _Trainer:
         self._asked_to_stop = asked_to_stop
         try:
             val_loss = self._train()
-        except ExchangeError as error:
+        except (ExchangeError, MismatchError) as error:
             raise self._stranded(error) from error
         return self._finish(val_loss)
 
@@ -244,8 +245,8 @@ class _Trainer:
         # None where this worker joined a run that was over.
         return self._evaluate() if val_loss is None else val_loss
 
-    def _stranded(self, error: ExchangeError) -> ExchangeError:
-        """What to raise when the others are lost; an elastic worker first writes a checkpoint."""
+    def _stranded(self, error: ExchangeError | MismatchError) -> ThinwireError:
+        """What to raise without the others; an elastic worker first writes a checkpoint."""
         if self._group.events is None or not self._group.steps_taken:
             return error
         self._checkpoints.save(self._timer.elapsed)
