@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
-import torchft.coordination
-import torchft.process_group  # noqa: F401
 
 import thinwire as tw
 

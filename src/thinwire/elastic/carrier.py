@@ -1,19 +1,21 @@
 """How bytes move between the workers of a round: apart from who they are."""
 
-import contextlib
 import datetime
+import socket
 from abc import ABC, abstractmethod
 from typing import Any, final
 
-from thinwire.elastic import torchft
-from thinwire.transport.address import address_text
+import torch
+import torch.distributed as dist
+
+from thinwire.transport.address import address_text, split_address
 from thinwire.transport.backend import Backend
-from thinwire.transport.gloo_group import gloo_group, listening_store
 from thinwire.transport.gloo_messages import GlooMessages
 
 __all__ = ["Carrier", "GlooCarrier", "GroupLink"]
 
-_STORE_TIMEOUT_S = 300.0
+# gloo waits so many times its timeout for a worker that was to connect and does not.
+_GLOO_WAITS = 5
 
 
 class GroupLink(ABC):
@@ -51,7 +53,7 @@ class Carrier(ABC):
         """A link of `workers` workers, all of which call this.
 
         Args:
-            at: `address` of the first of them.
+            at: `address` of one of them, the same for all.
             key: of this link: no other has it.
             name: of this worker.
             rank: of this worker.
@@ -82,19 +84,30 @@ class _GlooLink(GroupLink):
 
 @final
 class GlooCarrier(Carrier):
-    """Links over gloo, in torchft's process group, which can be made anew for other workers.
+    """Links over gloo; workers that are to be linked meet at the key-value store of one of them.
 
     Args:
-        host: this machine's address, as the others reach it.
+        host: this machine's address, as the others reach it; nothing listens on another one.
 
     Raises:
-        ConfigurationError: torchft is not installed.
+        OSError: this machine does not have the address.
     """
 
     def __init__(self, host: str) -> None:
-        self._group = _reconfigurable_group(host)
-        self._store = listening_store(host, 0, timeout_s=_STORE_TIMEOUT_S)
-        self._address = address_text(host, self._store.port)
+        self._host = host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Left to itself, a store listens on all addresses.
+        listener = socket.create_server((host, 0), family=family)
+        port: int = listener.getsockname()[1]
+        self._address = address_text(host, port)
+        stores: Any = dist
+        self._store: Any = stores.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
     @property
     def address(self) -> str:
@@ -104,28 +117,36 @@ class GlooCarrier(Carrier):
     def connect(
         self, at: str, *, key: str, name: str, rank: int, workers: int, timeout_s: float
     ) -> GroupLink:
-        """A new group of gloo; the one before is ended."""
-        self._group.set_timeout(datetime.timedelta(seconds=timeout_s))
-        self._group.configure(f"{at}/thinwire/{key}", name, rank, workers)
-        return _GlooLink(self._group.parent)
+        """A new group of gloo."""
+        del name
+        timeout = datetime.timedelta(seconds=timeout_s)
+        host, port = split_address(at)
+        stores: Any = dist
+        there = stores.TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+        store = stores.PrefixStore(f"thinwire/{key}", there)
+        # gloo has less time than this, and it is for connecting alone.
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(workers)], timeout)
+        return _GlooLink(self._group(store, rank, workers, timeout / _GLOO_WAITS))
+
+    def _group(self, store: Any, rank: int, workers: int, timeout: datetime.timedelta) -> Any:
+        kinds: Any = dist
+        gloo = kinds.ProcessGroupGloo
+        options = gloo._Options()
+        # Not what the host's name means.
+        options._devices = [gloo.create_device(hostname=self._host)]
+        options._timeout = timeout
+        group = kinds.ProcessGroup(store, rank, workers)
+        group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
+        group._register_backend(
+            torch.device("cpu"),
+            kinds.ProcessGroup.BackendType.GLOO,
+            gloo(store, rank, workers, options),
+        )
+        return group
 
     def close(self) -> None:
-        """End the group and the store."""
-        with contextlib.suppress(RuntimeError, ValueError):
-            self._group.abort(errored=False)
+        """End the store."""
         self._store = None
-
-
-def _reconfigurable_group(host: str) -> Any:
-    """torchft's process group over gloo, which listens on this machine's address `host`."""
-    reconfigurable: Any = torchft.load("process_group").ProcessGroupGloo
-
-    @final
-    class Listening(reconfigurable):
-        """Differs from torchft's in the address it listens on: not what the host's name means."""
-
-        def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
-            timeout_s = self._timeout.total_seconds()
-            return gloo_group(store, rank, world_size, host=host, timeout_s=timeout_s)
-
-    return Listening(timeout=datetime.timedelta(seconds=60))

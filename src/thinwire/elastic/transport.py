@@ -45,7 +45,7 @@ class Elastic(Transport, Membership):
     Raises:
         ConfigurationError: torchft is missing, or there is no token.
 
-    Source: torchft 0.2, `torchft.coordination` and its reconfigurable process group.
+    Source: torchft 0.2, `torchft.coordination`.
     """
 
     def __init__(
