@@ -140,6 +140,18 @@ def _is_message(payload: Tensor) -> bool:
     return len(payload) >= HEADER_NBYTES
 
 
+def stop_in_connect() -> None:
+    """Make this process stop the first time that it connects to the workers of a round."""
+    connect = GlooCarrier.connect
+
+    def stopped(self, *arguments, **more):
+        GlooCarrier.connect = connect
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return connect(self, *arguments, **more)
+
+    GlooCarrier.connect = stopped
+
+
 def die_while(doing: str) -> None:
     """Make this process die the first time that it does something.
 

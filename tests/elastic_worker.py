@@ -16,7 +16,7 @@ import thinwire as tw
 # Loaded here, so that processes that are forked from this one need not load them.
 import thinwire.cli
 import thinwire.elastic.session
-from elastic_faults import FaultyTransport, die, die_while
+from elastic_faults import FaultyTransport, die, die_while, stop_in_connect
 from toy import adamw, build_model, loss
 
 
@@ -44,7 +44,8 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
     terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write after
     every step and to start from), layers (a model with a stack of them), damage (see
-    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults).
+    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults),
+    stops (itself, when it connects for the first time).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
@@ -62,6 +63,8 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     kind, moment = options.get("die", ("never", 0))
     if kind == "while":
         die_while(moment)
+    if options.get("stops"):
+        stop_in_connect()
     model = build_layers() if options.get("layers") else build_model()
     if "width" in options:
         model.append(torch.nn.Linear(3, options["width"]))

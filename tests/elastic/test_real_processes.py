@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,25 @@ def test_a_stopped_worker_costs_the_others_one_heartbeat_timeout(team: Team) -> 
     team.finish()
     assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S, team.report()
     assert victim.events("healed"), team.report()
+
+
+def test_a_worker_that_is_stopped_as_it_connects_costs_the_others_one_heartbeat_timeout(
+    team: Team,
+) -> None:
+    """Its name is the first, and it has a store that accepts and does not answer."""
+    team.options["steps"] = 280
+    first, second = team.start_all("w1", "w2")
+    victim = team.start("w0", stops=True)
+    team.until(lambda: is_stopped(victim))
+    time.sleep(5 * HEARTBEAT_S)
+    victim.send(signal.SIGCONT)
+    team.finish()
+    assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S, team.report()
+
+
+def is_stopped(worker: Worker) -> bool:
+    status = Path(f"/proc/{worker.process.pid}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone(team: Team) -> None:

@@ -3,13 +3,14 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar, final
 
 from torch import Tensor
 
+from thinwire.elastic.background_call import BackgroundCall
 from thinwire.elastic.carrier import Carrier, GroupLink
-from thinwire.elastic.quorum import Quorum
+from thinwire.elastic.quorum import Quorum, identity_of
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.transport.backend import Backend, Carried, Work, carried
@@ -28,6 +29,8 @@ from thinwire.transport.progress_thread import Future, ProgressThread, Task
 __all__ = ["ElasticGroup", "RankLink", "reason_of"]
 
 T = TypeVar("T")
+
+_LOOK_S = 0.02
 
 
 @final
@@ -148,12 +151,18 @@ class RankLink:
     Args:
         carrier: makes links.
         on_broken: told why a group can be used no longer.
+
+    Attributes:
+        key: of the group.
+        names: of the workers that this rank is linked to, or connects to.
     """
 
     def __init__(self, carrier: Carrier, on_broken: Callable[[str, float], None]) -> None:
         self._carrier, self._on_broken = carrier, on_broken
         self._group: ElasticGroup | None = None
+        self._lost = ""
         self.key = ""
+        self.names: frozenset[str] = frozenset()
 
     @property
     def address(self) -> str:
@@ -180,23 +189,39 @@ class RankLink:
             self._group.close()
         self._group = None
         names = [member.name for member in quorum.members]
+        self._lost, self.names = "", frozenset(names)
         link = None
         if len(names) > 1:
             try:
-                link = self._carrier.connect(
-                    quorum.members[0].store,
-                    key=quorum.key,
-                    name=name,
-                    rank=names.index(name),
-                    workers=len(names),
-                    timeout_s=timeouts.connect(),
-                )
-            except (RuntimeError, ValueError) as error:
-                timeouts.not_connected()
+                link = self._connect(quorum, names.index(name), timeouts.connect())
+            except (RuntimeError, ValueError, TimeoutError) as error:
+                if not self._lost:
+                    timeouts.not_connected()
                 return f"the workers could not connect: {reason_of(error)}"
         timeouts.connected()
         self._group = ElasticGroup(link, timeouts, self._on_broken)
         return ""
+
+    def _connect(self, quorum: Quorum, rank: int, timeout_s: float) -> GroupLink:
+        # Left behind in the end: torch waits without a limit for a store whose process is stopped.
+        call = BackgroundCall(
+            lambda: self._carrier.connect(
+                quorum.meeting_place,
+                key=quorum.key,
+                name=quorum.members[rank].name,
+                rank=rank,
+                workers=len(quorum.members),
+                timeout_s=timeout_s,
+            ),
+            name="thinwire-connect",
+        )
+        until_s = time.monotonic() + timeout_s
+        while not call.done.wait(_LOOK_S):
+            if self._lost:
+                raise TimeoutError(self._lost)
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"it took longer than {timeout_s:g} s")
+        return call.result()
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Start an exchange in the group; without one the round is discarded."""
@@ -204,11 +229,14 @@ class RankLink:
             return FinishedRound(None, discarded(tag, "the workers are not connected"))
         return self._group.run(requests, tag)
 
-    def lose(self, why: str) -> None:
-        """Fail what is under way."""
-        group = self._group
-        if group is not None:
-            group.lose(why)
+    def lose(self, names: Collection[str]) -> None:
+        """Fail what is under way if a worker of the group is among `names`, which are gone."""
+        gone = sorted(map(identity_of, self.names.intersection(names)))
+        if gone:
+            self._lost = f"{' and '.join(gone)} is gone"
+            group = self._group
+            if group is not None:
+                group.lose(self._lost)
 
     def close(self) -> None:
         """End the group and the carrier."""

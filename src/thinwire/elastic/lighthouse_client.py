@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from thinwire.elastic import torchft
+from thinwire.elastic.background_call import BackgroundCall
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError
@@ -19,26 +20,6 @@ _REQUEST_S = 20.0
 _LOOK_S = 0.05
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-
-
-@final
-class _QuorumCall:
-    """A call in a thread of its own, which can be abandoned: torchft's have no way to end them."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._work = work
-        threading.Thread(target=self._run, name="thinwire-quorum", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._work()
-        except BaseException as error:  # a panic in torchft's Rust code is not an Exception
-            self.error = error
-        finally:
-            self.done.set()
 
 
 @final
@@ -125,7 +106,7 @@ class LighthouseClient:
             # What is asked while it is lost fails, or reaches the one that is about to be found: to
             # ask that one again then may be to ask after it has answered all others.
             finds = self._finds + (self._lost_since is not None)
-            call = _QuorumCall(lambda: self._ask(member(), token))
+            call = BackgroundCall(lambda: self._ask(member(), token), name="thinwire-quorum")
             while not call.done.wait(_LOOK_S):
                 # A call to a lighthouse that is gone may never return.
                 if self._finds > finds:
@@ -141,7 +122,7 @@ class LighthouseClient:
                         do="nothing; to take part again, join again",
                     )
             if call.done.is_set() and call.error is None:
-                found = (Member.verified(p.data, token) for p in call.result.participants)
+                found = (Member.verified(p.data, token) for p in call.result().participants)
                 return [worker for worker in found if worker is not None]
             if call.error is not None:
                 # The next answer may be of a new lighthouse that has not heard of the others yet.

@@ -40,6 +40,7 @@ class Member:
         oldest: version from which it can bring others up to its own by replaying rounds.
         group: key of the group that it has; "" without one that can be used.
         awaits: names of members without which it begins no round.
+        rounds: number of rounds that its process has begun.
         known: digest that the registry knows of the run at this worker's version; "" if it knows
             of another version.
 
@@ -65,6 +66,7 @@ class Member:
     oldest: int = 0
     group: str = ""
     awaits: tuple[str, ...] = ()
+    rounds: int = 0
     known: str = ""
 
     @property
@@ -136,6 +138,11 @@ class Quorum:
     refused: tuple[Member, ...]
     phase: str
     position: Progress
+
+    @property
+    def meeting_place(self) -> str:
+        """Store of the member that has been there longest: a newcomer may be gone any moment."""
+        return max(self.members, key=lambda member: member.rounds).store
 
     @property
     def key(self) -> str:

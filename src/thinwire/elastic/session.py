@@ -64,7 +64,7 @@ class ElasticSession:
         described = json.dumps(description, sort_keys=True).encode()
         self._description_digest = hashlib.sha256(described).hexdigest()[:16]
         self.names: tuple[str, ...] = ("",)
-        self.rank = self._groups_lost = 0
+        self.rank = self._groups_lost = self._rounds_begun = 0
         self.link = RankLink(carrier, self._note_broken)
         self._round_began_s: float | None = None
         self._retries = RetryBudget(settings.host, settings.options.give_up_s)
@@ -142,10 +142,10 @@ class ElasticSession:
 
     def _heartbeat_callbacks(self) -> HeartbeatCallbacks:
         return HeartbeatCallbacks(
-            members=lambda: frozenset(self.names),
+            members=lambda: self.link.names,
             lenient_s=self.timeouts.lenient,
             on_awaited=self._lighthouse.pause,
-            on_gone=lambda names: self.link.lose(f"{' and '.join(_identities(names))} is gone"),
+            on_gone=self.link.lose,
             on_refused=lambda line: self._note("refused", why=line),
         )
 
@@ -236,6 +236,7 @@ class ElasticSession:
             oldest=self._log.oldest(progress.version),
             group=self.link.usable_key,
             awaits=self._peers.awaited(),
+            rounds=self._rounds_begun,
             known=run.digest if run.version == progress.version else "",
         )
 
@@ -262,6 +263,7 @@ class ElasticSession:
         changed, self.link.key = quorum.key != self.link.key, quorum.key
         self.names = tuple(member.name for member in quorum.members)
         self.rank = self.names.index(self.name)
+        self._rounds_begun += 1
         self._note_who_came_and_went(lost_s=time.monotonic() - began_s)
         return RoundPlan(
             changed=changed,
