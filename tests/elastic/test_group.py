@@ -47,15 +47,17 @@ def quorum(**rounds: int) -> Quorum:
     """Of members that have begun so many rounds."""
     position = Progress(version=4, step=12, digest="aa")
     return elect(
-        Member(
-            identity=name,
-            nonce="1",
-            address=f"{name}:1",
-            store=f"{name}:2",
-            position=position,
-            rounds=count,
-        )
-        for name, count in rounds.items()
+        [
+            Member(
+                identity=name,
+                nonce="1",
+                address=f"{name}:1",
+                store=f"{name}:2",
+                position=position,
+                rounds=count,
+            )
+            for name, count in rounds.items()
+        ]
     )
 
 

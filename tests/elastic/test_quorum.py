@@ -91,6 +91,33 @@ def test_the_furthest_state_that_most_workers_have_is_the_runs() -> None:
     assert two.position.digest == "aa"  # or the one that the registry knows
 
 
+def test_of_two_that_do_not_reach_each_other_the_later_one_is_cut_off() -> None:
+    everyone = [worker("a", rounds=3, unreachable=("b:1",)), worker("b", rounds=4), worker("c")]
+    quorum = elect(everyone)
+    assert [s.identity for s in quorum.cut_off] == ["a"]
+    assert [s.identity for s in quorum.members] == ["b", "c"]
+    two = [worker("a", unreachable=("b:1",)), worker("b", unreachable=("a:1",))]
+    assert [s.identity for s in elect(two).cut_off] == ["b"]  # of equals, the last by name
+    ahead = dataclasses.replace(two[1].position, version=5)
+    two[1] = dataclasses.replace(two[1], position=ahead)
+    assert [s.identity for s in elect(two).cut_off] == ["a"]  # it would lose an outer step
+    gone = elect([worker("a", unreachable=("d:1",)), worker("b")])
+    assert (gone.cut_off, len(gone.members)) == ((), 2)
+
+
+def test_the_worker_that_most_do_not_reach_is_cut_off_first() -> None:
+    everyone = [
+        worker("a", rounds=9, unreachable=("b:1", "c:1")),
+        worker("b"),
+        worker("c"),
+        worker("d", unreachable=("e:1",)),
+        worker("e"),
+    ]
+    quorum = elect(everyone)
+    assert [s.identity for s in quorum.cut_off] == ["a", "e"]
+    assert [s.identity for s in quorum.members] == ["b", "c", "d"]
+
+
 def test_the_phase_is_that_of_members_with_something_to_contribute() -> None:
     newcomer = worker("a", phase="join", step=99)
     at_round, last = worker("b", step=30), worker("c", phase="last", step=40)

@@ -8,6 +8,7 @@ import http.server
 import json
 import re
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -262,6 +263,33 @@ def test_a_worker_that_is_cut_off_goes_on_with_the_others(tmp_path, real) -> Non
             assert longest_stall_s(workers[:2]) <= bound_s, team.report()
             assert workers[2].events("healed")
             assert workers[2].steps()[-1]["workers"] == 3, team.report()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_of_two_workers_that_do_not_reach_each_other_one_leaves_by_name(
+    tmp_path, real, workers: int
+) -> None:
+    with real.Link(nodes=1 + workers, rate_bps=100e6, delay_s=0.002) as link:
+        host, options = link.addresses[0], {"steps": 300, "every": EVERY, "step_s": STEP_S}
+        with Team(tmp_path, host=host, namespaces=link.namespaces, **options) as team:
+            nodes = range(1, 1 + workers)
+            everyone = [team.start(f"w{n}", node=n, host=link.addresses[n]) for n in nodes]
+            team.until(lambda: all(team.met(worker, workers) for worker in everyone))
+            for here, there in ((1, 2), (2, 1)):
+                route = ["route", "add", "blackhole", link.addresses[there]]
+                subprocess.run(["ip", "-n", link.namespaces[here], *route], check=True)
+            began_s = time.monotonic()
+            first, second, *others = everyone
+            team.until(lambda: first.gone or second.gone)
+            # An exchange that times out, and five more for two tries to connect.
+            bound_s = (2.2 + 5) * HEARTBEAT_S + 3 * (ROUND_S + ALLOWANCE_S)
+            assert time.monotonic() - began_s <= bound_s
+            left, stays = (first, second) if first.gone else (second, first)
+            assert left.wait(5) == 1
+            assert f"{stays.identity} do not reach each other" in left.last("error")
+            team.finish()
+            for worker in (stays, *others):
+                assert any(e["who"] == [left.identity] for e in worker.events("refused"))
 
 
 # -- payloads are damaged -------------------------------------------------------------------------

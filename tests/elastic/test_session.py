@@ -157,6 +157,28 @@ def test_other_workers_that_cannot_connect_try_until_give_up_s(monkeypatch) -> N
         assert len(tried) > 2 * 4
 
 
+def test_of_two_workers_that_do_not_reach_each_other_one_leaves_by_name(monkeypatch) -> None:
+    with at_once() as begin, two_sessions(give_up_s=60.0) as ((first, second), _):
+        unconnected(monkeypatch, [first, second])
+        for session in (first, second):
+            monkeypatch.setattr(session._reachability, "_look", not_there)
+            session._lighthouse.resume()
+        time.sleep(0.5)  # for some heartbeats: neither begins alone
+        waits, leaves = (begin(session, Phase.ROUND) for session in (first, second))
+        began_s = time.monotonic()
+        with pytest.raises(ExchangeError, match="this worker and a do not reach each other"):
+            leaves.result(20)
+        assert time.monotonic() - began_s < 4.0
+        second.close()
+        assert waits.result(20).names == (first.name,)
+        (left,) = (event for event in first._events.events if event.kind == "refused")
+        assert (left.who, left.why) == (("b",), "it and a do not reach each other")
+
+
+def not_there(address: str) -> None:
+    raise ExchangeError(f"ask {address}", because="no route to host", do="look at the network")
+
+
 def answered_wrongly(session) -> threading.Event:
     """Sign what `session` asks the registry with another token until the event is set."""
     registry, right = session._registry, session._registry._token

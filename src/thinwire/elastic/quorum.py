@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, final
 
@@ -41,6 +41,7 @@ class Member:
         group: key of the group that it has; "" without one that can be used.
         awaits: names of members without which it begins no round.
         rounds: number of rounds that its process has begun.
+        unreachable: names of members that it does not reach.
         known: digest that the registry knows of the run at this worker's version; "" if it knows
             of another version.
 
@@ -67,6 +68,7 @@ class Member:
     group: str = ""
     awaits: tuple[str, ...] = ()
     rounds: int = 0
+    unreachable: tuple[str, ...] = ()
     known: str = ""
 
     @property
@@ -91,7 +93,8 @@ class Member:
         """
         given: dict[str, Any] = dict(data)
         given["position"] = Progress.read(given["position"])
-        given["awaits"] = tuple(map(str, given.get("awaits", ())))
+        for names in ("awaits", "unreachable"):
+            given[names] = tuple(map(str, given.get(names, ())))
         member = cls(**given)
         for field in fields(cls):
             value = getattr(member, field.name)
@@ -128,6 +131,7 @@ class Quorum:
         leader: the member that the others get the state of the run from.
         behind: workers that must be healed before they can take part.
         refused: workers with another description.
+        cut_off: workers that have to leave, so that all others reach each other.
         phase: that of the members with something to contribute; "join" if none has.
         position: of the run.
     """
@@ -136,6 +140,7 @@ class Quorum:
     leader: Member
     behind: tuple[Member, ...]
     refused: tuple[Member, ...]
+    cut_off: tuple[Member, ...]
     phase: str
     position: Progress
 
@@ -162,14 +167,15 @@ class Quorum:
         return f"{behind} outer steps behind" if behind else "its outer parameters were others"
 
 
-def elect(workers: Iterable[Member]) -> Quorum:
+def elect(workers: Sequence[Member]) -> Quorum:
     """The quorum that every worker concludes from the same `workers`, in any order.
 
     The state that has come furthest is that of the run; among states that came equally far, the
     one that most workers have, and of two that equally many have the one that the registry knows.
     A worker that is behind takes part if the leader can replay the rounds that it missed.
     """
-    everyone = sorted(workers, key=lambda w: w.name)
+    cut_off = _cut_off(sorted(workers, key=lambda w: w.name))
+    everyone = sorted((w for w in workers if w not in cut_off), key=lambda w: w.name)
     furthest = max(w.position.version for w in everyone)
     description, digest = _most_common([w for w in everyone if w.position.version == furthest])
     refused = tuple(w for w in everyone if w.description != description)
@@ -183,6 +189,7 @@ def elect(workers: Iterable[Member]) -> Quorum:
         leader=leader,
         behind=tuple(w for w in fit if w not in members),
         refused=refused,
+        cut_off=cut_off,
         phase=phase,
         position=Progress(
             version=furthest,
@@ -201,6 +208,21 @@ def identity_of(name: str) -> str:
     'a:b'
     """
     return name.rpartition(":")[0]
+
+
+def _cut_off(workers: Sequence[Member]) -> tuple[Member, ...]:
+    """Of each two that do not reach each other one: that lacks most, or else would lose least."""
+    here = {w.name for w in workers}
+    pairs = {frozenset((w.name, other)) for w in workers for other in here & {*w.unreachable}}
+    out: list[Member] = []
+    while pairs:
+        lacking = Counter(name for pair in pairs for name in pair)
+        in_pairs = (w for w in workers if w.name in lacking)
+        out.append(
+            max(in_pairs, key=lambda w: (lacking[w.name], -w.position.version, -w.rounds, w.name))
+        )
+        pairs = {pair for pair in pairs if out[-1].name not in pair}
+    return tuple(out)
 
 
 def _short_digest(parts: Sequence[str]) -> str:

@@ -11,12 +11,13 @@ from typing import Any, TypeVar, final
 from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
-from thinwire.elastic.healing import HealingServer
+from thinwire.elastic.healing import HealingServer, fetch_position
 from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
 from thinwire.elastic.lighthouse_client import LighthouseClient
 from thinwire.elastic.options import ElasticSettings
 from thinwire.elastic.peer_policy import PeerPolicy
 from thinwire.elastic.quorum import Member, Quorum, elect, identity_of
+from thinwire.elastic.reachability import Reachability
 from thinwire.elastic.recovery import Recovery
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, with_retry
@@ -125,6 +126,14 @@ class ElasticSession:
             identity=settings.identity,
             timeout_s=max(10.0, 2 * reply.heartbeat_timeout_s),
         )
+        self._reachability = Reachability(
+            lambda address: fetch_position(
+                settings.token,
+                address,
+                who=settings.identity,
+                timeout_s=reply.heartbeat_timeout_s,
+            )
+        )
 
     def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
         return with_retry(
@@ -192,6 +201,7 @@ class ElasticSession:
         # they need not ask each other again.
         quorum = elect(members)
         self._check_description(quorum)
+        self._check_reachable(quorum)
         if self.name not in {member.name for member in quorum.members}:
             yield from self._catch_up(quorum.leader.address, quorum.what_differs(mine[0]))
             return None
@@ -237,6 +247,7 @@ class ElasticSession:
             group=self.link.usable_key,
             awaits=self._peers.awaited(),
             rounds=self._rounds_begun,
+            unreachable=self._reachability.unreachable,
             known=run.digest if run.version == progress.version else "",
         )
 
@@ -252,11 +263,32 @@ class ElasticSession:
         for identity in refused:
             self._note("refused", who=(identity,), why="it runs another model, method or version")
 
+    def _check_reachable(self, quorum: Quorum) -> None:
+        everyone = (*quorum.members, *quorum.cut_off)
+        for member in quorum.cut_off:
+            lacks = (w.name for w in everyone if w.name in member.unreachable)
+            lacked = (w.name for w in everyone if member.name in w.unreachable)
+            others = " and ".join(_identities({*lacks, *lacked}))
+            if member.name == self.name:
+                raise ExchangeError(
+                    "take part in a round",
+                    because=f"this worker and {others} do not reach each other, though all of "
+                    "them reach the lighthouse",
+                    do=f"check that {others} can connect to {self._settings.host} and this machine "
+                    "to theirs, at all ports (thinwire doctor)",
+                )
+            why = f"it and {others} do not reach each other"
+            self._note("refused", who=(member.identity,), why=why)
+
     def _form_group(self, quorum: Quorum) -> bool:
         had_this = quorum.key == self.link.key
         why_not = self.link.form(quorum, self.name, self.timeouts)
-        if why_not and not had_this:
+        if not why_not:
+            self._reachability.connected()
+        elif not had_this:
             self._note("discarded", why=why_not)
+            others = [member for member in quorum.members if member.name != self.name]
+            self._reachability.not_connected(others)
         return not why_not
 
     def _plan(self, quorum: Quorum, phase: Phase, began_s: float) -> RoundPlan:
