@@ -14,8 +14,9 @@ from thinwire.transport.gloo_messages import GlooMessages
 
 __all__ = ["Carrier", "GlooCarrier", "GroupLink"]
 
-# gloo waits so many times its timeout for a worker that was to connect and does not.
-_GLOO_WAITS = 5
+# gloo waits so many times its timeout for a worker that was to connect and does not; less than a
+# second of timeout is not enough for a busy machine.
+_GLOO_WAITS, _SHORTEST_GLOO = 5, datetime.timedelta(seconds=1)
 
 
 class GroupLink(ABC):
@@ -128,8 +129,13 @@ class GlooCarrier(Carrier):
         store = stores.PrefixStore(f"thinwire/{key}", there)
         # gloo has less time than this, and it is for connecting alone.
         store.set(f"here/{rank}", "")
-        store.wait([f"here/{other}" for other in range(workers)], timeout)
-        return _GlooLink(self._group(store, rank, workers, timeout / _GLOO_WAITS))
+        try:
+            store.wait([f"here/{other}" for other in range(workers)], timeout)
+        except RuntimeError as error:
+            because = f"not all {workers} workers came to the store at {at} in {timeout_s:g} s"
+            raise RuntimeError(because) from error
+        gloo_timeout = max(timeout / _GLOO_WAITS, _SHORTEST_GLOO)
+        return _GlooLink(self._group(store, rank, workers, gloo_timeout))
 
     def _group(self, store: Any, rank: int, workers: int, timeout: datetime.timedelta) -> Any:
         kinds: Any = dist

@@ -12,7 +12,7 @@ __all__ = ["Reachability"]
 
 @final
 class Reachability:
-    """Looks for the others each time that workers could not connect to each other.
+    """Looks for the others once workers could not connect to each other twice in a row.
 
     Args:
         look: asks the healing server at an address; a `ThinwireError` says that it cannot.
@@ -20,23 +20,25 @@ class Reachability:
 
     def __init__(self, look: Callable[[str], object]) -> None:
         self._look = look
-        self._missed: frozenset[str] = frozenset()
+        self._tried: frozenset[str] = frozenset()
         self.unreachable: tuple[str, ...] = ()
 
     def connected(self) -> None:
         """Note that all workers of a round reach each other."""
-        self._missed, self.unreachable = frozenset(), ()
+        self._tried, self.unreachable = frozenset(), ()
 
     def not_connected(self, others: Sequence[Member]) -> None:
-        """Note which of `others` do not answer; those that did not the last time are unreachable.
+        """Note that this worker could not connect to `others`, or they not to each other.
 
-        Once is not enough: a worker that was killed does not answer, either.
+        Those that it tried the last time, too, and that do not answer are unreachable. Once is not
+        enough: to look for a worker that was just stopped is to wait for it a second time.
         """
-        with ThreadPoolExecutor(max(1, len(others))) as pool:
-            answers = list(pool.map(self._answers, others))
-        missed = {m.name for m, answer in zip(others, answers, strict=True) if not answer}
-        self.unreachable = tuple(sorted(missed & self._missed))
-        self._missed = frozenset(missed)
+        again = [member for member in others if member.name in self._tried]
+        with ThreadPoolExecutor(max(1, len(again))) as pool:
+            answers = list(pool.map(self._answers, again))
+        missed = (m.name for m, answer in zip(again, answers, strict=True) if not answer)
+        self.unreachable = tuple(sorted(missed))
+        self._tried = frozenset(member.name for member in others)
 
     def _answers(self, member: Member) -> bool:
         try:
