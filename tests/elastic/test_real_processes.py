@@ -270,7 +270,7 @@ def test_of_two_workers_that_do_not_reach_each_other_one_leaves_by_name(
     tmp_path, real, workers: int
 ) -> None:
     with real.Link(nodes=1 + workers, rate_bps=100e6, delay_s=0.002) as link:
-        host, options = link.addresses[0], {"steps": 300, "every": EVERY, "step_s": STEP_S}
+        host, options = link.addresses[0], {"steps": 120, "every": EVERY, "step_s": STEP_S}
         with Team(tmp_path, host=host, namespaces=link.namespaces, **options) as team:
             nodes = range(1, 1 + workers)
             everyone = [team.start(f"w{n}", node=n, host=link.addresses[n]) for n in nodes]
