@@ -155,7 +155,8 @@ def test_workers_that_have_gone_on_or_are_gone_are_no_majority() -> None:
 
     def begins(names: list[str], version: int) -> bool:
         position = dataclasses.replace(at(version), dealt=rules.registry.run.position.dealt)
-        return rules.registry.begin_round(names, position) is None
+        asks = dataclasses.replace(member("c", version, 0), position=position)
+        return rules.registry.begin_round(asks, names) is None
 
     assert begins(names, 0)
     assert begins(names[:2], 1)
@@ -163,7 +164,12 @@ def test_workers_that_have_gone_on_or_are_gone_are_no_majority() -> None:
     assert begins(names[:1], 2)
     rules.beat("a", version=3)
     rules.registry.leave("b", "b0")
-    assert not begins(names, 1)  # as c says of a, which has gone on, and b, which is gone
+    for _ in range(3):
+        assert not begins(names, 1)  # as c says of a, which has gone on, and b, which is gone
+        rules.after(0.2)
+    (line,) = (line for line in rules.registry.take_log() if "refused" in line)
+    assert line.startswith("refused a round to 'c': the run is at version 3")
+    assert len(rules.registry.take_refusals("a")) == 1
     rules.registry.leave("a", "a0")
     rules.join("b", version=2, process=1)
     assert not begins(["b:b1"], 2)

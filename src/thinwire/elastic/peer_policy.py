@@ -77,12 +77,11 @@ class PeerPolicy:
                 do="start the others, or ask for fewer workers",
             )
 
-    def may_begin(self, refusal: RoundRefusal | None, tell: Callable[[str], None]) -> bool:
+    def may_begin(self, refusal: RoundRefusal | None) -> bool:
         """Whether the registry lets this worker begin a round; if not, it is to ask again.
 
         Args:
             refusal: the registry's, if any.
-            tell: called with the reason of the first refusal of several in a row.
 
         Raises:
             MismatchError: the run is over.
@@ -92,9 +91,7 @@ class PeerPolicy:
         if refusal is None:
             self._refused_since_s = math.inf
             return True
-        if self._refused_since_s == math.inf:
-            self._refused_since_s = now_s
-            tell(refusal.reason)
+        self._refused_since_s = min(self._refused_since_s, now_s)
         if refusal.is_final or now_s - self._refused_since_s > self._options.give_up_s:
             kind = MismatchError if refusal.is_final else ExchangeError
             raise kind("go on with the run", because=refusal.reason, do=refusal.do)

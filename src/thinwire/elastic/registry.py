@@ -12,7 +12,6 @@ from typing import final
 from thinwire.elastic.known_run import KnownRun, RoundRefusal
 from thinwire.elastic.quorum import Member
 from thinwire.handshake import first_difference
-from thinwire.membership import Progress
 
 __all__ = ["JoinRefusal", "MemberRegistry"]
 
@@ -110,20 +109,21 @@ class MemberRegistry:
         self.run.learn(member.position)
         return None
 
-    def begin_round(self, names: Collection[str], position: Progress) -> RoundRefusal | None:
+    def begin_round(self, member: Member, names: Collection[str]) -> RoundRefusal | None:
         """Note that a worker begins a round, or say why it must not.
 
         Args:
-            names: of the workers of the round.
-            position: that it is begun from.
+            member: the worker, at the position that the round is begun from.
+            names: of all workers of the round.
         """
-        members = (entry.member for entry in self._entries.values())
-        there = [
-            m.identity
-            for m in members
-            if m.name in names and m.position.version <= position.version
-        ]
-        return self.run.begin_round(position, names, there=there)
+        position = member.position
+        here = (entry.member for entry in self._entries.values() if entry.member.name in names)
+        there = [m.identity for m in here if m.position.version <= position.version]
+        refusal = self.run.begin_round(position, names, there=there)
+        if refusal is not None:
+            key = (member.name, "round", str(position.version))
+            self.report(f"a round to {member.identity!r}: {refusal.reason}", key)
+        return refusal
 
     def heartbeat(self, member: Member) -> bool:
         """Note that a worker is there and how far it is; False if it has not joined."""

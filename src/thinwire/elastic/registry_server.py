@@ -145,7 +145,7 @@ class RegistryServer:
         with self._locked() as registry:
             if not registry.heartbeat(member):
                 return _unknown(member)
-            refusal = registry.begin_round(names, member.position)
+            refusal = registry.begin_round(member, names)
         return json_answer({"refusal": None if refusal is None else asdict(refusal)})
 
     def _leave(self, data: Any) -> SignedReply:

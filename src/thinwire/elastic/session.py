@@ -222,7 +222,7 @@ class ElasticSession:
             ExchangeError,
             MismatchError,
         )
-        if not self._peers.may_begin(refusal, lambda why: self._note("refused", why=why)):
+        if not self._peers.may_begin(refusal):
             time.sleep(_PAUSE_S)
             return None
         return Go(self._plan(quorum, phase, began_s))
