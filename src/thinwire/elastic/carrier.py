@@ -1,22 +1,22 @@
 """How bytes move between the workers of a round: apart from who they are."""
 
 import datetime
-import socket
 from abc import ABC, abstractmethod
 from typing import Any, final
 
-import torch
 import torch.distributed as dist
 
 from thinwire.transport.address import address_text, split_address
 from thinwire.transport.backend import Backend
+from thinwire.transport.gloo_group import gloo_group, listening_store
 from thinwire.transport.gloo_messages import GlooMessages
 
 __all__ = ["Carrier", "GlooCarrier", "GroupLink"]
 
 # gloo waits so many times its timeout for a worker that was to connect and does not; less than a
 # second of timeout is not enough for a busy machine.
-_GLOO_WAITS, _SHORTEST_GLOO = 5, datetime.timedelta(seconds=1)
+_GLOO_WAITS, _SHORTEST_GLOO_S = 5, 1.0
+_STORE_TIMEOUT_S = 300.0
 
 
 class GroupLink(ABC):
@@ -96,19 +96,8 @@ class GlooCarrier(Carrier):
 
     def __init__(self, host: str) -> None:
         self._host = host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Left to itself, a store listens on all addresses.
-        listener = socket.create_server((host, 0), family=family)
-        port: int = listener.getsockname()[1]
-        self._address = address_text(host, port)
-        stores: Any = dist
-        self._store: Any = stores.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = listening_store(host, 0, timeout_s=_STORE_TIMEOUT_S)
+        self._address = address_text(host, self._store.port)
 
     @property
     def address(self) -> str:
@@ -134,24 +123,9 @@ class GlooCarrier(Carrier):
         except RuntimeError as error:
             because = f"not all {workers} workers came to the store at {at} in {timeout_s:g} s"
             raise RuntimeError(because) from error
-        gloo_timeout = max(timeout / _GLOO_WAITS, _SHORTEST_GLOO)
-        return _GlooLink(self._group(store, rank, workers, gloo_timeout))
-
-    def _group(self, store: Any, rank: int, workers: int, timeout: datetime.timedelta) -> Any:
-        kinds: Any = dist
-        gloo = kinds.ProcessGroupGloo
-        options = gloo._Options()
-        # Not what the host's name means.
-        options._devices = [gloo.create_device(hostname=self._host)]
-        options._timeout = timeout
-        group = kinds.ProcessGroup(store, rank, workers)
-        group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
-        group._register_backend(
-            torch.device("cpu"),
-            kinds.ProcessGroup.BackendType.GLOO,
-            gloo(store, rank, workers, options),
-        )
-        return group
+        gloo_timeout_s = max(timeout_s / _GLOO_WAITS, _SHORTEST_GLOO_S)
+        group = gloo_group(store, rank, workers, host=self._host, timeout_s=gloo_timeout_s)
+        return _GlooLink(group)
 
     def close(self) -> None:
         """End the store."""

@@ -51,14 +51,8 @@ def listening_store(host: str, port: int, *, timeout_s: float) -> Any:
     >>> listening_store("127.0.0.1", 0, timeout_s=5).port > 0
     True
     """
-    (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    )
-    with socket.socket(family, kind, protocol) as listening:
-        # A run that ended a moment ago still holds its connections.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
         found = listening.getsockname()[1]
         stores: Any = dist
         return stores.TCPStore(
