@@ -1,7 +1,6 @@
 """The workers of a round as one rank sees them: its link to theirs, and exchanges over it."""
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar, final
@@ -24,9 +23,10 @@ from thinwire.transport.base import (
     RunningExchange,
     run_alone,
 )
+from thinwire.transport.distributed import reason_of
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
-__all__ = ["ElasticGroup", "RankLink", "reason_of"]
+__all__ = ["ElasticGroup", "RankLink"]
 
 T = TypeVar("T")
 
@@ -254,17 +254,6 @@ def _expected_nbytes(request: Carried, workers: int) -> int:
             return 2 * sum(payload.numel() for payload in payloads)
         case _:
             return request.payload.numel()
-
-
-def reason_of(error: Exception) -> str:
-    """What `error` says, without where in gloo it was said.
-
-    >>> reason_of(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:4. This is typical"))
-    'Connection closed by peer [::1]:4'
-    """
-    text = (str(error).strip() or repr(error)).splitlines()[0]
-    text = re.sub(r"\[[^\]]*\.(?:cc|h):\d+\] ", "", text)
-    return text.split(". This is", 1)[0]
 
 
 def discarded(tag: RoundTag, because: str) -> RoundDiscarded:

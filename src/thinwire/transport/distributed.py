@@ -1,6 +1,7 @@
 """Workers in separate processes, joined by a torch.distributed process group."""
 
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -33,7 +34,7 @@ from thinwire.transport.progress_thread import Future, ProgressThread, Task
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Distributed", "group_of", "naming_failures"]
+__all__ = ["Distributed", "group_of", "naming_failures", "reason_of"]
 
 T = TypeVar("T")
 
@@ -43,6 +44,17 @@ _SERIES: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDi
 
 def _nothing_known() -> str:
     return ""
+
+
+def reason_of(error: Exception) -> str:
+    """What `error` says, without where in gloo it was said.
+
+    >>> reason_of(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:4. This is typical"))
+    'Connection closed by peer [::1]:4'
+    """
+    text = (str(error).strip() or repr(error)).splitlines()[0]
+    text = re.sub(r"\[[^\]]*\.(?:cc|h):\d+\] ", "", text)
+    return text.split(". This is", 1)[0]
 
 
 @contextmanager
@@ -58,7 +70,7 @@ def naming_failures(
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        reason = reason_of(error)
         silent = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = ExchangeTimeout if silent else ExchangeError
         known = differences()

@@ -19,7 +19,7 @@ from thinwire.errors import (
 )
 from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import Requests, Round, RoundTag, Transport, run_alone
-from thinwire.transport.distributed import Distributed
+from thinwire.transport.distributed import Distributed, reason_of
 from thinwire.transport.gloo_group import gloo_group, listening_store
 
 __all__ = ["Rendezvous", "default_transport"]
@@ -173,7 +173,7 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
         except (RuntimeError, ValueError) as error:
             raise ExchangeTimeout(
                 f"reach worker 0 at {host}:{port} within {left_s:.0f} s",
-                because=str(error).splitlines()[0],
+                because=reason_of(error),
                 do="start it, and see that this machine reaches that port",
             ) from error
     try:
@@ -238,10 +238,9 @@ def _naming_failures() -> Generator[None]:
     except ThinwireError:
         raise
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ExchangeError(
             "connect the workers",
-            because=f"worker 0, which they meet at, or another one is gone: {reason}",
+            because=f"worker 0, which they meet at, or another one is gone: {reason_of(error)}",
             do="read what the others said, and start all of them again",
         ) from error
 
