@@ -47,14 +47,14 @@ def renamed(setting: Setting, family: str, name: str, **slots: Any) -> Method:
 
 
 def _teams(setting: Setting, found: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The front with more workers, and dense methods with one."""
+    """The front with more workers, and dense methods with fewer, too."""
     return {
         f"{arm} K={workers}": setting.config(
             replace(found[arm].method, name=f"{arm} K={workers}"), workers
         )
         for arm in FRONT
         for workers in setting.team_sizes
-        if workers != setting.workers and (workers > 1 or arm in ("diloco", "muloco"))
+        if workers > setting.workers or (workers != setting.workers and arm in FRONT[:2])
     }
 
 

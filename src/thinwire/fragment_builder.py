@@ -160,4 +160,6 @@ class FragmentBuilder:
             storage=self.storage,
             drops_bad_messages=not self._is_fixed,
             has_own_anchors=self.has_own_anchors,
+            # What travels are weights then, which are equal before anything was trained.
+            refuses_same_work=not self.has_own_anchors,
         )

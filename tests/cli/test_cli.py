@@ -25,7 +25,7 @@ FLAGS = {
         tokens tokens-per-step topology up workers""",
     "report": "out",
     "bench": "out",
-    "lighthouse": "bind heartbeat-timeout-s join-timeout-s min-workers token-file",
+    "lighthouse": "allow-fork bind heartbeat-timeout-s join-timeout-s min-workers token-file",
     "doctor": "elastic token-file",
 }
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+import tyro
 from rich.console import Console
 
 from thinwire.cli.output import say
@@ -44,7 +45,7 @@ class LighthouseCommand:
     """Seconds of silence after which a worker is gone."""
     join_timeout_s: float = 60.0
     """Seconds that workers which are ready for a round wait for the others."""
-    allow_fork: bool = False
+    allow_fork: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Let workers go on from an older version of the run than the lighthouse knows: what was done
     since is given up, and a run that is over gets a second result."""
     token_file: Path | None = None
