@@ -26,6 +26,7 @@ FLAGS = {
     "report": "out",
     "bench": "out",
     "lighthouse": "allow-fork bind heartbeat-timeout-s join-timeout-s min-workers token-file",
+    "status": "token-file watch",
     "doctor": "elastic token-file",
 }
 

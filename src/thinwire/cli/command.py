@@ -16,6 +16,7 @@ from thinwire.cli.lighthouse import LighthouseCommand
 from thinwire.cli.output import lasting_output, say
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
+from thinwire.cli.status import StatusCommand
 from thinwire.cli.train import Train
 from thinwire.errors import RunStopped, ThinwireError
 
@@ -30,6 +31,7 @@ Command: TypeAlias = (
     | Annotated[ServeCommand, tyro.conf.subcommand("serve")]
     | Annotated[WorkCommand, tyro.conf.subcommand("work")]
     | Annotated[LighthouseCommand, tyro.conf.subcommand("lighthouse")]
+    | Annotated[StatusCommand, tyro.conf.subcommand("status")]
     | Annotated[DoctorCommand, tyro.conf.subcommand("doctor")]
 )
 

@@ -32,7 +32,7 @@ from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.membership import Progress
 from thinwire.transport.address import address_text, split_address
 
-__all__ = ["RefusedError", "RegistryClient", "RegistryReply", "RegistryServer"]
+__all__ = ["RefusedError", "RegistryClient", "RegistryReply", "RegistryServer", "ask_registry"]
 
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
@@ -365,12 +365,30 @@ class RegistryClient:
         return data
 
     def _accepted(self, response: SignedResponse) -> RegistryReply:
-        data = self._checked(response)
-        return RegistryReply(
-            lighthouse=address_text(self._host, int(data["lighthouse_port"])),
-            heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
-            peers=tuple(map(Member.read, data["peers"])),
-            age_s=float(data["age_s"]),
-            run=Progress.read(data["run"]),
-            refused=tuple(map(str, data.get("refused", ()))),
-        )
+        return _reply_of(self._checked(response), self._host)
+
+
+def ask_registry(token: Token, address: str, *, timeout_s: float = 5.0) -> RegistryReply:
+    """What a registry knows of its run, without taking part: all workers are `peers`.
+
+    Args:
+        token: of the run.
+        address: HOST:PORT of the registry.
+        timeout_s: without a byte from it.
+
+    Raises:
+        ExchangeError: it does not answer. MismatchError: another token, or another clock.
+    """
+    data = send_request(token, address, "/peers", timeout_s=timeout_s).json()
+    return _reply_of(data, split_address(address)[0])
+
+
+def _reply_of(data: Any, host: str) -> RegistryReply:
+    return RegistryReply(
+        lighthouse=address_text(host, int(data["lighthouse_port"])),
+        heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
+        peers=tuple(map(Member.read, data["peers"])),
+        age_s=float(data["age_s"]),
+        run=Progress.read(data["run"]),
+        refused=tuple(map(str, data.get("refused", ()))),
+    )

@@ -1,0 +1,83 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from elastic_registry import TOKEN, at, client, registry_server
+from processes import free_port
+from thinwire.cli import main
+
+SECRET = "a secret of many characters"
+
+
+@pytest.fixture(autouse=True)
+def with_token(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_it_shows_who_is_there_and_how_far(capsys) -> None:
+    with registry_server() as server:
+        address = f"127.0.0.1:{server.port}"
+        assert main(["status", address]) == 0
+        assert "0 workers; no outer step yet" in capsys.readouterr().out
+        a, b, c = (client(server.port, name) for name in ("a[red]", "b", "c"))
+        a.join(at(7), "10.0.0.1:4000")
+        b.join(at(5), "10.0.0.2:4000")
+        b.heartbeat(at(5), waiting_s=3.2)
+        other = dataclasses.replace(at(7), digest="ff")
+        c.join(other, "10.0.0.3:4000")
+        c.finish()
+        c.heartbeat(other)
+        assert main(["status", address]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 workers; the run is under way: outer step 7, inner step 35" in out
+    # Names are shown as they are.
+    assert "a[red] 10.0.0.1:4000 7 35 trains" in out
+    assert "b 10.0.0.2:4000 5 25 2 outer steps behind, waits for others, 3 s" in out
+    assert "c 10.0.0.3:4000 7 35 finished, another state: digest ff" in out
+
+
+def test_a_run_that_is_over_says_so(capsys) -> None:
+    with registry_server() as server:
+        a = client(server.port, "a")
+        a.join(dataclasses.replace(at(3), over=True), "10.0.0.1:4000")
+        a.leave()
+        assert main(["status", f"127.0.0.1:{server.port}"]) == 0
+    assert "0 workers; the run is over: outer step 3" in capsys.readouterr().out
+
+
+def test_another_token_and_nobody_there_are_one_line(capsys, monkeypatch) -> None:
+    assert main(["status", f"127.0.0.1:{free_port()}"]) == 1
+    assert "error: cannot" in capsys.readouterr().err
+    monkeypatch.setenv("THINWIRE_TOKEN", "another secret, also long enough")
+    with registry_server() as server:
+        assert main(["status", f"127.0.0.1:{server.port}"]) == 1
+    assert "token" in capsys.readouterr().err
+
+
+def test_watching_goes_on_until_it_is_interrupted() -> None:
+    assert TOKEN is not None
+    with registry_server() as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thinwire", "status", f"127.0.0.1:{server.port}", "--watch"],
+            env=os.environ | {"THINWIRE_TOKEN": SECRET, "COLUMNS": "120"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert "0 workers" in process.stdout.readline()
+            time.sleep(0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+            assert process.returncode == 130
+        finally:
+            process.kill()
+            process.communicate()
