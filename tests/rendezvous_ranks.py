@@ -18,6 +18,8 @@ WORKERS = int(os.environ.get("THINWIRE_WORKERS", "1"))
 WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
 
 
+# An address for each rendezvous of a case that has several.
+PORTS = [int(port) for port in os.environ.get("PORTS", "").split()]
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
     "2 bit, reduced": tw.presets.muloco(
@@ -74,9 +76,8 @@ def train_ddp(*, divided: bool = True) -> None:
     group = dist.group.WORLD if divided else None
     ranks = dist.get_world_size()
     told = {}
-    for name in METHODS:
-        port = int(os.environ["THINWIRE_MEET"].rpartition(":")[2])
-        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port + 1}"
+    for name, port in zip(METHODS, PORTS, strict=False):
+        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
         model = DistributedDataParallel(build_model())
         outer = steps(model, dist.get_rank(), ranks, name, group)
         told[name] = {"digest": outer.digest(), "sent_bytes": outer.stats.sent_bytes}
@@ -91,15 +92,13 @@ def train_ddp_undivided() -> None:
 
 def differ() -> None:
     """FSDP shards are no replicas, and neither are models of two seeds."""
-    dist.init_process_group("gloo")
-    for model in (build_model(), build_model(dist.get_rank())):
-        if "told" not in locals():
-            from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard
 
-            told = []
-            fully_shard(model)
-        port = int(os.environ["THINWIRE_MEET"].rpartition(":")[2])
-        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port + 1}"
+    dist.init_process_group("gloo")
+    sharded, told = build_model(), []
+    fully_shard(sharded)
+    for model, port in zip((sharded, build_model(dist.get_rank())), PORTS, strict=False):
+        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
         try:
             tw.OuterLoop(model, [], METHODS["diloco"], ddp_group=dist.group.WORLD)
         except tw.MismatchError as error:

@@ -52,7 +52,7 @@ def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Pat
         "#!/usr/bin/env bash\n"
         'echo "$NODE $THINWIRE_MEET $THINWIRE_WORKER of $THINWIRE_WORKERS: $*"\n'
         'if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
-        'if [[ -n "$FAILS" ]]; then exec sleep 20 > /dev/null 2>&1; fi\n'
+        'if [[ -n "$FAILS" ]]; then exec sleep 4 > /dev/null 2>&1; fi\n'
     )
     for file in bin_.iterdir():
         file.chmod(0o755)

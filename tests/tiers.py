@@ -75,20 +75,26 @@ cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_p
 cli/test_output.py::test_a_command_whose_output
 cli/test_output.py::test_a_full_disk
 cli/test_output.py::test_a_reader
+cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
-cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 elastic/test_real_processes.py
+experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_workers_of_two_ddp_ranks
 optim/test_muon_sharded.py
 report/test_report_browser.py
+test_examples.py::test_example_alone[lightning
+test_examples.py::test_example_alone[nano
+test_examples.py::test_example_with_two_workers_that_meet[lightning
+test_examples.py::test_the_script_with_checkpoints
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
 train/data/test_corpora.py::test_importing_stays_light
 train/workers/test_ranks.py
 train/workers/test_stacked.py
 transport/test_transports.py::test_a_forked_child_that_exits_leaves_exchanges_alone
+transport/test_transports.py::test_a_process_leaves_promptly_with_exchanges_under_way[4]
 """
 
 TIERS = {"fast": FAST, "core": CORE, "slow": SLOW}

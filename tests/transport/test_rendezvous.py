@@ -148,9 +148,10 @@ def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatc
 # -- what a trainer does with the default group is its own affair ----------------------------------
 
 
-def start(case: str, worker: int, workers: int, ranks: int, meet_port: int, own_port: int):
+def start(case: str, worker: int, workers: int, ranks: int, ports: list[int], own_port: int):
     meeting = {
-        "THINWIRE_MEET": f"127.0.0.1:{meet_port}",
+        "PORTS": " ".join(map(str, ports)),
+        "THINWIRE_MEET": f"127.0.0.1:{ports[0]}",
         "THINWIRE_WORKER": str(worker),
         "THINWIRE_WORKERS": str(workers),
     }
@@ -161,11 +162,11 @@ def start(case: str, worker: int, workers: int, ranks: int, meet_port: int, own_
 
 
 def run(case: str, workers: int, ranks: int) -> list[dict]:
-    port = free_port()
+    ports = [free_port() for _ in range(4)]
     processes = [
         process
         for worker in range(workers)
-        for process in start(case, worker, workers, ranks, port, free_port())
+        for process in start(case, worker, workers, ranks, ports, free_port())
     ]
     said = []
     try:
