@@ -80,6 +80,9 @@ cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
 elastic/test_real_processes.py
 experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up
+experiments/test_runners.py::test_each_run_has_an_observer_that_is_shown_its_records[runner1
+experiments/test_runners.py::test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process
+fragments/test_sharding.py::test_shards_keep[outer_parameters
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_workers_of_two_ddp_ranks
@@ -91,10 +94,18 @@ test_examples.py::test_example_with_two_workers_that_meet[lightning
 test_examples.py::test_the_script_with_checkpoints
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
 train/data/test_corpora.py::test_importing_stays_light
+train/test_elastic_train.py::test_torchrun_goes_on_with_what_simulated_workers_left
+train/test_trainer.py::test_a_killed_rank_ends_the_others_and_all_resume[noloco
+train/test_trainer.py::test_a_killed_rank_ends_the_others_and_all_resume[streaming
+train/test_trainer.py::test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been[2
+train/test_trainer.py::test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been[3
 train/workers/test_ranks.py
 train/workers/test_stacked.py
 transport/test_transports.py::test_a_forked_child_that_exits_leaves_exchanges_alone
 transport/test_transports.py::test_a_process_leaves_promptly_with_exchanges_under_way[4]
+transport/test_transports.py::test_a_silent_peer_is_an_error_within_the_timeout[3
+transport/test_transports.py::test_a_worker_that_lags_is_named[3
+transport/test_transports.py::test_processes_reach_the_bits_of_one_process_with_every_method[3
 """
 
 TIERS = {"fast": FAST, "core": CORE, "slow": SLOW}
