@@ -24,7 +24,7 @@ test: .venv/.ready  ## run the tests for every merge, at most six minutes
 test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, network namespaces
 	$(BIN)/python -m pytest -m ""
 
-claims: .venv/.ready  ## test the published claims, an hour on two cores, against the committed table
+claims: .venv/.ready  ## test the published claims, an hour and a half on two cores, against the committed table
 	$(BIN)/python benchmarks/claims.py small runs/claims
 
 soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for ten minutes

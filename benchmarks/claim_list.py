@@ -251,7 +251,9 @@ def _decoupled() -> Iterator[Claim]:
     group, name = "Decoupled momentum", "decoupled momentum"
     text = "decoupled momentum is as good as DiLoCo"
     yield _as_good(group, text, DECOUPLED, name, "diloco")
-    text = "decoupled momentum, as released, is below no exchange at all but a mean at the end"
+    text = (
+        "the released form of decoupled momentum is below no exchange at all but a mean at the end"
+    )
     yield _below(group, text, OURS, name, ALONE)
     text = "its coupled form, which the paper describes, is below the released one"
     yield _below(group, text, OURS, f"{name}, coupled", name)

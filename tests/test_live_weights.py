@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.live_weights import LiveWeights
+from thinwire.live_weights import LiveWeights, with_hooks
 from toy import Team, build_model, loss, sgd
 
 
@@ -65,3 +65,24 @@ def test_what_does_not_require_a_gradient_may_be_complex() -> None:
     model = nn.Linear(3, 1)
     model.table = nn.Parameter(torch.ones(2, dtype=torch.cfloat), requires_grad=False)
     assert LiveWeights(model, []).parameters.keys() == {"weight", "bias"}
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Steps another optimizer inside, and is one itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([p for g in optimizer.param_groups for p in g["params"]], {})
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_around_another_one_is_followed_itself() -> None:
+    inside = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    around = Lookahead(inside)
+    assert with_hooks(around) is around
+
+
+def test_a_wrapper_without_hooks_is_looked_into() -> None:
+    inside = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    wrapper = object.__new__(Lookahead)
+    wrapper.optimizer = inside
+    assert with_hooks(wrapper) is inside

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import ConfigurationError, NonFiniteError
 
-__all__ = ["LiveWeights", "local_shard"]
+__all__ = ["LiveWeights", "local_shard", "with_hooks"]
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -27,6 +27,19 @@ def local_shard(tensor: Tensor) -> Tensor:
     # Only a DTensor has the method: no need to import torch.distributed.tensor, which is slow.
     to_local = getattr(tensor, "to_local", None)
     return tensor.detach() if to_local is None else cast(Tensor, to_local()).detach()
+
+
+def with_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside of one that lacks an Optimizer's hooks, as Accelerate's wrapper does.
+
+    One that has hooks of its own and steps another inside (Lookahead, SAM) is followed itself.
+
+    >>> sgd = torch.optim.SGD(nn.Linear(2, 1).parameters())
+    >>> with_hooks(sgd) is sgd
+    True
+    """
+    has_hooks = hasattr(optimizer, "_optimizer_step_post_hooks")
+    return optimizer if has_hooks else getattr(optimizer, "optimizer", optimizer)
 
 
 @final
@@ -49,8 +62,7 @@ class LiveWeights:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         _check_kinds(model, optimizers)
         self.model = model
-        # Accelerate's wrapper is an Optimizer without an Optimizer's hooks.
-        self.optimizers = tuple(getattr(each, "optimizer", each) for each in optimizers)
+        self.optimizers = tuple(map(with_hooks, optimizers))
         self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad

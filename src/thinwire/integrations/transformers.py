@@ -13,6 +13,7 @@ from transformers import (
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import Whole
 from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
 
 __all__ = ["TransformersCallback"]
@@ -101,7 +102,7 @@ class TransformersCallback(TrainerCallback):
 
     def _check(self, args: TrainingArguments, optimizer: Any) -> None:
         # Accelerate wraps it once training has begun.
-        stepped = getattr(optimizer, "optimizer", optimizer)
+        stepped = with_hooks(optimizer)
         if all(stepped is not mine for mine in self.outer.optimizers):
             raise ConfigurationError(
                 "follow this Trainer",
