@@ -4,8 +4,9 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from elastic_team import Team
+from elastic_team import Team, Worker
 
 KINDS = ("kill", "stop", "lighthouse")
 FAULTS = 4
@@ -37,4 +38,86 @@ def inject_faults(
             live[who].kill()
             time.sleep(lasts_s / 2)
             live[who] = team.start(who)
+    return done
+
+
+RANK_KINDS = ("kill worker", "kill rank", "stop worker", "stop rank")
+CUT_KINDS = ("cut worker", "cut rank")
+RANK_OPTIONS = {
+    "ranks": 2,
+    "layers": 4,
+    "steps": 300,
+    "every": 4,
+    "step_s": 0.03,
+    "terms": {"timeout_s": 3.0, "patience": 0.2},
+}
+
+
+class ShardedPair:
+    """Two workers of two ranks, one with both on node 1, one with a rank on node 2 and one on 3."""
+
+    def __init__(self, team: Team, link: Any = None) -> None:
+        self.team, self.link = team, link
+        self.live = {name: self.start(name) for name in "ab"}
+        self.team.until(lambda: all(self.team.met(w, 2) for w in self.live.values()))
+
+    def start(self, name: str) -> Worker:
+        if self.link is None:
+            return self.team.start(name, **RANK_OPTIONS)
+        nodes = (1, 1) if name == "a" else (2, 3)
+        hosts = [self.link.addresses[node] for node in nodes]
+        of_rank = {1: {"host": hosts[1]}}
+        return self.team.start(name, node=nodes, host=hosts[0], of_rank=of_rank, **RANK_OPTIONS)
+
+    def fault(self, kind: str, name: str, rank: int, lasts_s: float) -> None:
+        """One fault of `RANK_KINDS` or `CUT_KINDS`; returns when it is over."""
+        what, whom = kind.split()
+        processes = self.live[name].ranks if whom == "worker" else [self.live[name].ranks[rank]]
+        if what == "cut":
+            node = 1 if whom == "worker" else 3
+            self.link.partition(node)
+            time.sleep(lasts_s)
+            self.link.heal(node)
+            return
+        for process in processes:
+            process.send(signal.SIGSTOP if what == "stop" else signal.SIGKILL)
+        time.sleep(lasts_s)
+        for process in processes if what == "stop" else []:
+            process.send(signal.SIGCONT)
+
+    def settle(self) -> None:
+        """Start again what has ended, as an operator would, until both train together."""
+        versions = {name: worker.version for name, worker in self.live.items()}
+        self.team.until(lambda: self._is_settled(versions), 100)
+
+    def _is_settled(self, versions: dict[str, int]) -> bool:
+        for name, worker in self.live.items():
+            ended = [rank for rank in worker.ranks if rank.gone]
+            # The death of a rank is the death of its worker.
+            if len(ended) == len(worker.ranks) and any(rank.wait(1) for rank in ended):
+                self.live[name], versions[name] = self.start(name), 0
+        return all(
+            worker.digest
+            or (
+                worker.version > versions[name]
+                and worker.steps()[-1:] != []
+                and worker.steps()[-1]["workers"] == 2
+            )
+            for name, worker in self.live.items()
+        )
+
+
+def inject_faults_into_ranks(team: Team, seed: int, link: Any = None, faults: int = 3) -> list[str]:
+    """Inject faults into two workers of two ranks, which then must `finish`; says what was done."""
+    draw, began_s, done = random.Random(seed), time.monotonic(), []
+    pair = ShardedPair(team, link)
+    kinds = RANK_KINDS + (CUT_KINDS if link is not None else ())
+    for _ in range(faults):
+        time.sleep(draw.uniform(0.1, 1.0))
+        kind, name, rank = draw.choice(kinds), draw.choice("ab"), draw.randrange(2)
+        lasts_s = draw.uniform(0.2, 6.0)
+        at_s = time.monotonic() - began_s
+        done.append(f"{at_s:.1f} s {kind} {name} {rank} for {lasts_s:.1f} s")
+        pair.fault(kind, name, rank, lasts_s)
+        pair.settle()
     return done

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -110,12 +110,31 @@ class Program:
 
 
 class Worker(Program):
-    """A worker and the records that it printed."""
+    """A worker, or its first rank, and the records that it printed.
 
-    def __init__(self, identity: str, *arguments: Any, **options: Any) -> None:
-        self.identity = identity
+    `further` are its other ranks.
+    """
+
+    def __init__(
+        self, identity: str, *arguments: Any, further: Sequence["Worker"] = (), **options: Any
+    ) -> None:
+        self.identity, self.further = identity, further
         self.records: list[dict[str, Any]] = []
         super().__init__(*arguments, **options)
+
+    @property
+    def ranks(self) -> list["Worker"]:
+        return [self, *self.further]
+
+    def send_to_all(self, number: int) -> None:
+        """Send a signal to every rank."""
+        for rank in self.ranks:
+            rank.send(number)
+
+    def kill_all(self) -> None:
+        """Kill every rank."""
+        for rank in self.ranks:
+            rank.kill()
 
     def hear(self, line: str) -> None:
         self.records.append(json.loads(line))
@@ -159,6 +178,7 @@ class Team:
         heartbeat_s: float = HEARTBEAT_S,
         host: str = "127.0.0.1",
         namespaces: list[str] | None = None,
+        environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.address = f"{host}:{free_port_pair()}"
@@ -166,14 +186,19 @@ class Team:
         self.workers: list[Worker] = []
         self.lighthouses: list[Program] = []
         self._folder, self._namespaces = tmp_path, namespaces or [""]
+        self._environment = dict(environment or {})
 
     def __enter__(self) -> Self:
         self.start_lighthouse()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for program in (*self.workers, *self.lighthouses):
+        for program in (*self._processes(), *self.lighthouses):
             program.end()
+
+    def _processes(self) -> list[Worker]:
+        """Every rank of every worker."""
+        return [rank for worker in self.workers for rank in worker.ranks]
 
     # -- what can be done --------------------------------------------------------------------------
 
@@ -191,18 +216,39 @@ class Team:
         """Kill the lighthouse."""
         self.lighthouses[-1].kill()
 
-    def start(self, identity: str, *, node: int = 0, token: str = TOKEN, **options: Any) -> Worker:
-        """Start a worker, or one again that was killed."""
-        worker = Worker(
-            identity,
-            "work",
-            self.address,
-            identity,
-            {**self.options, **options},
-            errors=self._folder / f"{identity}-{len(self.workers)}.txt",
-            namespace=self._namespaces[node],
-            THINWIRE_TOKEN=token,
-        )
+    def start(
+        self,
+        identity: str,
+        *,
+        ranks: int = 1,
+        of_rank: Mapping[int, dict[str, Any]] | None = None,
+        node: int | Sequence[int] = 0,
+        token: str = TOKEN,
+        **options: Any,
+    ) -> Worker:
+        """Start a worker, or one again that was killed.
+
+        Its model is sharded over `ranks` processes, of which each may have options of its own, and
+        a node.
+        """
+        nodes = [node] * ranks if isinstance(node, int) else node
+        meeting = f"{options.get('host', '127.0.0.1')}:{free_port()}"
+        further: list[Worker] = []
+        for index in reversed(range(ranks)):
+            sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
+            worker = Worker(
+                identity,
+                "work",
+                self.address,
+                identity,
+                {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})},
+                errors=self._folder / f"{identity}-{len(self.workers)}-{index}.txt",
+                namespace=self._namespaces[nodes[index]],
+                THINWIRE_TOKEN=token,
+                **self._environment,
+                further=tuple(further),
+            )
+            further.insert(0, worker)
         self.workers.append(worker)
         return worker
 
@@ -227,7 +273,7 @@ class Team:
     def finish(self, timeout_s: float = 50) -> list[Worker]:
         """Wait for all that were not killed: they end well, with equal digests; returns them."""
         end_s = time.monotonic() + timeout_s
-        alive = [w for w in self.workers if w.process.exitcode in (None, 0)]
+        alive = [w for w in self._processes() if w.process.exitcode in (None, 0)]
         for worker in alive:
             status = worker.wait(max(0.1, end_s - time.monotonic()))
             if status is None:
@@ -249,9 +295,11 @@ class Team:
     def check_shares(self) -> None:
         """No share was dealt to two processes, and none read twice by one."""
         owners: dict[int, int] = {}
-        for number, worker in enumerate(self.workers):
+        # All ranks of a worker read its share.
+        processes = [(n, rank) for n, w in enumerate(self.workers) for rank in w.ranks]
+        for number, process in processes:
             seen = set()
-            for line in worker.steps():
+            for line in process.steps():
                 share = line["share"]
                 assert owners.setdefault(share, number) == number, (share, self.report())
                 assert (share, line["step"]) not in seen, (share, line, self.report())
@@ -260,7 +308,7 @@ class Team:
     def report(self) -> str:
         """What happened, for finding out why."""
         lines = []
-        for worker in self.workers:
+        for worker in self._processes():
             status = worker.process.exitcode
             steps = worker.steps()
             lines.append(

@@ -1,5 +1,6 @@
 """One elastic worker of a toy model, which reports in JSON lines on standard output."""
 
+import datetime
 import faulthandler
 import json
 import os
@@ -7,16 +8,23 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch._dynamo
+import torch._dynamo  # imported when a process group is there, it would keep the group
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import thinwire as tw
 
 # Loaded here, so that processes that are forked from this one need not load them.
 import thinwire.cli
 import thinwire.elastic.session
+import thinwire.elastic.worker_ranks
 from elastic_faults import FaultyTransport, die, die_while, stop_in_connect
+from thinwire.handshake import digest
+from thinwire.transport.address import split_address
 from toy import adamw, build_model, loss
 
 
@@ -44,14 +52,20 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
     terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write after
     every step and to start from), layers (a model with a stack of them), damage (see
-    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults),
+    FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults,
+    in the n-th exchange among `among` workers, three),
+    ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
+    meet there),
     stops (itself, when it connects for the first time).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     try:
         train(lighthouse, identity, options)
-    except tw.ThinwireError as error:
+    except (tw.ThinwireError, RuntimeError) as error:
+        # FSDP's collectives, too, fail with the loss of another rank.
+        if not isinstance(error, tw.ThinwireError) and "ranks" not in options:
+            raise
         tell(error=str(error), kind=type(error).__name__)
         sys.stdout.flush()
         os._exit(1)
@@ -69,15 +83,26 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     if "width" in options:
         model.append(torch.nn.Linear(3, options["width"]))
         model.append(torch.nn.Linear(options["width"], 3))
+    group = None
+    if "ranks" in options:
+        group = connect_ranks(*options["ranks"])
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = adamw(model)
     elastic = tw.transport.Elastic(
         lighthouse,
         identity=identity,
         options=tw.transport.ElasticOptions(**options.get("terms", {})),
         host=options.get("host"),
+        group=group,
     )
     elastic.events.listen(lambda event: tell(event=event.describe()))
-    transport = FaultyTransport(elastic, tell, die_at=(kind, moment), damage=options.get("damage"))
+    transport = FaultyTransport(
+        elastic,
+        tell,
+        die_at=(kind, moment),
+        among=options.get("among", 3),
+        damage=options.get("damage"),
+    )
     outer = tw.OuterLoop(model, optimizer, build_method(options), transport=transport)
     checkpoint = Path(options.get("checkpoint", "none"))
     if checkpoint.exists():
@@ -103,7 +128,8 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         elastic.run = lambda *_: die()
     outer.flush()
     tell(
-        digest=outer.digest(),
+        digest=digest_of(outer),
+        shard=outer.digest(),
         version=outer.stats.rounds,
         last_step=outer.inner_step,
         left_out=outer.stats.left_out,
@@ -111,6 +137,23 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     )
     save(outer, options)
     outer.close()
+
+
+def connect_ranks(index: int, size: int, meeting: str) -> Any:
+    """The default process group, of the ranks of this worker."""
+    minute = datetime.timedelta(seconds=60)
+    host, port = split_address(meeting)
+    store = dist.TCPStore(host, port, is_master=index == 0, timeout=minute)
+    dist.init_process_group("gloo", store=store, rank=index, world_size=size, timeout=minute)
+    return dist.group.WORLD
+
+
+def digest_of(outer: tw.OuterLoop) -> str:
+    """Of all outer parameters, wherever their shards are."""
+    if not dist.is_initialized():
+        return outer.digest()
+    whole = {n: v.full_tensor() for n, v in outer.anchor().items() if hasattr(v, "full_tensor")}
+    return digest(whole)
 
 
 def save(outer: tw.OuterLoop, options: dict) -> None:

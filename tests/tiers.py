@@ -34,6 +34,7 @@ elastic/test_real_processes.py::test_a_worker_killed_in_its_healing_costs_the_ot
 elastic/test_real_processes.py::test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone
 elastic/test_real_processes.py::test_every_method_survives_a_kill_and_a_restart[streaming]
 elastic/test_real_processes.py::test_no_worker_ends_when_the_lighthouse_does
+elastic/test_worker_ranks.py::test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals[diloco-1-landed]
 exchange/test_exchange.py
 exchange/test_pairs.py
 exchange/test_sizes.py
@@ -79,6 +80,7 @@ cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
 elastic/test_real_processes.py
+elastic/test_worker_ranks.py
 experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up
 experiments/test_runners.py::test_each_run_has_an_observer_that_is_shown_its_records[runner1
 experiments/test_runners.py::test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process

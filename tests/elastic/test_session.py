@@ -18,6 +18,7 @@ from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Go, Load, Over, Phase, Progress, RoundPlan, SharedState, Snapshot
 
 MODEL = {"model": "toy"}
+RUN = {"ranks": "1", **MODEL}
 
 
 class Still(SharedState):
@@ -61,7 +62,9 @@ def two_sessions(lighthouse=None, **options):
     """Two workers at a lighthouse that misses them soon."""
     pytest.importorskip("torchft")
     from thinwire.elastic.carrier import GlooCarrier
+    from thinwire.elastic.rank_session import RankSession
     from thinwire.elastic.session import ElasticSession
+    from thinwire.elastic.worker_ranks import WorkerRanks
 
     token = Token("a secret of many characters")
     given = {"heartbeat_timeout_s": 0.4, "on_event": lambda line: None} | (lighthouse or {})
@@ -76,8 +79,9 @@ def two_sessions(lighthouse=None, **options):
                 host="127.0.0.1",
                 options=ElasticOptions(**{"give_up_s": 10.0} | options),
             )
-            carrier = GlooCarrier("127.0.0.1")
-            session = ElasticSession(chosen, state, MODEL, EventLog(), carrier)
+            ranks, events = WorkerRanks(), EventLog()
+            here = RankSession(chosen, state, ranks, GlooCarrier("127.0.0.1"), events)
+            session = ElasticSession(chosen, state, MODEL, events, here, ranks)
             sessions.append(session)
             opened.callback(sessions[-1].close)
         yield sessions, states
@@ -86,7 +90,7 @@ def two_sessions(lighthouse=None, **options):
 def learn(session, **fields) -> None:
     """Tell the registry of `session` of a worker that is gone."""
     position = Progress(**{"version": 5, "step": 20, "digest": "ee", "dealt": 9, **fields})
-    registry = RegistryClient(session._settings.token, session._settings.lighthouse, "gone", MODEL)
+    registry = RegistryClient(session._settings.token, session._settings.lighthouse, "gone", RUN)
     registry.join(position, "127.0.0.1:1")
     registry.leave()
 
@@ -161,7 +165,7 @@ def test_of_two_workers_that_do_not_reach_each_other_one_leaves_by_name(monkeypa
     with at_once() as begin, two_sessions(give_up_s=60.0) as ((first, second), _):
         unconnected(monkeypatch, [first, second])
         for session in (first, second):
-            monkeypatch.setattr(session._reachability, "_look", not_there)
+            monkeypatch.setattr(session._here._reachability, "_look", not_there)
             session._lighthouse.resume()
         time.sleep(0.5)  # for some heartbeats: neither begins alone
         waits, leaves = (begin(session, Phase.ROUND) for session in (first, second))

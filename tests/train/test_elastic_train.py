@@ -53,7 +53,8 @@ class FakeElastic(Transport, Membership):
     fails_at_round, fails_with = 0, tw.ExchangeError
     rank, world_size, is_fixed = 0, 1, False
 
-    def __init__(self, lighthouse, *, token, identity, options) -> None:
+    def __init__(self, lighthouse, *, token, identity, options, group=None) -> None:
+        assert group is None
         self.lighthouse, self.identity, self.options = lighthouse, identity, options
         self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
         self.made.append(self)
@@ -308,7 +309,11 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     ("arguments", "message"),
     [
         (["--elastic", "h:1", "--method", "ddp"], "--elastic by method 'ddp'"),
-        (["--elastic", "h:1", "--worker-size", "2"], "--elastic with --worker-size 2"),
+        (
+            ["--elastic", "h:1", "--worker-size", "2"],
+            "--elastic and --worker-size 2 in 1 process; because all ranks of one torchrun are one "
+            "worker, which ends with any of them; do: start one torchrun --nproc-per-node 2",
+        ),
         (["--identity", "me"], "use --identity without --elastic"),
         (["--min-workers", "2"], "use --min-workers without --elastic"),
     ],
@@ -324,11 +329,13 @@ def test_what_does_not_go_together_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
-def test_torchrun_is_refused(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("size", ["1", "3"])
+def test_ranks_of_torchrun_that_are_not_one_worker_are_refused(monkeypatch, capsys, size) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", "--elastic", "h:1"]) == 1
-    assert "--elastic under torchrun" in capsys.readouterr().err
+    command = ["train", "--elastic", "h:1", "--worker-size", size, "--global-batch", "12"]
+    assert main(command) == 1
+    assert f"--elastic and --worker-size {size} in 2 processes" in capsys.readouterr().err
 
 
 def test_without_a_token_nothing_is_begun(make, tmp_path, elastic, monkeypatch) -> None:

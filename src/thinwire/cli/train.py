@@ -75,7 +75,8 @@ class Train:
                 because="without it every run gets a new folder",
                 do="pass --out with the folder of the run",
             )
-        if under_torchrun() and self.rates.workers is not None:
+        counts = under_torchrun() and self.elastic.elastic is None
+        if counts and self.rates.workers is not None:
             raise ConfigurationError(
                 "train under torchrun with --workers",
                 because="every rank is one worker, or a part of one with --worker-size: torchrun "

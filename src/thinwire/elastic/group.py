@@ -151,14 +151,17 @@ class RankLink:
     Args:
         carrier: makes links.
         on_broken: told why a group can be used no longer.
+        index: of this rank in its worker, from 0: it is linked to the same one of the others.
 
     Attributes:
         key: of the group.
         names: of the workers that this rank is linked to, or connects to.
     """
 
-    def __init__(self, carrier: Carrier, on_broken: Callable[[str, float], None]) -> None:
-        self._carrier, self._on_broken = carrier, on_broken
+    def __init__(
+        self, carrier: Carrier, on_broken: Callable[[str, float], None], *, index: int = 0
+    ) -> None:
+        self._carrier, self._on_broken, self._index = carrier, on_broken, index
         self._group: ElasticGroup | None = None
         self._lost = ""
         self.key = ""
@@ -207,7 +210,7 @@ class RankLink:
         call = BackgroundCall(
             lambda: self._carrier.connect(
                 quorum.meeting_place,
-                key=quorum.key,
+                key=f"{quorum.key}/{self._index}",
                 name=quorum.members[rank].name,
                 rank=rank,
                 workers=len(quorum.members),

@@ -27,7 +27,8 @@ class Member:
     Args:
         identity: its name in the run, the same after a restart.
         nonce: of its process; a restarted worker has another one.
-        address: HOST:PORT of its healing server.
+        address: HOST:PORT of its healing server, or that of its first rank.
+        further: HOST:PORT of the healing servers of its other ranks, in rank order.
         position: how far it has come.
         finished: whether it has taken all its steps.
         waiting_s: for how long it has been waiting for others to begin a round, beyond what it
@@ -70,6 +71,12 @@ class Member:
     rounds: int = 0
     unreachable: tuple[str, ...] = ()
     known: str = ""
+    further: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of the healing servers of its ranks."""
+        return self.address, *self.further
 
     @property
     def name(self) -> str:
@@ -93,7 +100,7 @@ class Member:
         """
         given: dict[str, Any] = dict(data)
         given["position"] = Progress.read(given["position"])
-        for names in ("awaits", "unreachable"):
+        for names in ("awaits", "unreachable", "further"):
             given[names] = tuple(map(str, given.get(names, ())))
         member = cls(**given)
         for field in fields(cls):
@@ -103,7 +110,8 @@ class Member:
         for text in (member.identity, member.nonce, member.address):
             if not 0 < len(text) <= _LONGEST_TEXT or not text.isprintable():
                 raise ValueError(f"not a printable text of 1 to {_LONGEST_TEXT} characters")
-        split_address(member.address)
+        for address in member.addresses:
+            split_address(address)
         return member
 
     def signed(self, token: Token) -> dict[str, str]:

@@ -16,10 +16,11 @@ class Reachability:
 
     Args:
         look: asks the healing server at an address; a `ThinwireError` says that it cannot.
+        index: of this rank in its worker, which looks for the same rank of the others.
     """
 
-    def __init__(self, look: Callable[[str], object]) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[str], object], *, index: int = 0) -> None:
+        self._look, self._index = look, index
         self._tried: frozenset[str] = frozenset()
         self.unreachable: tuple[str, ...] = ()
 
@@ -42,7 +43,7 @@ class Reachability:
 
     def _answers(self, member: Member) -> bool:
         try:
-            self._look(member.address)
+            self._look(member.addresses[self._index])
         except ThinwireError:
             return False
         return True

@@ -250,21 +250,21 @@ class RegistryClient:
         self._token, self._registry, self._timeout_s = token, address, timeout_s
         self.identity, self.nonce = identity, nonce or secrets.token_hex(8)
         self._description = dict(description)
-        self._address = ""
+        self._addresses: tuple[str, ...] = ()
         self._finished = self._left = False
 
-    def join(self, position: Progress, address: str) -> RegistryReply:
+    def join(self, position: Progress, *addresses: str) -> RegistryReply:
         """Join the run; waits while the registry still counts an earlier process of this identity.
 
         Args:
             position: how far this worker has come.
-            address: HOST:PORT of its healing server, as others reach it.
+            addresses: HOST:PORT of the healing servers of its ranks, as others reach them.
 
         Raises:
             ExchangeError: the registry cannot be reached.
             MismatchError: it refuses: another token or description, or the identity is taken.
         """
-        self._address, self._left = address, False
+        self._addresses, self._left = addresses, False
         body = {"member": self._member(position).describe(), "description": self._description}
         first = response = self._post("/join", body)
         waited_s = 0.0
@@ -290,7 +290,7 @@ class RegistryClient:
             ExchangeError: the registry cannot be reached.
             MismatchError: it refuses.
         """
-        if not self._address:
+        if not self._addresses:
             raise ConfigurationError(
                 "send a heartbeat", because="this worker has not joined", do="call join first"
             )
@@ -300,7 +300,7 @@ class RegistryClient:
             # A heartbeat that was on its way while this worker left must not bring it back.
             return RegistryReply(lighthouse="", heartbeat_timeout_s=0.0, peers=(), age_s=0.0)
         if response.status == 410:
-            return dataclasses.replace(self.join(position, self._address), rejoined=True)
+            return dataclasses.replace(self.join(position, *self._addresses), rejoined=True)
         return self._accepted(response)
 
     def begin_round(self, position: Progress, names: Sequence[str]) -> RoundRefusal | None:
@@ -319,7 +319,7 @@ class RegistryClient:
         body = {"member": self._member(position).describe(), "names": list(names)}
         response = self._post("/round", body)
         if response.status == 410:
-            self.join(position, self._address)
+            self.join(position, *self._addresses)
             response = self._post("/round", body)
         refusal = self._checked(response)["refusal"]
         return None if refusal is None else RoundRefusal(**refusal)
@@ -337,7 +337,8 @@ class RegistryClient:
         return Member(
             identity=self.identity,
             nonce=self.nonce,
-            address=self._address,
+            address=self._addresses[0],
+            further=self._addresses[1:],
             position=position,
             finished=self._finished,
             waiting_s=waiting_s,

@@ -1,52 +1,58 @@
-"""A worker in an elastic run, from joining to leaving: its rounds, and how it catches up."""
+"""A worker in an elastic run, from joining to leaving: what its first rank decides for it."""
 
 import contextlib
 import hashlib
 import json
-import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar, final
 
-from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
-from thinwire.elastic.healing import HealingServer, fetch_position
 from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
 from thinwire.elastic.lighthouse_client import LighthouseClient
 from thinwire.elastic.options import ElasticSettings
 from thinwire.elastic.peer_policy import PeerPolicy
 from thinwire.elastic.quorum import Member, Quorum, elect, identity_of
-from thinwire.elastic.reachability import Reachability
-from thinwire.elastic.recovery import Recovery
+from thinwire.elastic.rank_session import (
+    Action,
+    Begin,
+    CatchUp,
+    Connect,
+    End,
+    Fail,
+    Joined,
+    Leave,
+    RankSession,
+    RankStatus,
+    ReplayUpTo,
+    Report,
+)
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, with_retry
-from thinwire.elastic.round_log import RoundLog
-from thinwire.elastic.timeouts import Timeouts
+from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.membership import Answer, Go, Over, Phase, RoundPlan, RoundRecord, SharedState
-from thinwire.transport.address import address_text
+from thinwire.membership import Answer, Phase, Progress, RoundPlan, RoundRecord, SharedState
 
-__all__ = ["ElasticSession"]
+__all__ = ["ElasticSession", "merge_descriptions", "progress_of_worker"]
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
-_UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _PAUSE_S = 0.2
-_LOGGED_STATES = 2  # a longer log takes longer to fetch than the state itself
+_STILL_THERE_S = 10.0
 
 
 @final
 class ElasticSession:
-    """What a worker keeps open while it takes part: servers, heartbeats, the rank's link.
+    """What the first rank of a worker keeps open while the worker takes part, and decides for it.
 
     Args:
         settings: of the transport.
-        state: this worker's, for reading.
-        description: what must be the same on all workers.
+        state: this rank's, for reading.
+        description: of this rank: what must be the same on all workers.
         events: what happens is noted here.
-        carrier: moves bytes between this rank and those of the other workers.
+        here: this rank.
+        ranks: of this worker.
 
     Raises:
         ExchangeError: the lighthouse does not answer.
@@ -59,36 +65,32 @@ class ElasticSession:
         state: SharedState,
         description: Mapping[str, str],
         events: EventLog,
-        carrier: Carrier,
+        here: RankSession,
+        ranks: WorkerRanks,
     ) -> None:
         self._settings, self._state, self._events = settings, state, events
-        described = json.dumps(description, sort_keys=True).encode()
-        self._description_digest = hashlib.sha256(described).hexdigest()[:16]
-        self.names: tuple[str, ...] = ("",)
-        self.rank = self._groups_lost = self._rounds_begun = 0
-        self.link = RankLink(carrier, self._note_broken)
+        self._here, self._ranks = here, ranks
+        self._connections_failed = self._rounds_begun = 0
+        self._statuses: list[RankStatus] = []
         self._round_began_s: float | None = None
+        self._told_s = time.monotonic()
         self._retries = RetryBudget(settings.host, settings.options.give_up_s)
-        self._log = RoundLog(_LOGGED_STATES * state.shared_nbytes())
         self._opened = contextlib.ExitStack()
         try:
             self._open(description)
-        except BaseException:
+        except BaseException as error:
+            self._tell_failure(error)
             self._opened.close()
+            here.close()
             raise
 
     def _open(self, description: Mapping[str, str]) -> None:
-        settings, state, options = self._settings, self._state, self._settings.options
-        self._server = HealingServer(
-            settings.token,
-            state.capture,
-            state.progress,
-            self._log,
-            host=settings.host,
-            on_helped=lambda who: self._note("helped", who=(who,)),
-        )
-        self._opened.callback(self._server.close)
-        self._address = address_text(settings.host, self._server.port)
+        settings, options = self._settings, self._settings.options
+        introduced = self._here.introduce(description)
+        self._addresses = [address for address, _ in introduced]
+        description = merge_descriptions([described for _, described in introduced])
+        described = json.dumps(description, sort_keys=True).encode()
+        self._description_digest = hashlib.sha256(described).hexdigest()[:16]
         registry = RegistryClient(
             settings.token, settings.lighthouse, settings.identity, description
         )
@@ -97,14 +99,12 @@ class ElasticSession:
         self._registry = registry
         # A token or clock that is wrong at the start stays so: it is told at once.
         reply = self._with_retry(
-            lambda: registry.join(state.progress(), self._address), ExchangeError
+            lambda: registry.join(self._state.progress(), *self._addresses), ExchangeError
         )
-        self.timeouts = Timeouts(
-            floor_s=reply.heartbeat_timeout_s,
-            patience=options.patience,
-            unmeasured_s=_UNMEASURED_ROUND_S,
-            fixed_s=options.timeout_s,
-        )
+        joined = Joined(self.name, reply.heartbeat_timeout_s)
+        self._ranks.broadcast(joined)
+        self._here.joined(joined)
+        self.timeouts = self._here.timeouts
         self._lighthouse = LighthouseClient(
             reply.lighthouse,
             self.name,
@@ -116,24 +116,25 @@ class ElasticSession:
         # Some heartbeats may be lost before the registry counts this worker as gone.
         every_s = min(1.0, reply.heartbeat_timeout_s / 5)
         self._heartbeat = Heartbeat(
-            registry, state.glance, reply, every_s=every_s, callbacks=self._heartbeat_callbacks()
+            registry, self._glance, reply, every_s=every_s, callbacks=self._heartbeat_callbacks()
         )
         self._opened.callback(self._heartbeat.close)
         self._peers = PeerPolicy(options, self._heartbeat, self._is_lighthouse_new)
-        self._recovery = Recovery(
-            token=settings.token,
-            state=state,
-            identity=settings.identity,
-            timeout_s=max(10.0, 2 * reply.heartbeat_timeout_s),
-        )
-        self._reachability = Reachability(
-            lambda address: fetch_position(
-                settings.token,
-                address,
-                who=settings.identity,
-                timeout_s=reply.heartbeat_timeout_s,
-            )
-        )
+
+    @property
+    def link(self) -> RankLink:
+        """Of this rank to the same one of the other workers."""
+        return self._here.link
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the workers of the round, in rank order."""
+        return self._here.names
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among them."""
+        return self._here.rank
 
     def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
         return with_retry(
@@ -158,6 +159,33 @@ class ElasticSession:
             on_refused=lambda line: self._note("refused", why=line),
         )
 
+    # -- the ranks of this worker ------------------------------------------------------------------
+
+    def _all(self, action: Action) -> Generator[Answer, None, list[RankStatus]]:
+        """Have every rank do something; returns where that left them."""
+        self._ranks.broadcast(action)
+        self._told_s = time.monotonic()
+        mine = yield from self._here.act(action)
+        self._statuses = self._ranks.gather(mine)
+        return self._statuses
+
+    def _progress(self) -> Progress:
+        """How far this worker is, by what its ranks said last, and this one says now."""
+        self._statuses[0] = self._here.status()
+        return progress_of_worker([status.progress for status in self._statuses])
+
+    def _glance(self) -> Progress:
+        """The same for heartbeats, at once: of several ranks, as they said before the round."""
+        if self._ranks.size == 1 or not self._statuses:
+            return self._state.glance()
+        return progress_of_worker([status.progress for status in self._statuses])
+
+    def _tell_failure(self, error: BaseException) -> None:
+        """Let the other ranks of this worker fail with the same error, if they are still there."""
+        if isinstance(error, ThinwireError):
+            with contextlib.suppress(ThinwireError):
+                self._ranks.broadcast(Fail(error))
+
     # -- before a round ----------------------------------------------------------------------------
 
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
@@ -167,19 +195,21 @@ class ElasticSession:
         if paused_s > self.timeouts.floor_s:
             self._note("late", why=f"for {paused_s:.1f} s the others were not asked to wait")
         began_s = time.monotonic()
-        # From the tensors and not from memory: if they changed since the last round, this worker
-        # has drifted and is to be healed.
-        self._state.progress(anew=True)
         try:
-            answer = None
-            while answer is None:
-                answer = yield from self._try(phase, began_s)
+            yield from self._all(Report())
+            command = None
+            while command is None:
+                command = yield from self._try(phase, began_s)
+        except BaseException as error:
+            self._tell_failure(error)
+            raise
         finally:
             self._heartbeat.wait_ends()
         self._measure_round()
-        yield answer
+        self._ranks.broadcast(command)
+        yield self._here.begin(command)
 
-    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, Go | Over | None]:
+    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, Begin | End | None]:
         """One attempt to begin a round; None if it has to be made again."""
         self._check_may_take_part()
         over = yield from self._catch_up_with_peers()
@@ -203,15 +233,15 @@ class ElasticSession:
         self._check_description(quorum)
         self._check_reachable(quorum)
         if self.name not in {member.name for member in quorum.members}:
-            yield from self._catch_up(quorum.leader.address, quorum.what_differs(mine[0]))
+            yield from self._catch_up(quorum.leader, quorum.what_differs(mine[0]))
             return None
         if self._peers.lacks_members(quorum):
             time.sleep(_PAUSE_S)
             return None
         reached = yield from self._reach(quorum)
-        if not reached or not self._form_group(quorum):
+        if not reached or not (yield from self._connect(quorum)):
             # Part of the next group's key: no worker may wait at a key that others have left.
-            self._groups_lost += 1
+            self._connections_failed += 1
             is_new = phase is Phase.JOIN
             fail = self._retries.failed_newcomer if is_new else self._retries.failed
             fail("form a group", because="the workers of the round could not connect")
@@ -225,29 +255,35 @@ class ElasticSession:
         if not self._peers.may_begin(refusal):
             time.sleep(_PAUSE_S)
             return None
-        return Go(self._plan(quorum, phase, began_s))
+        return self._round(quorum, phase, began_s)
 
     def _check_may_take_part(self) -> None:
         if self._heartbeat.refusal is not None:
             raise self._heartbeat.refusal
         self._peers.check_alone()
+        if time.monotonic() - self._told_s > _STILL_THERE_S:
+            # The other ranks of this worker wait with it, and would take long silence for a fault.
+            self._ranks.broadcast(None)
+            self._told_s = time.monotonic()
 
     def _member(self, phase: Phase) -> Member:
-        progress, run = self._state.progress(), self._heartbeat.run
+        progress, run = self._progress(), self._heartbeat.run
+        links = {status.link for status in self._statuses}
         return Member(
             identity=self._settings.identity,
             nonce=self._nonce,
             description=self._description_digest,
-            address=self._address,
+            address=self._addresses[0],
+            further=tuple(self._addresses[1:]),
             store=self.link.address,
             position=self._heartbeat.with_dealt_shares(progress),
             phase=phase.value,
-            generation=self._groups_lost,
-            oldest=self._log.oldest(progress.version),
-            group=self.link.usable_key,
+            generation=self._connections_failed + sum(s.links_lost for s in self._statuses),
+            oldest=self._here.log_reaches_back_to(progress.version),
+            group=links.pop() if len(links) == 1 else "",
             awaits=self._peers.awaited(),
             rounds=self._rounds_begun,
-            unreachable=self._reachability.unreachable,
+            unreachable=tuple(sorted({name for s in self._statuses for name in s.unreachable})),
             known=run.digest if run.version == progress.version else "",
         )
 
@@ -280,31 +316,23 @@ class ElasticSession:
             why = f"it and {others} do not reach each other"
             self._note("refused", who=(member.identity,), why=why)
 
-    def _form_group(self, quorum: Quorum) -> bool:
-        had_this = quorum.key == self.link.key
-        why_not = self.link.form(quorum, self.name, self.timeouts)
-        if not why_not:
-            self._reachability.connected()
-        elif not had_this:
-            self._note("discarded", why=why_not)
-            others = [member for member in quorum.members if member.name != self.name]
-            self._reachability.not_connected(others)
-        return not why_not
+    def _connect(self, quorum: Quorum) -> Generator[Answer, None, bool]:
+        statuses = yield from self._all(Connect(quorum))
+        return all(status.worked for status in statuses)
 
-    def _plan(self, quorum: Quorum, phase: Phase, began_s: float) -> RoundPlan:
-        changed, self.link.key = quorum.key != self.link.key, quorum.key
-        self.names = tuple(member.name for member in quorum.members)
-        self.rank = self.names.index(self.name)
+    def _round(self, quorum: Quorum, phase: Phase, began_s: float) -> Begin:
+        names = tuple(member.name for member in quorum.members)
         self._rounds_begun += 1
-        self._note_who_came_and_went(lost_s=time.monotonic() - began_s)
-        return RoundPlan(
-            changed=changed,
+        self._note_who_came_and_went(names, lost_s=time.monotonic() - began_s)
+        plan = RoundPlan(
+            changed=quorum.key != self.link.key,
             phase=Phase(quorum.phase),
             joins=phase is Phase.JOIN and quorum.phase != Phase.JOIN.value,
             step=quorum.position.step,
-            names=self.names,
+            names=names,
             dealt=quorum.position.dealt,
         )
+        return Begin(plan, quorum.key)
 
     def _measure_round(self) -> None:
         now_s = time.monotonic()
@@ -314,86 +342,84 @@ class ElasticSession:
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _catch_up_with_peers(self) -> Generator[Answer, None, Over | None]:
+    def _catch_up_with_peers(self) -> Generator[Answer, None, End | None]:
         """Catch up with the worker that is furthest, if that is not this one.
 
         Returns:
             That the run is over, if it is.
         """
-        here = self._state.progress()
+        here = self._progress()
         peers = [p for p in self._heartbeat.send() if p.position.version > here.version]
         if not peers:
             return None
         best = max(peers, key=lambda p: (p.position.over, p.position.version))
         ahead = best.position.version - here.version
         why = f"{best.identity} is {ahead} outer steps ahead"
-        if not (yield from self._catch_up(best.address, why)):
+        if not (yield from self._catch_up(best, why)):
             return None
         # Asked after the state was taken: what it was then may have been the last but one.
-        there = self._recovery.look(best.address) if best.position.over else best.position
-        here = self._state.progress()
+        there = self._here.look(best.address) if best.position.over else best.position
+        here = self._progress()
         if not there.over or there.version != here.version:
             return None
-        self.names, self.rank = (self.name,), 0
-        return Over(
+        return End(
             RoundPlan(
                 changed=True,
                 phase=Phase.DONE,
                 joins=False,
                 step=here.step,
-                names=self.names,
+                names=(self.name,),
                 dealt=here.dealt,
             )
         )
 
-    def _catch_up(self, address: str, why: str) -> Generator[Answer, None, bool]:
+    def _catch_up(self, member: Member, why: str) -> Generator[Answer, None, bool]:
         began_s = time.monotonic()
         self._lighthouse.pause()
-        try:
-            how = yield from self._recovery.catch_up(address)
-        except (ExchangeError, MismatchError, KeyError, ValueError) as error:
-            _LOG.warning("healing from %s failed: %s", address, error)
-            self._retries.failed(f"heal from {address}", because=str(error))
+        statuses = yield from self._all(CatchUp(member.addresses))
+        # The other worker trains on: its ranks may have given away their states of two rounds.
+        reached = {status.progress.version for status in statuses}
+        failed = [status.outcome for status in statuses if not status.worked]
+        if failed:
+            self._retries.failed(f"heal from {member.address}", because=failed[0])
+        if failed or len(reached) > 1:
             time.sleep(_PAUSE_S)
             return False
-        self._log.clear()
-        self._note("healed", why=f"{how}; {why}", lost_s=time.monotonic() - began_s)
+        self._note("healed", why=f"{statuses[0].outcome}; {why}", lost_s=time.monotonic() - began_s)
         return True
 
     def _reach(self, quorum: Quorum) -> Generator[Answer, None, bool]:
         """Replay the rounds up to the quorum's position; returns whether that worked."""
-        here, there = self._state.progress(), quorum.position
+        here, there = self._progress(), quorum.position
         if (here.version, here.digest) == (there.version, there.digest):
             return True
-        reached = yield from self._recovery.replay(quorum.leader.address, there)
-        self._log.clear()
-        if reached:
-            self._note("healed", why=f"by the rounds up to {there.version}")
-        return bool(reached) and self._state.progress().version == there.version
+        statuses = yield from self._all(ReplayUpTo(quorum.leader.addresses, there.version))
+        if not all(status.worked for status in statuses):
+            return False
+        self._note("healed", why=f"by the rounds up to {there.version}")
+        return True
 
     # -- notes -------------------------------------------------------------------------------------
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep a round for workers that missed it."""
-        self._log.append(record)
-        self._server.release()
-        self._note("committed")
+        self._here.log_round(record)
         rejected: Mapping[int, str] = record.facts["flaws"]
         for rank in sorted(rejected):
             self._note("left out", who=_identities([self.names[int(rank)]]), why=rejected[rank])
 
-    def _note_broken(self, why: str, lost_s: float) -> None:
-        self._groups_lost += 1
-        self._note("discarded", why=why, lost_s=lost_s)
-
     def _note_lighthouse(self, lost: str) -> None:
         self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
 
-    def _note_who_came_and_went(self, *, lost_s: float) -> None:
-        now, before = frozenset(self.names), self._peers.names
+    def _note_who_came_and_went(self, names: Sequence[str], *, lost_s: float) -> None:
+        now, before = frozenset(names), self._peers.names
         self._peers.met(now)
         if not before:
-            self._note("joined", who=_identities(now), why=f"as worker {self.rank} of {len(now)}")
+            self._note(
+                "joined",
+                who=_identities(now),
+                why=f"as worker {names.index(self.name)} of {len(now)}",
+            )
             return
         if before - now:
             self._note("left", who=_identities(before - now), lost_s=lost_s)
@@ -401,7 +427,7 @@ class ElasticSession:
             self._note("arrived", who=_identities(now - before))
 
     def _note(self, kind: Any, **fields: Any) -> None:
-        self._events.note(kind, round=self._state.glance().version, **fields)
+        self._here.note(kind, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -410,13 +436,57 @@ class ElasticSession:
         try:
             if self._state.progress().over:
                 self._lighthouse.pause()
+                for _ in self._all(Report()):
+                    pass
                 self._heartbeat.finish()
                 self._peers.linger(
                     self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
                 )
+                self._ranks.broadcast(Leave())
         finally:
-            self.link.close()
+            self._here.close()
             self._opened.close()
+
+
+def progress_of_worker(ranks: Sequence[Progress]) -> Progress:
+    """How far a worker is whose ranks are so far; a rank that is behind holds it back.
+
+    Args:
+        ranks: one for each rank, in rank order; the digest is that of its shards.
+
+    >>> one = Progress(version=3, step=30, digest="ab")
+    >>> progress_of_worker([one]) == one
+    True
+    >>> progress_of_worker([one, Progress(version=2, step=20, digest="cd")]).version
+    2
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    told = json.dumps([(rank.version, rank.digest) for rank in ranks])
+    behind = min(ranks, key=lambda rank: rank.version)
+    return Progress(
+        version=behind.version,
+        step=behind.step,
+        digest=hashlib.sha256(told.encode()).hexdigest()[:16],
+        dealt=max(rank.dealt for rank in ranks),
+        over=all(rank.over for rank in ranks),
+    )
+
+
+def merge_descriptions(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What a worker runs, from what each of its ranks does: its shards differ from rank to rank.
+
+    >>> merge_descriptions([{"method": "diloco", "shard": "0"}, {"method": "diloco", "shard": "1"}])
+    {'ranks': '2', 'method': 'diloco', 'shard of rank 0': '0', 'shard of rank 1': '1'}
+    """
+    merged = {"ranks": str(len(ranks))}
+    for field in dict.fromkeys(field for rank in ranks for field in rank):
+        texts = [rank.get(field, "none") for rank in ranks]
+        if len(set(texts)) == 1:
+            merged[field] = texts[0]
+        else:
+            merged |= {f"{field} of rank {index}": text for index, text in enumerate(texts)}
+    return merged
 
 
 def _identities(names: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.token import Token, find_token
+from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
 from thinwire.errors import ConfigurationError
 from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
@@ -17,7 +18,11 @@ from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.version import __version__
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
     from thinwire.elastic.carrier import Carrier
+    from thinwire.elastic.rank_session import RankSession
     from thinwire.elastic.session import ElasticSession
 
 __all__ = ["Elastic", "ElasticOptions"]
@@ -34,6 +39,10 @@ class Elastic(Transport, Membership):
     discarded; its work is sent again in the next one. A worker that is behind takes over the
     others' state.
 
+    A worker may be several ranks, each with shards of the model (FSDP2, tensor parallelism): all of
+    them build this alike, and each exchanges with the same rank of the other workers. The first one
+    speaks with the lighthouse, a worker counts once, and with one of its ranks it ends.
+
     Args:
         lighthouse: HOST:PORT at which `thinwire lighthouse` listens.
         token: of the run; default that of the environment variable THINWIRE_TOKEN.
@@ -41,6 +50,8 @@ class Elastic(Transport, Membership):
         host: address at which others reach this machine; default that of its way to the lighthouse.
         options: how long it waits, and for how many.
         carrier: makes what moves the bytes, given `host`; default `GlooCarrier`.
+        group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
+            of one rank.
 
     Raises:
         ConfigurationError: torchft is missing, or there is no token.
@@ -57,6 +68,7 @@ class Elastic(Transport, Membership):
         host: str | None = None,
         options: ElasticOptions | None = None,
         carrier: "Callable[[str], Carrier] | None" = None,
+        group: "ProcessGroup | DeviceMesh | None" = None,
     ) -> None:
         split_address(lighthouse)
         self.identity = identity or f"worker-{secrets.token_hex(4)}"
@@ -68,9 +80,9 @@ class Elastic(Transport, Membership):
             host=host or local_address(split_address(lighthouse)[0]),
             options=options or ElasticOptions(),
         )
-        self._carrier = carrier
+        self._carrier, self._ranks = carrier, WorkerRanks(group)
         self._description = {"thinwire": __version__, "torchft": _torchft_version()}
-        self._session: ElasticSession | None = None
+        self._session: ElasticSession | RankSession | None = None
 
     # -- the transport -----------------------------------------------------------------------------
 
@@ -87,7 +99,8 @@ class Elastic(Transport, Membership):
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Run it among the workers of the round; what stops it discards the round."""
         if self._session is not None:
-            return self._session.link.run(requests, tag)
+            running = self._session.link.run(requests, tag)
+            return running if self._ranks.size == 1 else AgreedRound(running, self._ranks)
         # Before it joins: descriptions add up, and the registry compares them with the run's.
         running = RunningExchange(requests)
         while isinstance(running.request, Announce):
@@ -123,12 +136,18 @@ class Elastic(Transport, Membership):
             return  # it joined before, and the first round failed
         # Here, because it brings servers along that a description of the worker does not need.
         from thinwire.elastic.carrier import GlooCarrier
+        from thinwire.elastic.rank_session import RankSession
         from thinwire.elastic.session import ElasticSession
 
         carrier = (self._carrier or GlooCarrier)(self._settings.host)
-        self._session = ElasticSession(
-            self._settings, state, self._description, self.events, carrier
-        )
+        here = RankSession(self._settings, state, self._ranks, carrier, self.events)
+        if self._ranks.is_first:
+            self._session = ElasticSession(
+                self._settings, state, self._description, self.events, here, self._ranks
+            )
+        else:
+            here.join(self._description)
+            self._session = here
 
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Meet the others, and catch up with them if this worker is behind."""
@@ -144,7 +163,7 @@ class Elastic(Transport, Membership):
         if session is not None:
             session.close()
 
-    def _open_session(self) -> "ElasticSession":
+    def _open_session(self) -> "ElasticSession | RankSession":
         if self._session is None:
             raise ConfigurationError(
                 "begin a round with the others",

@@ -80,8 +80,10 @@ def resolve(
         )
     if elastic is not None:
         elastic.check(config)
-    workers = count_workers(config.workers, machine.worker_size)
-    here = workers * machine.worker_size if elastic is None else 1
+    # An elastic worker is alone under its torchrun; how many there are to be is said, not counted.
+    elsewhere = elastic is not None
+    workers = config.workers if elsewhere else count_workers(config.workers, machine.worker_size)
+    here = machine.worker_size * (1 if elsewhere else workers)
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
     threads = machine.threads or max(1, len(cores()) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
@@ -203,17 +205,25 @@ def assemble_elastic(
     torch.set_num_threads(config.machine.threads)
     # Raises for a stream, which has no shares, before the lighthouse is asked.
     data.training.shares(rows=1, sync_every=1, seed=config.seed)
-    transport = elastic.connect(out)
+    ranks = _ranks_of(config)
+    transport = elastic.connect(out, dist.group.WORLD if ranks.size > 1 else None)
     try:
         tag = RoundTag(what="the workers' arguments", round=0)
         mine = encode_description(common_fields(config, data))
         check_descriptions(transport.run(announce(mine), tag).wait())
         identity, device = ElasticWorkerId(transport.identity), torch.device(config.machine.device)
-        worker = Worker(config, data, transport, identity, SingleRank(), device)
-        return ElasticWorker(worker, transport)
+        worker = Worker(config, data, transport, identity, ranks, device)
+        return ElasticWorker(worker, transport, ranks)
     except BaseException:
         transport.close()
         raise
+
+
+def _ranks_of(config: TrainConfig) -> Ranks:
+    """The ranks of the one worker that torchrun started here."""
+    if config.machine.worker_size == 1:
+        return SingleRank()
+    return FsdpRanks(dist.group.WORLD, torch.device(config.machine.device))
 
 
 def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:

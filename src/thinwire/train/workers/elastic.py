@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+import torch.distributed as dist
+
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.token import find_token
 from thinwire.elastic.transport import Elastic, ElasticOptions
@@ -19,6 +21,7 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches
 from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
+from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
 from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity
 
 _LOG = logging.getLogger(__name__)
@@ -61,29 +64,28 @@ class ElasticConfig:
         config.method.overlap.check_cancellable()
 
     def check_launch(self, worker_size: int) -> None:
-        """Raise `ConfigurationError` if this process is not a worker by itself.
+        """Raise `ConfigurationError` if the processes here are not one worker.
 
         Args:
             worker_size: ranks of a worker.
         """
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+        if ranks != worker_size:
             raise _refused(
-                "under torchrun",
-                "torchrun ends all ranks when one of them dies",
-                "start one thinwire train --elastic per worker, without torchrun",
-            )
-        if worker_size > 1:
-            raise _refused(
-                f"with --worker-size {worker_size}",
-                "an elastic worker is one process",
-                "leave --worker-size out",
+                f"and --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
+                "all ranks of one torchrun are one worker, which ends with any of them",
+                f"start one torchrun --nproc-per-node {worker_size} for each worker"
+                if worker_size > 1
+                else "start one thinwire train --elastic for each worker, without torchrun, or "
+                f"pass --worker-size {ranks} to shard a worker over these ranks",
             )
 
-    def connect(self, out: Path) -> Elastic:
+    def connect(self, out: Path, group: Any = None) -> Elastic:
         """The connection to the other workers.
 
         Args:
             out: the run's folder.
+            group: of the ranks of this worker; None is a worker of one.
         """
         given = {"patience": self.patience, "min_workers": self.min_workers}
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -94,6 +96,7 @@ class ElasticConfig:
                 token=token,
                 identity=self.identity or default_identity(out),
                 options=replace(ElasticOptions(), **chosen),
+                group=group,
             )
         except OSError as error:
             raise ConfigurationError(
@@ -123,8 +126,7 @@ class ElasticWorkerId(WorkerIdentity):
 
     def stream(self, rank: int) -> int:
         """One that is drawn from the name, so that a restart is not given another worker's."""
-        del rank
-        return self._stream
+        return self._stream + rank
 
     def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
         """Those of the share that this worker holds."""
@@ -137,17 +139,18 @@ class ElasticWorkerId(WorkerIdentity):
 
 @final
 class ElasticWorker(WorkerGroup):
-    """One worker of an elastic run; each of the others is a process of its own.
+    """One worker of an elastic run, or a rank of it; the others are other processes.
 
     Args:
         worker: connected by `transport`.
         transport: an elastic one.
+        ranks: of the worker, which are the default process group if they are several.
     """
 
-    def __init__(self, worker: Worker, transport: Elastic) -> None:
+    def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
-        self._transport = transport
+        self._transport, self._ranks = transport, ranks
         self._follow()
 
     @property
@@ -157,8 +160,13 @@ class ElasticWorker(WorkerGroup):
 
     @property
     def checkpoint_ranks(self) -> int:
-        """1: every elastic worker has a folder of its own."""
-        return 1
+        """Those of this worker: every elastic worker has a folder of its own."""
+        return self._ranks.size
+
+    @property
+    def stops_alone(self) -> bool:
+        """Whether this process is all of its worker."""
+        return self._ranks.size == 1
 
     @property
     def can_checkpoint(self) -> bool:
@@ -203,14 +211,14 @@ class ElasticWorker(WorkerGroup):
         return [with_own_random_stream(work)(self._worker)]
 
     def all_gather(self, values: Sequence[float]) -> list[float]:
-        """This worker's alone: elastic workers wait for each other only in rounds."""
-        return list(values)
+        """Over this worker's ranks alone: elastic workers wait for each other only in rounds."""
+        return self._ranks.gather(values)
 
     def capture(self, worker: Worker) -> dict[str, Any]:
         """What all workers share, and what only this one has."""
         own = {
-            "model": worker.model.state_dict(),
-            "optimizer": worker.optimizer.state_dict(),
+            "model": plain(worker.model.state_dict()),
+            "optimizer": plain(worker.optimizer.state_dict()),
             "random": worker.stream.state_dict(),
             # As before sending what is in flight: a worker that resumes has lost that round, but
             # its live weights still hold the work, and the next round sends it.
@@ -230,8 +238,8 @@ class ElasticWorker(WorkerGroup):
             )
         own = state["own"]
         self._outer.load_shared_state(state["shared"])
-        worker.model.load_state_dict(own["model"])
-        worker.optimizer.load_state_dict(own["optimizer"])
+        load_model(worker.model, own["model"])
+        load_optimizer(worker.optimizer, own["optimizer"])
         worker.stream.load_state_dict(own["random"])
         if not self._outer.load_feedback(own["feedback"]):
             # Under reduce-scatter the feedback is cut into K shards, and K was another one.
@@ -245,12 +253,15 @@ class ElasticWorker(WorkerGroup):
 
     def close(self) -> None:
         """Leave the run."""
-        self._worker.outer.close()
-        self._transport.close()
+        self.abandon()
+        if self._ranks.size > 1:
+            dist.destroy_process_group()
+        self._worker.close()
 
     def abandon(self) -> None:
-        """Leave the run."""
-        self.close()
+        """Leave the run, but not the process group: that waits for ranks that may be gone."""
+        self._worker.outer.close()
+        self._transport.close()
 
     def _follow(self) -> None:
         if self._worker.scheduler.last_epoch != self._outer.inner_step:

@@ -16,8 +16,8 @@ from thinwire.elastic.events import EventLog
 from thinwire.errors import CheckpointError
 from thinwire.train.workers.agreement_probe import AgreementProbe
 from thinwire.train.workers.random_stream import draws_random_numbers
+from thinwire.train.workers.ranks import gather_values
 from thinwire.train.workers.worker import Worker
-from thinwire.transport import naming_failures
 
 __all__ = [
     "SimulatedWorkers",
@@ -286,11 +286,7 @@ class TorchrunWorker(WorkerGroup):
 
     def all_gather(self, values: Sequence[float]) -> list[float]:
         """Gather over the ranks."""
-        mine = torch.tensor(values, dtype=torch.float64, device=self.workers[0].device)
-        slots = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        with naming_failures("measurements of the workers"):
-            dist.all_gather(slots, mine)
-        return [float(slot) for slot in torch.cat(slots)]
+        return gather_values(values, self.workers[0].device)
 
     def close(self) -> None:
         """Leave the process group."""

@@ -15,7 +15,16 @@ from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import local_shard
 from thinwire.transport import naming_failures
 
-__all__ = ["FsdpRanks", "Ranks", "SingleRank", "gather", "load_model", "load_optimizer", "plain"]
+__all__ = [
+    "FsdpRanks",
+    "Ranks",
+    "SingleRank",
+    "gather",
+    "gather_values",
+    "load_model",
+    "load_optimizer",
+    "plain",
+]
 
 
 class Ranks(ABC):
@@ -46,6 +55,10 @@ class Ranks(ABC):
         """Sums over the ranks, the same on all of them; whole numbers below 2^53 are exact."""
 
     @abstractmethod
+    def gather(self, values: Sequence[float]) -> list[float]:
+        """The values of all ranks, in rank order; as many on each."""
+
+    @abstractmethod
     def naming_failures(self) -> AbstractContextManager[None]:
         """Turn what the loss of a rank throws inside into an `ExchangeError`."""
 
@@ -70,6 +83,10 @@ class SingleRank(Ranks):
         model.to(device)
 
     def total(self, values: Sequence[float]) -> list[float]:
+        """The values themselves."""
+        return list(values)
+
+    def gather(self, values: Sequence[float]) -> list[float]:
         """The values themselves."""
         return list(values)
 
@@ -113,6 +130,10 @@ class FsdpRanks(Ranks):
             dist.all_reduce(totals, group=self._mesh.get_group())
         return totals.tolist()
 
+    def gather(self, values: Sequence[float]) -> list[float]:
+        """All-gather them."""
+        return gather_values(values, self._device, self._mesh.get_group())
+
     @contextmanager
     def naming_failures(self) -> Generator[None]:
         """Around everything that gathers weights or reduces gradients."""
@@ -130,6 +151,21 @@ class FsdpRanks(Ranks):
         # DTensor's caches never let go of the mesh, and so of gloo's threads, which now and then
         # abort the process as it exits. Meshes of older torch know their groups by name only.
         getattr(self._mesh, "_pg_registry", {}).clear()
+
+
+def gather_values(values: Sequence[float], device: torch.device, group: Any = None) -> list[float]:
+    """The values of all ranks of a process group, in rank order; as many on each.
+
+    Args:
+        values: of this rank.
+        device: on which the group's backend gathers.
+        group: of the ranks; None is the default one.
+    """
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    slots = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    with naming_failures("measurements of the workers"):
+        dist.all_gather(slots, mine, group=group)
+    return torch.cat(slots).tolist()
 
 
 def gather(tensor: Tensor) -> Tensor:

@@ -1,0 +1,149 @@
+"""Elastic workers whose model is sharded over two ranks each, as real processes."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from elastic_schedule import inject_faults_into_ranks
+from elastic_team import TOKEN, Team
+from processes import fork_ranks
+from training import corpus  # noqa: F401
+
+METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
+SHARDED = {"ranks": 2, "layers": 4, "step_s": 0.02, "among": 2}
+
+
+@pytest.mark.parametrize("moment", ["landed", "started"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals(
+    tmp_path, method: str, rank: int, moment: str
+) -> None:
+    with Team(tmp_path, method=method, steps=100) as team:
+        first = team.start("a", **SHARDED)
+        second = team.start("b", of_rank={rank: {"die": [moment, 3]}}, **SHARDED)
+        team.until(lambda: all(process.gone for process in second.ranks))
+        killed, survivor = second.ranks[rank], second.ranks[1 - rank]
+        assert killed.wait(5) == -signal.SIGKILL
+        assert survivor.wait(5) == 1  # by itself: no launcher ends it here
+        # It is FSDP that notices, or what the ranks tell each other.
+        assert re.search("rank of it is gone|gloo", survivor.last("error")), team.report()
+        team.until(lambda: first.version > second.version)
+        back = team.start("b", **SHARDED)
+        team.until(lambda: team.met(back, 2))
+        assert back.events("healed"), team.report()
+        assert len(team.finish()) == 4
+        for one, other in zip(first.ranks, back.ranks, strict=True):
+            assert one.last("shard") == other.last("shard")
+        # The control: shards differ, and so no rank has the digest of all.
+        assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worker(
+    tmp_path, rank: int
+) -> None:
+    terms = {"timeout_s": 2.0, "patience": 0.1}
+    with Team(tmp_path, steps=160, terms=terms) as team:
+        first, second = team.start_all("a", "b", **SHARDED)
+        # Until a worker has seen how long a round lasts, it waits for others for a minute.
+        team.until(lambda: first.version > 3)
+        stopped = second.ranks[rank]
+        stopped.send(signal.SIGSTOP)
+        version = first.version
+        team.until(lambda: first.version > version + 2)
+        time.sleep(3.0)
+        stopped.send(signal.SIGCONT)
+        assert len(team.finish()) == 4
+        assert second.version == first.version
+        assert second.events("healed"), team.report()
+
+
+def test_workers_of_another_number_of_ranks_are_refused(tmp_path) -> None:
+    with Team(tmp_path, steps=400) as team:
+        first = team.start("a", **SHARDED)
+        team.until(lambda: first.version)
+        other = team.start("b", **{**SHARDED, "ranks": 1})
+        assert other.wait(30) == 1
+        assert "ranks is 1 here and 2 in the run" in other.last("error")
+        version = first.version
+        team.until(lambda: first.version > version)
+        first.kill_all()
+
+
+def check_schedule(team: Team, seed: int, link=None) -> None:
+    inject_faults_into_ranks(team, seed, link)
+    team.finish(100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_schedule_for_workers_and_single_ranks(tmp_path, seed: int) -> None:
+    with Team(tmp_path, method=METHODS[seed % 3]) as team:
+        check_schedule(team, seed)
+
+
+@pytest.mark.parametrize("seed", range(5, 10))
+def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) -> None:
+    with real.Link(nodes=4, rate_bps=100e6, delay_s=0.001) as link:
+        nodes = {"host": link.addresses[0], "namespaces": link.namespaces}
+        gloo = {"GLOO_SOCKET_IFNAME": "wan0"}
+        with Team(tmp_path, method=METHODS[seed % 3], environment=gloo, **nodes) as team:
+            check_schedule(team, seed, link)
+
+
+# -- thinwire train -------------------------------------------------------------------------------
+
+FLAGS = {
+    "method": "sparseloco:density=1/8", "model": "250k", "workers": 2, "worker-size": 2,
+    "global-batch": 8, "sequence-length": 16, "steps": 90, "sync-every": 5, "warmup-steps": 2,
+    "threads": 1, "evaluate-steps": 30, "checkpoint-steps": 10, "log-steps": 5,
+}  # fmt: skip
+
+
+def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
+    tmp_path,
+    monkeypatch,
+    corpus,  # noqa: F811
+) -> None:
+    monkeypatch.setenv("THINWIRE_TOKEN", TOKEN)
+    running = []
+
+    def start(team: Team, name: str, *more: str, ranks: int = 2):
+        given = FLAGS | {"corpus": corpus, "elastic": team.address, "out": tmp_path / name}
+        flags = [text for flag, value in given.items() for text in (f"--{flag}", str(value))]
+        processes = fork_ranks(ranks, "-m", "thinwire", "train", *flags, *more)
+        running.extend(processes)
+        return processes
+
+    def ended(processes) -> list[tuple[int, str]]:
+        return [(p.wait(100), p.stdout + p.stderr) for p in processes]
+
+    with Team(tmp_path) as team:
+        try:
+            first, second = start(team, "a"), start(team, "b")
+            checkpoints = tmp_path / "b" / "checkpoints"
+            team.until(lambda: list(checkpoints.glob("step-00000020*.json")), 90)
+            second[1].kill()
+            (status, said), _ = ended(second)
+            assert status == 1
+            assert said.count("error: cannot") == 1, said
+            # The first rank reads the folder; a launcher ends those that wait for it.
+            refused = start(team, "b", "--resume", "--worker-size", "4", ranks=4)
+            (status, said), *_ = ended(refused[:1])
+            assert status == 1
+            assert "worker_size differs; because the run there has 2 and this run 4" in said
+            for process in refused:
+                process.kill()
+            again = start(team, "b", "--resume")
+            for status, said in ended([*first, *again]):
+                assert status == 0, said
+        finally:
+            for process in running:
+                process.kill()
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in "ab"]
+    assert summaries[0]["outer_digest"] == summaries[1]["outer_digest"]
+    assert summaries[1]["events"]["counts"]["healed"]
+    assert summaries[0]["val_loss"] == summaries[1]["val_loss"]
