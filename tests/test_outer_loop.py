@@ -688,3 +688,10 @@ def test_strided_parameters_are_read_and_written_in_their_logical_order() -> Non
     loop.step()
     assert not model.weight.is_contiguous()
     assert torch.equal(model.weight, torch.arange(6.0).view(3, 2).t())
+
+
+def test_where_workers_are_fixed_a_report_changes_nothing() -> None:
+    team = Team(diloco(), adamw, 2).train(10)
+    before = team.loops[0].digest(), team.loops[0].stats
+    team.loops[0].report(loss=2.5, tokens_per_s=100.0)
+    assert (team.loops[0].digest(), team.loops[0].stats) == before

@@ -13,7 +13,7 @@ answer is always `Go`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any, Self, TypeAlias, final
 
@@ -33,7 +33,10 @@ __all__ = [
     "RoundRecord",
     "SharedState",
     "Snapshot",
+    "WorkerMetrics",
 ]
+
+_LARGEST = 10**18
 
 
 @final
@@ -81,6 +84,62 @@ class Progress:
         """From what `describe` returned, perhaps elsewhere."""
         numbers = {name: int(data[name]) for name in ("version", "step", "dealt")}
         return cls(digest=str(data["digest"]), over=bool(data.get("over", False)), **numbers)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMetrics:
+    """What a worker measured while it trained; None is unknown.
+
+    Args:
+        loss: of its last training steps.
+        tokens_per_s: that it reads.
+        sent_bytes: of payloads handed to the transport, metadata included.
+        received_bytes: of payloads that came from other workers.
+        wait_s: for rounds to begin, and for exchanges.
+
+    >>> WorkerMetrics(loss=2.5, sent_bytes=7).describe()
+    {'loss': 2.5, 'sent_bytes': 7}
+    >>> metrics, flaws = WorkerMetrics.read({"loss": float("nan"), "sent_bytes": 7})
+    >>> metrics.describe(), flaws
+    ({'sent_bytes': 7}, ('loss is nan',))
+    """
+
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    wait_s: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is known as JSON-able data."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def read(cls, data: Any) -> tuple[Self, tuple[str, ...]]:
+        """From what `describe` returned elsewhere, or from anything else.
+
+        Names that are not known here are passed over: a later version may have them.
+
+        Returns:
+            What can be true, and a line for each value that cannot be and was dropped.
+        """
+        if not isinstance(data, Mapping):
+            return cls(), (f"all of it is a {type(data).__name__}",)
+        given = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        flaws = {name: flaw for name, value in given.items() if (flaw := _flaw(name, value))}
+        sound = {name: value for name, value in given.items() if name not in flaws}
+        return cls(**sound), tuple(flaws.values())
+
+
+def _flaw(name: str, value: Any) -> str:
+    """Why `value` cannot be that of the metric `name`, or ""."""
+    kinds = (int,) if name.endswith("_bytes") else (int, float)
+    if type(value) not in kinds:
+        return f"{name} is a {type(value).__name__}"
+    least = -_LARGEST if name == "loss" else 0
+    # In this form, NaN is refused.
+    return "" if least <= value <= _LARGEST else f"{name} is {str(value)[:30]}"
 
 
 @final
@@ -231,6 +290,14 @@ class Membership(ABC):
     @abstractmethod
     def log_round(self, record: RoundRecord) -> None:
         """Keep the record of a round that counted, for workers that missed it."""
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Take what this worker measured so far, for people who watch the run; by default ignored.
+
+        Args:
+            metrics: in place of those before.
+        """
+        del metrics
 
     @abstractmethod
     def leave(self) -> None:

@@ -36,6 +36,7 @@ from thinwire.membership import (
     Replay,
     RoundPlan,
     Snapshot,
+    WorkerMetrics,
 )
 from thinwire.method import Method, with_present_names
 from thinwire.outer_parameters import OuterParameters
@@ -137,6 +138,7 @@ class OuterLoop:
         self._left_out: dict[int, int] = {}
         self._hooks = OptimizerHooks(self._live.optimizers)
         self._evaluation = ExitStack()
+        self._metrics = WorkerMetrics()
         self._has_joined = self._is_closed = False
         try:
             in_flight = [] if resume is None else self._load(resume)
@@ -308,6 +310,7 @@ class OuterLoop:
         record = record_of(self._state, fragment, pending, result, self._plan.names, before=before)
         fragment.note_contributors(pending.tag.round, record.facts["counted"])
         self._membership.log_round(record)
+        self.report()
 
     def _count_left_out(self, left_out: Mapping[int, Rejection], tag: RoundTag) -> None:
         for worker, why in left_out.items():
@@ -377,6 +380,7 @@ class OuterLoop:
                         return self._follow_plan(plan)
         finally:
             self._counters.wait_s += time.perf_counter() - started_s
+            self.report()
 
     def _follow_plan(self, plan: RoundPlan) -> RoundPlan:
         state, workers = self._state, self._transport.world_size
@@ -449,6 +453,27 @@ class OuterLoop:
             consensus_sent_bytes=self._outer.counters.sent_bytes,
             consensus_received_bytes=self._outer.counters.received_bytes,
         )
+
+    def report(self, *, loss: float | None = None, tokens_per_s: float | None = None) -> None:
+        """Say what this worker measured, for people who watch an elastic run.
+
+        `thinwire status` and the lighthouse's metrics show it, with bytes and waits, which are
+        known without this call. It sends nothing by itself and may be called after every step.
+
+        Args:
+            loss: of the last training steps; what is left out stays as it was.
+            tokens_per_s: that this worker reads.
+        """
+        known = self._metrics
+        self._metrics = WorkerMetrics(
+            # Numbers of numpy and torch do not become JSON.
+            loss=known.loss if loss is None else float(loss),
+            tokens_per_s=known.tokens_per_s if tokens_per_s is None else float(tokens_per_s),
+            sent_bytes=self._counters.sent_bytes,
+            received_bytes=self._counters.received_bytes,
+            wait_s=self._counters.wait_s,
+        )
+        self._membership.report(self._metrics)
 
     def memory(self) -> dict[str, int]:
         """Bytes of every state this worker holds between rounds.

@@ -10,6 +10,7 @@ import pytest
 from elastic_registry import TOKEN, at, client, registry_server
 from processes import free_port
 from thinwire.cli import main
+from thinwire.membership import WorkerMetrics
 
 SECRET = "a secret of many characters"
 
@@ -17,7 +18,7 @@ SECRET = "a secret of many characters"
 @pytest.fixture(autouse=True)
 def with_token(monkeypatch) -> None:
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "160")
 
 
 def test_it_shows_who_is_there_and_how_far(capsys) -> None:
@@ -27,7 +28,11 @@ def test_it_shows_who_is_there_and_how_far(capsys) -> None:
         assert "0 workers; no outer step yet" in capsys.readouterr().out
         a, b, c = (client(server.port, name) for name in ("a[red]", "b", "c"))
         a.join(at(7), "10.0.0.1:4000")
+        measured = {"tokens_per_s": 12345.6, "sent_bytes": 106_000_000, "received_bytes": 7500}
+        a.report(WorkerMetrics(loss=2.65432, wait_s=99.0, **measured))
+        a.heartbeat(at(7))
         b.join(at(5), "10.0.0.2:4000")
+        b.report(WorkerMetrics(loss=float("nan"), sent_bytes=0))
         b.heartbeat(at(5), waiting_s=3.2)
         other = dataclasses.replace(at(7), digest="ff")
         c.join(other, "10.0.0.3:4000")
@@ -37,9 +42,27 @@ def test_it_shows_who_is_there_and_how_far(capsys) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "3 workers; the run is under way: outer step 7, inner step 35" in out
     # Names are shown as they are.
-    assert "a[red] 10.0.0.1:4000 7 35 trains" in out
-    assert "b 10.0.0.2:4000 5 25 2 outer steps behind, waits for others, 3 s" in out
-    assert "c 10.0.0.3:4000 7 35 finished, another state: digest ff" in out
+    assert "a[red] 10.0.0.1:4000 7 35 2.6543 12.3k 106 MB 7.5 kB 1.65 min trains" in out
+    # What is not known is a dash: c is of an earlier version.
+    assert "b 10.0.0.2:4000 5 25 - - 0 B - - 2 outer steps behind, waits for others, 3 s" in out
+    assert "c 10.0.0.3:4000 7 35 - - - - - finished, another state: digest ff" in out
+
+
+def test_a_narrow_terminal_is_told_what_a_wide_one_shows(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with registry_server() as server:
+        a = client(server.port, "a worker with a name of 30 let")
+        a.join(at(7), "10.0.0.1:4000")
+        a.report(WorkerMetrics(loss=-1e18, tokens_per_s=1e18, sent_bytes=10**18, wait_s=1e18))
+        a.heartbeat(at(7))
+        assert main(["status", f"127.0.0.1:{server.port}"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "10.0.0.1" not in out
+    assert "a terminal of 116 columns shows address, sent, received, too" in out
+    # Names are cut before numbers are.
+    for shown in ("a worker", "-1e+18", "1e+06T", "1.16e+13 d", "trains"):
+        assert shown in out
 
 
 def test_a_run_that_is_over_says_so(capsys) -> None:

@@ -7,6 +7,7 @@ import pytest
 from elastic_registry import DESCRIPTION, EXPIRY_S, OTHER, Clock, at
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry import MemberRegistry
+from thinwire.membership import WorkerMetrics
 
 
 def member(identity: str, version: int, process: int) -> Member:
@@ -200,3 +201,46 @@ def test_a_worker_that_took_outer_steps_is_not_displaced() -> None:
     rules.beat("b", version=1)
     assert rules.join("c", description=OTHER, version=9) is not None
     assert rules.there() == ["a", "b"]
+
+
+def test_what_a_worker_measured_is_kept_until_it_says_something_else() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.registry.note_metrics("a", {"loss": 2.5, "sent_bytes": 7})
+    rules.after(1.0)
+    assert rules.beat("a", version=1)
+    rules.after(0.5)
+    a, b = rules.registry.statuses()
+    assert (a.member.position, a.heartbeat_age_s) == (at(1), 0.5)
+    assert a.metrics == WorkerMetrics(loss=2.5, sent_bytes=7)
+    assert (b.metrics, b.heartbeat_age_s) == (WorkerMetrics(), 1.5)
+    rules.registry.note_metrics("a", {"loss": 2.25})
+    assert rules.registry.statuses()[0].metrics == WorkerMetrics(loss=2.25)
+
+
+def test_metrics_that_cannot_be_true_are_told_by_name_once_a_minute() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.registry.take_log()
+    for loss in (float("nan"), float("inf"), float("nan")):
+        rules.registry.note_metrics("a", {"loss": loss, "sent_bytes": "7", "wait_s": 1.5})
+        rules.after(1.0)
+    assert rules.registry.take_log() == [
+        "dropped a metric of a: loss is nan",
+        "dropped a metric of a: sent_bytes is a str",
+    ]
+    assert rules.registry.statuses()[0].metrics == WorkerMetrics(wait_s=1.5)
+    # It is no refusal: the worker takes part, and the others need not know.
+    assert (rules.registry.refusals, rules.registry.take_refusals("a")) == (0, [])
+
+
+def test_refusals_are_counted_as_they_are_reported() -> None:
+    rules = Rules()
+    rules.join("a")
+    assert rules.registry.refusals == 0
+    for _ in range(3):
+        assert rules.join("b", description=OTHER) is not None
+        rules.after(1.0)
+    rules.join("a", process=1)
+    assert rules.registry.refusals == 2

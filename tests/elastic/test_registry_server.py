@@ -9,10 +9,11 @@ import pytest
 from elastic_registry import EXPIRY_S, OTHER, TOKEN, at, client, registry_server
 from thinwire.elastic import signed_http
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import RefusedError, RegistryServer
+from thinwire.elastic.registry_server import RefusedError, RegistryServer, ask_registry
 from thinwire.elastic.signed_http import send_request
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.membership import WorkerMetrics
 
 
 def test_workers_see_each_other_in_the_registry() -> None:
@@ -213,3 +214,46 @@ def test_the_registry_probes_a_port_once_and_looks_no_names_up() -> None:
         for odd in ({"host": "localhost", "port": port}, {"host": "127.0.0.1", "port": 0}):
             with pytest.raises(MismatchError, match="cannot be read"):
                 send_request(TOKEN, address, "/probe", odd).json()
+
+
+def test_heartbeats_carry_what_a_worker_measured_to_those_that_watch() -> None:
+    measured = WorkerMetrics(loss=2.5, tokens_per_s=100.0, sent_bytes=7, received_bytes=9, wait_s=1)
+    with registry_server() as server:
+        a, b = client(server.port, "a"), client(server.port, "b")
+        a.report(measured)
+        a.join(at(1), "10.0.0.1:4000")
+        b.join(at(1), "10.0.0.2:4000")
+        a.heartbeat(at(1))
+        # Other workers do nothing with it: it stays off their wires.
+        assert b.heartbeat(at(1)).metrics == {}
+        seen = ask_registry(TOKEN, f"127.0.0.1:{server.port}")
+        assert seen.metrics == {"a": measured, "b": WorkerMetrics()}
+        assert [peer.identity for peer in seen.peers] == ["a", "b"]
+        assert server.status().workers[0].metrics == measured
+
+
+@pytest.mark.parametrize(
+    "said", [None, 3, "loss", [], {"loss": "2.5"}, {"loss": [[]]}, {"sent_bytes": -1}]
+)
+def test_a_worker_with_bad_metrics_or_without_any_takes_part_all_the_same(said: object) -> None:
+    lines: list[str] = []
+    with registry_server(lines=lines) as server:
+        address, a = f"127.0.0.1:{server.port}", client(server.port, "a")
+        a.join(at(1), "10.0.0.1:4000")
+        member = Member(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(2))
+        earlier = {"member": member.describe()}  # as earlier versions send it
+        for body in (earlier, earlier | {"metrics": said}):
+            assert send_request(TOKEN, address, "/heartbeat", body).status == 200
+        (seen,) = server.status().workers
+        assert (seen.member.position, seen.metrics) == (at(2), WorkerMetrics())
+    assert sum(line.startswith("dropped a metric of a: ") for line in lines) == 1
+
+
+def test_the_status_has_what_was_refused_and_since_when_the_registry_runs() -> None:
+    with registry_server() as server:
+        client(server.port, "a").join(at(1), "10.0.0.1:4000")
+        with pytest.raises(MismatchError):
+            client(server.port, "b", OTHER).join(at(0), "10.0.0.2:4000")
+        first, second = server.status(), server.status()
+        assert (first.refusals, len(first.workers), first.run) == (1, 1, at(1))
+        assert 0 < first.age_s < second.age_s < 60

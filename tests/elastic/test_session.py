@@ -12,10 +12,20 @@ from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
-from thinwire.elastic.registry_server import RegistryClient
+from thinwire.elastic.registry_server import RegistryClient, ask_registry
 from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.membership import Go, Load, Over, Phase, Progress, RoundPlan, SharedState, Snapshot
+from thinwire.membership import (
+    Go,
+    Load,
+    Over,
+    Phase,
+    Progress,
+    RoundPlan,
+    SharedState,
+    Snapshot,
+    WorkerMetrics,
+)
 
 MODEL = {"model": "toy"}
 RUN = {"ranks": "1", **MODEL}
@@ -256,3 +266,13 @@ def test_an_older_version_goes_on_where_the_lighthouse_allows_it() -> None:
         second.close()
         # Shares are not dealt again all the same.
         assert first._state.begin(first, Phase.ROUND).dealt == 9
+
+
+def test_what_a_worker_reports_is_in_its_next_heartbeat() -> None:
+    with two_sessions() as ((first, second), _):
+        first.report(WorkerMetrics(loss=2.5))
+        first._heartbeat.send()
+        second._heartbeat.send()
+        token, address = first._settings.token, first._settings.lighthouse
+        seen = ask_registry(token, address).metrics
+    assert seen == {"a": WorkerMetrics(loss=2.5), "b": WorkerMetrics()}

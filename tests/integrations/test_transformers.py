@@ -8,6 +8,7 @@ from transformers import Trainer, TrainingArguments
 import thinwire as tw
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.transformers import TransformersCallback
+from thinwire.testing import ElasticHub
 from trainer_teams import check_a_killed_team_resumes, run_team
 from trainer_workers import METHODS, Windows, model, train_by_hugging_face
 
@@ -24,7 +25,7 @@ def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
     assert sum(each["sent_bytes"] for each in straight[:2]) == alone["sent_bytes"]
 
 
-def build(out: Path, *, optimizer=None, method=None, **changes):
+def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
     net = model()
     method = tw.presets.diloco(sync_every=4) if method is None else method
     mine = method.inner.build(net)
@@ -43,7 +44,7 @@ def build(out: Path, *, optimizer=None, method=None, **changes):
         eval_dataset=Windows(99, 8),
         optimizers=(mine if optimizer is None else optimizer(net), None),
     )
-    return trainer, TransformersCallback(tw.OuterLoop(net, mine, method))
+    return trainer, TransformersCallback(tw.OuterLoop(net, mine, method, transport=transport))
 
 
 def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -> None:
@@ -51,6 +52,17 @@ def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -
     assert (found["steps"], found["rounds"]) == (24, 6)
     assert found["logged_rounds"] == [2, 4, 6]
     assert found["model_is_anchor"]
+
+
+def test_people_who_watch_an_elastic_run_see_the_loss_that_is_logged(tmp_path: Path) -> None:
+    hub = ElasticHub()
+    node = hub.connect("a")
+    hub.set_members(node)
+    trainer, callback = build(tmp_path, transport=node, logging_steps=2)
+    callback.add_to(trainer)
+    trainer.train()
+    *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
+    assert node.metrics.loss == last
 
 
 def test_it_trains_as_a_loop_of_ones_own_does(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ class FakeElastic(Transport, Membership):
     def log_round(self, record) -> None:
         self.events.note("committed", round=record.version)
 
+    def report(self, metrics) -> None:
+        self.metrics = metrics
+
     def leave(self) -> None:
         self.left += 1
 
@@ -158,6 +161,15 @@ def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_pat
     assert [transport.left for transport in elastic] == [1]
     assert [p.name for p in out.iterdir()] != []
     assert not (out / "lock").exists()
+
+
+def test_what_it_records_is_what_the_lighthouse_is_told(make, tmp_path, elastic) -> None:
+    out = tmp_path / "run"
+    train(make(), out, elastic=ELASTIC)
+    metrics, last = elastic[0].metrics.describe(), records(out)[-1]
+    assert set(metrics) == {"loss", "tokens_per_s", "sent_bytes", "received_bytes", "wait_s"}
+    for name in ("loss", "tokens_per_s", "sent_bytes", "received_bytes"):
+        assert metrics[name] == last[name]
 
 
 def test_it_reads_the_shares_that_it_is_dealt(

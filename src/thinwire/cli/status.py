@@ -1,13 +1,14 @@
 """`thinwire status`."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, TypeVar, final
 
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -16,16 +17,26 @@ from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry_server import RegistryReply, ask_registry
 from thinwire.elastic.token import find_token
 from thinwire.errors import ExchangeError
-from thinwire.membership import Progress
-from thinwire.plan.units import duration_text
+from thinwire.membership import Progress, WorkerMetrics
+from thinwire.plan.units import count_text, duration_text, nbytes_text
 
 __all__ = ["StatusCommand"]
+
+T = TypeVar("T")
+
+_WIDE = 116
+"""Columns of a terminal that has room for all of the table."""
+_REST = 60
+"""Columns that a narrow one needs for all but names."""
+_ONLY_WIDE = ("address", "sent", "received")
+_NUMBERS = {"outer": 5, "inner": 5, "loss": 6, "tokens/s": 6, "sent": 7, "received": 8, "waited": 8}
+"""Columns of numbers, and how many characters of each are never cut."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StatusCommand:
-    """Show who takes part in an elastic run, how far each is, and who waits."""
+    """Show who takes part in an elastic run, how far each is, what each measured and who waits."""
 
     address: Annotated[str, tyro.conf.Positional]
     """HOST:PORT that thinwire lighthouse printed."""
@@ -37,30 +48,59 @@ class StatusCommand:
     def main(self, console: Console) -> None:
         """Run the command."""
         token = find_token(self.token_file)
-        console.print(_page(ask_registry(token, self.address)))
+        console.print(_page(ask_registry(token, self.address), console.width))
         if not self.watch:
             return
         with Live(console=console, screen=console.is_terminal) as live:
             while True:
                 try:
-                    live.update(_page(ask_registry(token, self.address)))
+                    live.update(_page(ask_registry(token, self.address), console.width))
                 except ExchangeError as error:  # it may come back
                     live.update(Text(str(error)))
                 time.sleep(1.0)
 
 
-def _page(reply: RegistryReply) -> Group:
+def _page(reply: RegistryReply, width: int) -> Group:
+    shown: list[RenderableType] = [Text(_headline(reply)), _table(reply, width)]
+    if width < _WIDE:
+        shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
+    return Group(*shown)
+
+
+def _table(reply: RegistryReply, width: int) -> Table:
+    is_wide = width >= _WIDE
+    names = [name for name in ("address", *_NUMBERS) if is_wide or name not in _ONLY_WIDE]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("worker", "address"):
-        table.add_column(name, no_wrap=True)
-    for name in ("outer step", "inner step"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
+    # Names are cut before anything else is.
+    table.add_column("worker", no_wrap=True, max_width=None if is_wide else max(10, width - _REST))
+    for name in names:
+        justify = "right" if name in _NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=_NUMBERS.get(name))
+    table.add_column("state", min_width=14)
     for member in sorted(reply.peers, key=lambda member: member.identity):
-        at = member.position
-        cells = (member.identity, member.address, str(at.version), str(at.step))
-        table.add_row(*map(Text, cells), Text(_state(member, reply.run)))
-    return Group(Text(_headline(reply)), table)
+        row = _row(member, reply)
+        table.add_row(*(Text(row[name]) for name in ("worker", *names, "state")))
+    return table
+
+
+def _row(member: Member, reply: RegistryReply) -> Mapping[str, str]:
+    metrics = reply.metrics.get(member.identity, WorkerMetrics())
+    return {
+        "worker": member.identity,
+        "address": member.address,
+        "outer": str(member.position.version),
+        "inner": str(member.position.step),
+        "loss": _cell(metrics.loss, "{:.5g}".format),
+        "tokens/s": _cell(metrics.tokens_per_s, count_text),
+        "sent": _cell(metrics.sent_bytes, nbytes_text),
+        "received": _cell(metrics.received_bytes, nbytes_text),
+        "waited": _cell(metrics.wait_s, duration_text),
+        "state": _state(member, reply.run),
+    }
+
+
+def _cell(value: T | None, text: Callable[[T], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def _headline(reply: RegistryReply) -> str:

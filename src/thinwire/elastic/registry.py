@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from thinwire.elastic.known_run import KnownRun, RoundRefusal
 from thinwire.elastic.quorum import Member
 from thinwire.handshake import first_difference
+from thinwire.membership import WorkerMetrics
 
-__all__ = ["JoinRefusal", "MemberRegistry"]
+__all__ = ["JoinRefusal", "MemberRegistry", "MemberStatus"]
 
 _MOST_UNREAD = 20
 # A worker that is refused asks again and again; it is reported once in this time.
@@ -41,10 +42,27 @@ class JoinRefusal:
 
 
 @final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """A worker as its last heartbeat left it.
+
+    Args:
+        member: what it said of itself.
+        metrics: what it measured.
+        heartbeat_age_s: since that heartbeat.
+    """
+
+    member: Member
+    metrics: WorkerMetrics
+    heartbeat_age_s: float
+
+
+@final
 @dataclass  # state: replaced with every heartbeat
 class _RegisteredMember:
     member: Member
     last_seen_s: float
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     unread_refusals: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
 
 
@@ -64,6 +82,7 @@ class MemberRegistry:
 
     Attributes:
         run: what is known of it.
+        refusals: how many there were; the same one counts once a minute.
     """
 
     def __init__(
@@ -75,6 +94,7 @@ class MemberRegistry:
     ) -> None:
         self.expiry_s = expiry_s
         self.run = KnownRun(allow_fork=allow_fork)
+        self.refusals = 0
         self._allow_fork, self._clock = allow_fork, clock
         self._entries: dict[str, _RegisteredMember] = {}
         self._reported: dict[tuple[str, ...], float] = {}
@@ -136,6 +156,19 @@ class MemberRegistry:
         self.run.learn(member.position)
         return True
 
+    def note_metrics(self, identity: str, said: Any) -> None:
+        """Keep what a worker that is there measured, and log by name what cannot be true.
+
+        Args:
+            identity: of the worker.
+            said: by it; any JSON.
+        """
+        self._entries[identity].metrics, flaws = WorkerMetrics.read(said)
+        for flaw in flaws:
+            name, _, _ = flaw.partition(" is ")
+            if self._is_new((identity, "metrics", name)):
+                self._log.append(f"dropped a metric of {identity}: {flaw}")
+
     def leave(self, identity: str, nonce: str) -> None:
         """Forget a worker, if it is there."""
         entry = self._find(identity, nonce)
@@ -162,6 +195,18 @@ class MemberRegistry:
         """All workers that are there but `identity`."""
         return [entry.member for name, entry in self._entries.items() if name != identity]
 
+    def statuses(self) -> list[MemberStatus]:
+        """All workers that are there, as their last heartbeats left them."""
+        now_s = self._clock()
+        return [
+            MemberStatus(
+                member=entry.member,
+                metrics=entry.metrics,
+                heartbeat_age_s=now_s - entry.last_seen_s,
+            )
+            for entry in self._entries.values()
+        ]
+
     def take_refusals(self, identity: str) -> list[str]:
         """The refusals since this member last asked, a line each."""
         unread = self._entries[identity].unread_refusals
@@ -176,11 +221,15 @@ class MemberRegistry:
 
     def report(self, line: str, key: Iterable[str]) -> None:
         """Tell the lighthouse and all members of a refusal, unless `key` was just reported."""
-        if self._reported.setdefault(tuple(key), now_s := self._clock()) != now_s:
+        if not self._is_new(tuple(key)):
             return
+        self.refusals += 1
         self._log.append(f"refused {line}")
         for entry in self._entries.values():
             entry.unread_refusals.append(line)
+
+    def _is_new(self, key: tuple[str, ...]) -> bool:
+        return self._reported.setdefault(key, now_s := self._clock()) == now_s
 
     def _find(self, identity: str, nonce: str) -> _RegisteredMember | None:
         entry = self._entries.get(identity)

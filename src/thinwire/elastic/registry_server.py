@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from thinwire.elastic.known_run import RoundRefusal
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry import JoinRefusal, MemberRegistry
+from thinwire.elastic.registry import JoinRefusal, MemberRegistry, MemberStatus
 from thinwire.elastic.signed_http import (
     Handler,
     SignedReply,
@@ -29,10 +29,17 @@ from thinwire.elastic.signed_http import (
 )
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, MismatchError
-from thinwire.membership import Progress
+from thinwire.membership import Progress, WorkerMetrics
 from thinwire.transport.address import address_text, split_address
 
-__all__ = ["RefusedError", "RegistryClient", "RegistryReply", "RegistryServer", "ask_registry"]
+__all__ = [
+    "RefusedError",
+    "RegistryClient",
+    "RegistryReply",
+    "RegistryServer",
+    "RegistryStatus",
+    "ask_registry",
+]
 
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
@@ -42,6 +49,24 @@ _NO_RUN = Progress(version=0, step=0, digest="")
 
 class RefusedError(MismatchError):
     """The registry has checked a worker and refuses it, for its description or its identity."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryStatus:
+    """What the registry knows at a moment.
+
+    Args:
+        workers: that are there.
+        run: how far the run is.
+        refusals: since the registry runs; the same one once a minute.
+        age_s: since when it runs.
+    """
+
+    workers: tuple[MemberStatus, ...]
+    run: Progress
+    refusals: int
+    age_s: float
 
 
 @final
@@ -104,6 +129,16 @@ class RegistryServer:
         self._server.close()
         self._expiring.join()
 
+    def status(self) -> RegistryStatus:
+        """What the registry knows now."""
+        with self._locked() as registry:
+            return RegistryStatus(
+                workers=tuple(registry.statuses()),
+                run=registry.run.position,
+                refusals=registry.refusals,
+                age_s=time.monotonic() - self._opened_s,
+            )
+
     @contextmanager
     def _locked(self) -> Generator[MemberRegistry]:
         with self._lock:
@@ -136,6 +171,9 @@ class RegistryServer:
         with self._locked() as registry:
             if not registry.heartbeat(member):
                 return _unknown(member)
+            # Beside the member: workers and registries of earlier versions do not know it.
+            if "metrics" in data:
+                registry.note_metrics(member.identity, data["metrics"])
             peers, run = registry.others(member.identity), registry.run.position
             refused = registry.take_refusals(member.identity)
         return self._reply(peers, run, refused=refused)
@@ -154,9 +192,9 @@ class RegistryServer:
         return json_answer({})
 
     def _peers(self, _: Any) -> SignedReply:
-        with self._locked() as registry:
-            peers, run = registry.others(), registry.run.position
-        return self._reply(peers, run)
+        status = self.status()
+        measured = {w.member.identity: w.metrics.describe() for w in status.workers}
+        return self._reply([w.member for w in status.workers], status.run, metrics=measured)
 
     def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> SignedReply:
         age_s = time.monotonic() - self._opened_s
@@ -210,6 +248,8 @@ class RegistryReply:
         peers: the other workers that are there.
         age_s: since when the registry runs; before one timeout, it may not know of all workers.
         run: how far the run is, as the registry knows it.
+        metrics: what each worker measured, by identity; only for those that ask without taking
+            part.
         refused: the refusals of others since the last heartbeat, a line each.
         rejoined: whether the registry had forgotten this worker, which then joined again.
     """
@@ -219,6 +259,7 @@ class RegistryReply:
     peers: tuple[Member, ...]
     age_s: float
     run: Progress = _NO_RUN
+    metrics: Mapping[str, WorkerMetrics] = field(default_factory=dict[str, WorkerMetrics])
     refused: tuple[str, ...] = ()
     rejoined: bool = False
 
@@ -251,6 +292,7 @@ class RegistryClient:
         self.identity, self.nonce = identity, nonce or secrets.token_hex(8)
         self._description = dict(description)
         self._addresses: tuple[str, ...] = ()
+        self._metrics = WorkerMetrics()
         self._finished = self._left = False
 
     def join(self, position: Progress, *addresses: str) -> RegistryReply:
@@ -278,6 +320,10 @@ class RegistryClient:
         """Say in all later heartbeats that this worker has taken all its steps."""
         self._finished = True
 
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Say in all later heartbeats what this worker measured."""
+        self._metrics = metrics
+
     def heartbeat(self, position: Progress, *, waiting_s: float = 0.0) -> RegistryReply:
         """Say that this worker is there; joins again if the registry has forgotten it.
 
@@ -295,7 +341,8 @@ class RegistryClient:
                 "send a heartbeat", because="this worker has not joined", do="call join first"
             )
         member = self._member(position, waiting_s=waiting_s)
-        response = self._post("/heartbeat", {"member": member.describe()})
+        body = {"member": member.describe(), "metrics": self._metrics.describe()}
+        response = self._post("/heartbeat", body)
         if response.status == 410 and self._left:
             # A heartbeat that was on its way while this worker left must not bring it back.
             return RegistryReply(lighthouse="", heartbeat_timeout_s=0.0, peers=(), age_s=0.0)
@@ -391,5 +438,9 @@ def _reply_of(data: Any, host: str) -> RegistryReply:
         peers=tuple(map(Member.read, data["peers"])),
         age_s=float(data["age_s"]),
         run=Progress.read(data["run"]),
+        metrics={
+            str(identity): WorkerMetrics.read(measured)[0]
+            for identity, measured in data.get("metrics", {}).items()
+        },
         refused=tuple(map(str, data.get("refused", ()))),
     )

@@ -32,7 +32,15 @@ from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, with_retry
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.membership import Answer, Phase, Progress, RoundPlan, RoundRecord, SharedState
+from thinwire.membership import (
+    Answer,
+    Phase,
+    Progress,
+    RoundPlan,
+    RoundRecord,
+    SharedState,
+    WorkerMetrics,
+)
 
 __all__ = ["ElasticSession", "merge_descriptions", "progress_of_worker"]
 
@@ -400,6 +408,10 @@ class ElasticSession:
         return True
 
     # -- notes -------------------------------------------------------------------------------------
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Say in all later heartbeats what this worker measured."""
+        self._registry.report(metrics)
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep a round for workers that missed it."""

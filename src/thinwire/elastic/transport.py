@@ -11,7 +11,14 @@ from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.token import Token, find_token
 from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
 from thinwire.errors import ConfigurationError
-from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState
+from thinwire.membership import (
+    Answer,
+    Membership,
+    Phase,
+    RoundRecord,
+    SharedState,
+    WorkerMetrics,
+)
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
 from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import FinishedRound, RunningExchange
@@ -156,6 +163,11 @@ class Elastic(Transport, Membership):
     def log_round(self, record: RoundRecord) -> None:
         """Keep the round for workers that missed it."""
         self._open_session().log_round(record)
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Have the next heartbeats say it, once this worker has joined."""
+        if self._session is not None:
+            self._session.report(metrics)
 
     def leave(self) -> None:
         """Leave the run; what was kept for others is gone."""

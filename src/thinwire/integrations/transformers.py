@@ -25,8 +25,9 @@ class TransformersCallback(TrainerCallback):
 
     It steps the outer loop after every optimizer step (not after every micro-batch), evaluates the
     outer parameters, keeps the outer state in the Trainer's checkpoints, logs `outer/rounds`,
-    `outer/sent_bytes`, `outer/wait_s` and `outer/workers`, and sends at the end what was trained
-    since the last round. The model then holds the outer parameters.
+    `outer/sent_bytes`, `outer/wait_s` and `outer/workers`, reports the logged loss to those that
+    watch an elastic run, and sends at the end what was trained since the last round. The model then
+    holds the outer parameters.
 
     Args:
         outer: over the Trainer's model and optimizer, which the Trainer must be given
@@ -153,6 +154,7 @@ class _Log(TrainerCallback):
             "outer/workers": self._outer.workers,
         }
         if logs is not None:
+            self._outer.report(loss=logs.get("loss"))
             logs.update(found)
         # Trainer has copied it already.
         if state.log_history:

@@ -22,6 +22,7 @@ from thinwire.membership import (
     RoundPlan,
     RoundRecord,
     SharedState,
+    WorkerMetrics,
 )
 from thinwire.transport import AllGather, AllToAll, Announce, Requests, Round, RoundTag, Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
@@ -168,11 +169,13 @@ class HubTransport(Transport, Membership):
 
     Attributes:
         closes: how often `leave` was called.
+        metrics: what its loop reported last.
     """
 
     def __init__(self, hub: ElasticHub, name: str) -> None:
         self.hub, self.name = hub, name
         self.closes = 0
+        self.metrics = WorkerMetrics()
         self.state: SharedState | None = None
         self.members: tuple[HubTransport, ...] = (self,)
         self.rank_in_round = self.group = 0
@@ -219,6 +222,10 @@ class HubTransport(Transport, Membership):
     def log_round(self, record: RoundRecord) -> None:
         """Keep the round in `ElasticHub.records`."""
         self.hub.records.setdefault(record.version, record)
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Keep it in `metrics`."""
+        self.metrics = metrics
 
     def leave(self) -> None:
         """Count the call."""

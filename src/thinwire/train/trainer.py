@@ -311,6 +311,7 @@ class _Trainer:
             "tokens_per_s": self._tokens_per_s(),
             "wall_s": self._timer.wall_s,
         }
+        worker.outer.report(loss=record["loss"], tokens_per_s=record["tokens_per_s"])
         statistics = {} if self._probe is None else self._probe.take()
         try:
             for observer in self._observers:
