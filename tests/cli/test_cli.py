@@ -25,7 +25,8 @@ FLAGS = {
         tokens tokens-per-step topology up workers""",
     "report": "out",
     "bench": "out",
-    "lighthouse": "allow-fork bind heartbeat-timeout-s join-timeout-s min-workers token-file",
+    "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers
+        token-file""",
     "status": "token-file watch",
     "doctor": "elastic token-file",
 }

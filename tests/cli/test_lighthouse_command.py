@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 
 from elastic_registry import DESCRIPTION, at
 from thinwire.cli import lighthouse as command
+from thinwire.cli import main
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.token import Token
+
+LIGHTHOUSE = [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"]
 
 
 def test_the_printed_address_is_one_that_others_reach(monkeypatch) -> None:
@@ -36,7 +40,7 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
     pytest.importorskip("torchft")
     environment = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_TOKEN", "RUST_LOG")}
     with subprocess.Popen(
-        [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"],
+        [*LIGHTHOUSE, "--metrics", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -45,13 +49,32 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
         stuck = threading.Timer(60, process.kill)
         stuck.start()
         assert process.stdout is not None
-        export, ready = process.stdout.readline(), process.stdout.readline()
+        export, ready, metrics = (process.stdout.readline() for _ in range(3))
         secret = export.removeprefix("export THINWIRE_TOKEN=").strip()
         assert len(secret) == 32
         address = ready.removeprefix("ready; workers: thinwire train --elastic ").strip()
         RegistryClient(Token(secret), address, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
         assert process.stdout.readline() == "a joined from 10.0.0.1:4000 (version 0, step 0)\n"
+        with urllib.request.urlopen(metrics.removeprefix("metrics: "), timeout=10) as page:
+            assert "\nthinwire_workers 1\n" in page.read().decode()
         process.send_signal(number)
         out, err = process.communicate()
         stuck.cancel()
     assert (process.returncode, out, err) == (0, "stopped\n", "")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("9100", "is not HOST:PORT"), ("192.0.2.1:0", "an address of this machine")],
+)
+def test_metrics_that_cannot_be_served_are_one_line_and_no_lighthouse(
+    address: str, why: str, capsys, monkeypatch
+) -> None:
+    pytest.importorskip("torchft")
+    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
+    assert main(["lighthouse", "--bind", "127.0.0.1:0", "--metrics", address]) == 1
+    out, err = capsys.readouterr()
+    assert "ready" not in out
+    assert err.startswith("error: cannot ")
+    assert why in err
+    assert err.count("\n") == 1

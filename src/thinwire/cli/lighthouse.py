@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from thinwire.cli.output import say
 from thinwire.cli.signals import noted_signals
 from thinwire.elastic import lighthouse
+from thinwire.elastic.metrics_server import METRICS_PATH, MetricsServer
 from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import (
     address_text,
@@ -48,6 +50,8 @@ class LighthouseCommand:
     allow_fork: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Let workers go on from an older version of the run than the lighthouse knows: what was done
     since is given up, and a run that is over gets a second result."""
+    metrics: str | None = None
+    """HOST:PORT at which to serve the run's metrics to Prometheus; all that reach it can read."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN, and without it a new one is made."""
 
@@ -69,14 +73,26 @@ class LighthouseCommand:
                 allow_fork=self.allow_fork,
                 on_event=partial(say, console),
             ) as server,
+            ExitStack() as opened,
         ):
+            metrics = self._serve_metrics(server, opened)
             if made:
                 say(console, f"export {TOKEN_VARIABLE}={made}")
             address = address_text(_reachable_host(host), server.port)
             say(console, f"ready; workers: thinwire train --elastic {address}")
+            if metrics:
+                say(console, f"metrics: {metrics}")
             while not stop:
                 time.sleep(_POLL_S)
         say(console, "stopped")
+
+    def _serve_metrics(self, server: lighthouse.LighthouseServer, opened: ExitStack) -> str:
+        """Where the metrics are from now on, or ""."""
+        if self.metrics is None:
+            return ""
+        host, port = split_address(self.metrics)
+        metrics = opened.enter_context(closing(MetricsServer(server.status, host=host, port=port)))
+        return f"http://{address_text(_reachable_host(host), metrics.port)}{METRICS_PATH}"
 
     def _token(self) -> tuple[Token, str]:
         if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from thinwire.elastic import torchft
-from thinwire.elastic.registry_server import RegistryServer
+from thinwire.elastic.registry_server import RegistryServer, RegistryStatus
 from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
 from thinwire.transport.address import address_text
@@ -77,6 +77,10 @@ class LighthouseServer:
         except RuntimeError as error:
             self._registry.close()
             raise _taken(host, upper, error) from error
+
+    def status(self) -> RegistryStatus:
+        """What the registry knows now; may be called from any thread."""
+        return self._registry.status()
 
     def close(self) -> None:
         """Stop answering; its ports are free again."""
