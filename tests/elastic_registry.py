@@ -1,14 +1,15 @@
 """A registry of a test, and its clients."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from thinwire.elastic.registry_server import (
-    RegistryClient,
-    RegistryServer,
-)
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry import MemberStatus
+from thinwire.elastic.registry_server import RegistryClient, RegistryServer, RegistryStatus
 from thinwire.elastic.token import Token
-from thinwire.membership import Progress
+from thinwire.membership import Progress, WorkerMetrics
 
 TOKEN = Token("a secret of many characters")
 
@@ -56,3 +57,19 @@ def client(
     port: int, identity: str, description=DESCRIPTION, token: Token = TOKEN
 ) -> RegistryClient:
     return RegistryClient(token, f"127.0.0.1:{port}", identity, description)
+
+
+MEASURED = WorkerMetrics(
+    loss=2.5, tokens_per_s=1234.5, sent_bytes=2**53 + 2, received_bytes=9, wait_s=1.5
+)
+
+
+def worker_status(identity: str, metrics: WorkerMetrics = MEASURED, **fields: Any) -> MemberStatus:
+    known = {"nonce": "n0nce", "address": "10.0.0.1:4000", "position": at(6), "waiting_s": 4.5}
+    member = Member(identity=identity, **known | fields)
+    return MemberStatus(member=member, metrics=metrics, heartbeat_age_s=0.5)
+
+
+def registry_status(*workers: MemberStatus) -> RegistryStatus:
+    run = dataclasses.replace(at(7), over=True)
+    return RegistryStatus(workers=workers, run=run, refusals=3, age_s=61.25)

@@ -1,33 +1,12 @@
 """What Prometheus reads, checked by the parser of its own Python client."""
 
-import dataclasses
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from elastic_registry import TOKEN, at
+from elastic_registry import TOKEN, at, registry_status, worker_status
 from thinwire.elastic.openmetrics import openmetrics_text
-from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry import MemberStatus
-from thinwire.elastic.registry_server import RegistryStatus
 from thinwire.membership import WorkerMetrics
-
-MEASURED = WorkerMetrics(
-    loss=2.5, tokens_per_s=1234.5, sent_bytes=2**53 + 2, received_bytes=9, wait_s=1.5
-)
-
-
-def status_of(*workers: MemberStatus) -> RegistryStatus:
-    run = dataclasses.replace(at(7), over=True)
-    return RegistryStatus(workers=workers, run=run, refusals=3, age_s=61.25)
-
-
-def worker(identity: str, metrics: WorkerMetrics = MEASURED, **fields: Any) -> MemberStatus:
-    known = {"nonce": "n0nce", "address": "10.0.0.1:4000", "position": at(6), "waiting_s": 4.5}
-    member = Member(identity=identity, **known | fields)
-    return MemberStatus(member=member, metrics=metrics, heartbeat_age_s=0.5)
 
 
 def samples(text: str) -> dict[tuple[str, str | None], float]:
@@ -39,7 +18,7 @@ def samples(text: str) -> dict[tuple[str, str | None], float]:
 
 
 def test_all_that_is_known_is_there_under_its_name() -> None:
-    found = samples(openmetrics_text(status_of(worker("a", finished=True))))
+    found = samples(openmetrics_text(registry_status(worker_status("a", finished=True))))
     assert found == {
         ("thinwire_workers", None): 1,
         ("thinwire_run_outer_step", None): 7,
@@ -61,8 +40,8 @@ def test_all_that_is_known_is_there_under_its_name() -> None:
 
 
 def test_what_a_worker_did_not_report_has_no_sample() -> None:
-    silent = worker("b", WorkerMetrics(loss=0.0))
-    found = samples(openmetrics_text(status_of(worker("a"), silent)))
+    silent = worker_status("b", WorkerMetrics(loss=0.0))
+    found = samples(openmetrics_text(registry_status(worker_status("a"), silent)))
     of_b = {name.removeprefix("thinwire_worker_") for name, who in found if who == "b"}
     steps = {"outer_step", "inner_step", "finished", "heartbeat_age_seconds", "waiting_seconds"}
     assert of_b == steps | {"loss"}
@@ -70,7 +49,9 @@ def test_what_a_worker_did_not_report_has_no_sample() -> None:
 
 
 def test_every_metric_says_what_it_is_and_names_its_unit() -> None:
-    for family in text_string_to_metric_families(openmetrics_text(status_of(worker("a")))):
+    for family in text_string_to_metric_families(
+        openmetrics_text(registry_status(worker_status("a")))
+    ):
         assert family.name.startswith("thinwire_")
         assert family.documentation.endswith(".")
         assert family.type in ("gauge", "counter")
@@ -82,13 +63,13 @@ def test_every_metric_says_what_it_is_and_names_its_unit() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=4, unique=True))
 def test_names_arrive_as_they_are(names: list[str]) -> None:
-    found = samples(openmetrics_text(status_of(*map(worker, names))))
+    found = samples(openmetrics_text(registry_status(*map(worker_status, names))))
     assert {who for name, who in found if name == "thinwire_worker_loss"} == set(names)
 
 
 def test_a_name_that_looks_like_text_of_the_format_is_only_a_name() -> None:
     name = 'a"} 1\nthinwire_workers 9\\n# EOF'
-    text = openmetrics_text(status_of(worker(name)))
+    text = openmetrics_text(registry_status(worker_status(name)))
     assert samples(text)["thinwire_workers", None] == 1
     assert samples(text)["thinwire_worker_loss", name] == 2.5
     assert text.endswith("\n# EOF\n")
@@ -96,7 +77,7 @@ def test_a_name_that_looks_like_text_of_the_format_is_only_a_name() -> None:
 
 
 def test_nothing_secret_and_no_address_is_shown() -> None:
-    text = openmetrics_text(status_of(worker("a")))
+    text = openmetrics_text(registry_status(worker_status("a")))
     for hidden in ("n0nce", "10.0.0.1", "4000", at(6).digest, at(7).digest):
         assert hidden not in text
     assert "secret" not in text
