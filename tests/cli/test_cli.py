@@ -13,7 +13,7 @@ FLAGS = {
         global-batch inner-lr keep-checkpoints log-steps method model out outer-device outer-lr
         outer-momentum
         precision recipe resume seed sequence-length simulation statistics-steps steps sync-every
-        tensorboard threads timeout-s tokenizer wandb warmup-steps worker-size workers
+        tensorboard threads timeout-s tokenizer trackio wandb warmup-steps worker-size workers
         elastic identity min-workers patience token-file""",
     "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
         evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods

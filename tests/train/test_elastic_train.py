@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import importlib.machinery
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import ClassVar
 
@@ -315,6 +317,36 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
     kinds = [event["kind"] for event in events(out)]
     assert [kind for kind in kinds if kind != "committed"] == ["joined", "left"]
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
+    tmp_path, elastic, monkeypatch, package: str
+) -> None:
+    runs, logged = [], []
+
+    def init(**described):
+        runs.append(described)
+        log = lambda metrics, step: logged.append(metrics)  # noqa: E731
+        return types.SimpleNamespace(log=log, finish=lambda: None)
+
+    client = types.ModuleType(package)
+    client.init = init
+    client.__spec__ = importlib.machinery.ModuleSpec(package, None)  # other libraries look for it
+    monkeypatch.setitem(sys.modules, package, client)
+    small = ["--steps", "5", "--sync-every", "5", "--sequence-length", "16", "--threads", "1",
+             "--global-batch", "4", "--workers", "2", "--log-steps", "5"]  # fmt: skip
+    for name, who in (("one", ["--identity", "oslo"]), ("two", [])):
+        out = ["--out", str(tmp_path / name), f"--{package}", "mine"]
+        assert main(["train", "--elastic", "h:1", *who, *out, *small]) == 0
+    names = ["oslo", f"two@{socket.gethostname()}"]
+    assert [run["name"] for run in runs] == [worker.identity for worker in elastic] == names
+    assert {(run["project"], run["group"]) for run in runs} == {("mine", "h:1")}
+    assert runs[0]["config"]["steps"] == 5
+    fields = {"loss", "tokens_per_s", "sent_bytes", "received_bytes", "wait_s", "rounds", "workers"}
+    assert all(fields <= set(metrics) for metrics in logged)
+    assert main(["train", "--out", str(tmp_path / "three"), f"--{package}", "mine", *small]) == 0
+    assert (runs[2]["name"], runs[2]["group"]) == ("three", None)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
+import functools
 import io
 import sys
 import types
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
 import thinwire as tw
 from thinwire.elastic.events import EventLog
@@ -13,6 +15,8 @@ from thinwire.train.observers import (
     FolderWriter,
     Observer,
     Terminal,
+    tensorboard,
+    trackio,
     wandb,
 )
 
@@ -55,23 +59,84 @@ def test_without_a_terminal_only_evaluations_are_printed() -> None:
     assert "loss" not in out.getvalue()
 
 
-def test_wandb_that_is_not_installed_is_an_error(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(tw.ConfigurationError, match="pip install wandb"):
-        wandb("project", name="run", config={})
+WRITTEN = {key: value for key, value in RECORD.items() if key != "step"}
 
 
-def test_wandb_gets_every_record_with_its_step(monkeypatch) -> None:
-    logged: list[tuple[dict, int]] = []
-    run = types.SimpleNamespace(
-        log=lambda scalars, step: logged.append((scalars, step)), finish=lambda: None
-    )
-    client = types.SimpleNamespace(init=lambda **kwargs: run)
-    monkeypatch.setitem(sys.modules, "wandb", client)
-    observer = wandb("project", name="run", config={})
+def test_tensorboard_reads_every_field_of_every_worker(tmp_path) -> None:
+    for worker in ("amsterdam", "oslo"):
+        observer = tensorboard(tmp_path / worker / "tensorboard")
+        observer.record(RECORD)
+        observer.close()
+    events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    runs = {"amsterdam/tensorboard", "oslo/tensorboard"}
+    assert set(events.Runs()) == runs
+    for run in runs:
+        found = {name: events.Scalars(run, name) for name in events.Runs()[run]["scalars"]}
+        assert {name: scalar.value for name, (scalar,) in found.items()} == WRITTEN
+        assert {scalar.step for (scalar,) in found.values()} == {5}
+
+
+class FakeTracker(types.ModuleType):
+    """A library that is called as wandb and trackio are; keeps what it is given."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        super().__init__("tracker")
+        self.fails, self.described = fails, {}
+        self.logged: list[tuple[dict, int]] = []
+        self.finished = 0
+
+    def init(self, project: str, name=None, group=None, config=None, resume="never"):
+        if self.fails:
+            raise ValueError(self.fails)
+        self.described = {"project": project, "name": name, "group": group, "resume": resume}
+        self.described["config"] = config
+        return self
+
+    def log(self, metrics: dict, step: int | None = None) -> None:
+        assert step is not None
+        self.logged.append((metrics, step))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+ABOUT = {"name": "amsterdam", "group": "h:1", "config": {"steps": 10}}
+TRACKERS = {"wandb": wandb, "trackio": functools.partial(trackio, resumes=False)}
+
+
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_that_is_not_installed_is_an_error(package: str, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(tw.ConfigurationError, match=f"pip install {package}"):
+        TRACKERS[package]("project", **ABOUT)
+
+
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_that_refuses_is_an_error_with_its_reason(package: str, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, package, FakeTracker(fails="a write\ntoken is missing."))
+    said = f"{package} project 'p'.*a write token is missing;"
+    with pytest.raises(tw.ConfigurationError, match=said):
+        TRACKERS[package]("p", **ABOUT)
+
+
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_gets_every_record_with_its_step(package: str, monkeypatch) -> None:
+    client = FakeTracker()
+    monkeypatch.setitem(sys.modules, package, client)
+    observer = TRACKERS[package]("project", **ABOUT)
     observer.record(RECORD)
+    assert client.finished == 0
     observer.close()
-    assert logged == [({k: v for k, v in RECORD.items() if k != "step"}, 5)]
+    assert client.described == {"project": "project", "resume": "never", **ABOUT}
+    assert client.logged == [(WRITTEN, 5)]
+    assert client.finished == 1
+
+
+def test_trackio_goes_on_with_the_curve_of_a_worker_that_resumes(monkeypatch) -> None:
+    client = FakeTracker()
+    monkeypatch.setitem(sys.modules, "trackio", client)
+    trackio("project", **ABOUT, resumes=True)
+    assert client.described["resume"] == "allow"
 
 
 class Listener(Observer):

@@ -17,7 +17,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.plan.units import nbytes_text
 from thinwire.train.config import TrainConfig
 from thinwire.train.launch import is_lead, under_torchrun
-from thinwire.train.observers import Observer, Terminal, tensorboard, wandb
+from thinwire.train.observers import Observer, Terminal, tensorboard, trackio, wandb
 from thinwire.train.trainer import resume, train
 
 __all__ = ["Train"]
@@ -44,6 +44,8 @@ class Train:
     """Write TensorBoard scalars into the run's folder."""
     wandb: str | None = None
     """Report to this project of Weights & Biases."""
+    trackio: str | None = None
+    """Report to this project of trackio, here or at the server of TRACKIO_SERVER_URL."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
     elastic: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
@@ -94,8 +96,16 @@ class Train:
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
+        elastic, described = self.elastic.config(), config.describe()
+        # The workers of a run are one group, and a worker has one name wherever it is shown.
+        name = out.name if elastic is None else elastic.identity_in(out)
+        group = None if elastic is None else elastic.lighthouse
         if self.wandb:
-            observers.append(wandb(self.wandb, name=out.name, config=config.describe()))
+            observers.append(wandb(self.wandb, name=name, group=group, config=described))
+        if self.trackio:
+            observers.append(
+                trackio(self.trackio, name=name, group=group, config=described, resumes=self.resume)
+            )
         return observers
 
 

@@ -1,5 +1,6 @@
-"""What is shown the progress of a run: its folder, a terminal, TensorBoard, W&B."""
+"""What is shown the progress of a run: its folder, a terminal, TensorBoard, W&B, trackio."""
 
+import importlib
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ __all__ = [
     "Observer",
     "Terminal",
     "tensorboard",
+    "trackio",
     "wandb",
 ]
 
@@ -166,17 +168,55 @@ def tensorboard(folder: Path) -> Observer:
     return _ScalarWriter(write, writer.close)
 
 
-def wandb(project: str, *, name: str, config: dict[str, Any]) -> Observer:
+def wandb(project: str, *, name: str, group: str | None, config: dict[str, Any]) -> Observer:
     """Scalars for Weights & Biases.
 
+    Args:
+        project: to report to.
+        name: of what is shown as one curve, such as a worker.
+        group: of the curves that belong together, such as the workers of an elastic run.
+        config: of the run.
+
     Raises:
-        ConfigurationError: wandb is not installed.
+        ConfigurationError: wandb is not installed, or refuses the project.
     """
+    return _tracked("wandb", project=project, name=name, group=group, config=config)
+
+
+def trackio(
+    project: str, *, name: str, group: str | None, config: dict[str, Any], resumes: bool
+) -> Observer:
+    """Scalars for trackio: on this machine, or at the server of TRACKIO_SERVER_URL.
+
+    Args:
+        project: to report to.
+        name: of what is shown as one curve, such as a worker.
+        group: of the curves that belong together, such as the workers of an elastic run.
+        config: of the run.
+        resumes: whether to go on with the curve of that name, if there is one.
+
+    Raises:
+        ConfigurationError: trackio is not installed, or refuses the project.
+    """
+    resume = "allow" if resumes else "never"
+    return _tracked(
+        "trackio", project=project, name=name, group=group, config=config, resume=resume
+    )
+
+
+def _tracked(package: str, **described: Any) -> Observer:
     try:
-        import wandb as client  # pyright: ignore[reportMissingImports]
+        client: Any = importlib.import_module(package)
     except ImportError as error:
-        raise _missing("wandb", error) from error
-    run: Any = client.init(project=project, name=name, config=config)
+        raise _missing(package, error) from error
+    try:
+        run = client.init(**described)
+    except Exception as error:  # of many kinds, and each is about what was asked for
+        raise ConfigurationError(
+            f"report to {package} project {described['project']!r}",
+            because=" ".join(str(error).split()).rstrip(".") or type(error).__name__,
+            do=f"correct the project's name or {package}'s settings, or leave --{package} out",
+        ) from error
     return _ScalarWriter(lambda scalars, step: run.log(scalars, step=step), run.finish)
 
 

@@ -80,6 +80,10 @@ class ElasticConfig:
                 f"pass --worker-size {ranks} to shard a worker over these ranks",
             )
 
+    def identity_in(self, out: Path) -> str:
+        """The name by which the others know the worker whose folder is `out`."""
+        return self.identity or default_identity(out)
+
     def connect(self, out: Path, group: Any = None) -> Elastic:
         """The connection to the other workers.
 
@@ -94,7 +98,7 @@ class ElasticConfig:
             return Elastic(
                 self.lighthouse,
                 token=token,
-                identity=self.identity or default_identity(out),
+                identity=self.identity_in(out),
                 options=replace(ElasticOptions(), **chosen),
                 group=group,
             )
