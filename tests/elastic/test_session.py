@@ -8,12 +8,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
+from elastic_http import eventually
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.registry_server import RegistryClient, ask_registry
 from thinwire.elastic.token import Token
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import (
     Go,
@@ -266,6 +268,21 @@ def test_an_older_version_goes_on_where_the_lighthouse_allows_it() -> None:
         second.close()
         # Shares are not dealt again all the same.
         assert first._state.begin(first, Phase.ROUND).dealt == 9
+
+
+def test_a_transport_reports_while_it_takes_part_and_is_silent_before_and_after() -> None:
+    pytest.importorskip("torchft")
+    token = Token("a secret of many characters")
+    with LighthouseServer(token, host="127.0.0.1", port=0, on_event=lambda line: None) as server:
+        transport = Elastic(f"127.0.0.1:{server.port}", token=token, identity="a")
+        transport.report(WorkerMetrics(loss=3.5))
+        transport.join(Still())
+        transport.report(WorkerMetrics(loss=2.5))
+        reported = [WorkerMetrics(loss=2.5)]
+        assert eventually(lambda: [w.metrics for w in server.status().workers] == reported)
+        transport.close()
+        transport.report(WorkerMetrics(loss=1.5))
+        assert server.status().workers == ()
 
 
 def test_what_a_worker_reports_is_in_its_next_heartbeat() -> None:
