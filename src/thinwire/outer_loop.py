@@ -454,20 +454,23 @@ class OuterLoop:
             consensus_received_bytes=self._outer.counters.received_bytes,
         )
 
-    def report(self, *, loss: float | None = None, tokens_per_s: float | None = None) -> None:
+    def report(
+        self, *, loss: float | Tensor | None = None, tokens_per_s: float | None = None
+    ) -> None:
         """Say what this worker measured, for people who watch an elastic run.
 
         `thinwire status` and the lighthouse's metrics show it, with bytes and waits, which are
         known without this call. It sends nothing by itself and may be called after every step.
 
         Args:
-            loss: of the last training steps; what is left out stays as it was.
+            loss: of the last training steps, from a tensor only once its device has it; what is
+                left out stays as it was.
             tokens_per_s: that this worker reads.
         """
         known = self._metrics
         self._metrics = WorkerMetrics(
-            # Numbers of numpy and torch do not become JSON.
-            loss=known.loss if loss is None else float(loss),
+            # Heartbeats are JSON, which takes no numbers of torch or numpy.
+            loss=known.loss if loss is None else _plain(loss),
             tokens_per_s=known.tokens_per_s if tokens_per_s is None else float(tokens_per_s),
             sent_bytes=self._counters.sent_bytes,
             received_bytes=self._counters.received_bytes,
@@ -769,6 +772,10 @@ class OuterLoop:
                 because="closing it gave the optimizers back, and nothing is exchanged any more",
                 do="build a new OuterLoop; load_state_dict() carries its state over",
             )
+
+
+def _plain(value: float | Tensor) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _check_elastic(method: Method, *, is_divided: bool) -> None:

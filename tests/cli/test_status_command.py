@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elastic_registry import TOKEN, at, client, registry_server
+from elastic_registry import TOKEN, Clock, at, client, registry_server
 from processes import free_port
 from thinwire.cli import main
 from thinwire.membership import WorkerMetrics
@@ -46,6 +46,20 @@ def test_it_shows_who_is_there_and_how_far(capsys) -> None:
     # What is not known is a dash: c is of an earlier version.
     assert "b 10.0.0.2:4000 5 25 - - 0 B - - 2 outer steps behind, waits for others, 3 s" in out
     assert "c 10.0.0.3:4000 7 35 - - - - - finished, another state: digest ff" in out
+
+
+def test_a_worker_that_is_silent_is_named_before_it_is_gone(capsys) -> None:
+    with registry_server() as server:
+        clock = server._registry._clock = Clock()
+        silent, heard = client(server.port, "a"), client(server.port, "b")
+        for worker in (silent, heard):
+            worker.join(at(7), "10.0.0.1:4000")
+        clock.now_s += 3.2
+        heard.heartbeat(at(7))
+        assert main(["status", f"127.0.0.1:{server.port}"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "a 10.0.0.1:4000 7 35 - - - - - no heartbeat for 3 s b" in out
+    assert out.endswith("b 10.0.0.1:4000 7 35 - - - - - trains")
 
 
 def test_a_narrow_terminal_is_told_what_a_wide_one_shows(capsys, monkeypatch) -> None:

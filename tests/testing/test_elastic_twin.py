@@ -100,7 +100,7 @@ def test_a_loop_reports_its_bytes_and_waits_by_itself_and_the_rest_as_it_is_told
     assert metrics.received_bytes == stats.received_bytes > 0
     assert metrics.wait_s is not None
     assert 0 < metrics.wait_s <= stats.wait_s
-    first.loop.report(loss=torch.tensor(2.5), tokens_per_s=10)
+    first.loop.report(loss=torch.tensor(2.5, requires_grad=True), tokens_per_s=10)
     assert type(first.node.metrics.loss) is float
     train(players, 1)
     later = first.node.metrics

@@ -17,7 +17,7 @@ from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry_server import RegistryReply, ask_registry
 from thinwire.elastic.token import find_token
 from thinwire.errors import ExchangeError
-from thinwire.membership import Progress, WorkerMetrics
+from thinwire.membership import WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 
 __all__ = ["StatusCommand"]
@@ -95,7 +95,7 @@ def _row(member: Member, reply: RegistryReply) -> Mapping[str, str]:
         "sent": _cell(metrics.sent_bytes, nbytes_text),
         "received": _cell(metrics.received_bytes, nbytes_text),
         "waited": _cell(metrics.wait_s, duration_text),
-        "state": _state(member, reply.run),
+        "state": _state(member, reply),
     }
 
 
@@ -116,9 +116,13 @@ def _headline(reply: RegistryReply) -> str:
     )
 
 
-def _state(member: Member, run: Progress) -> str:
-    behind = run.version - member.position.version
+def _state(member: Member, reply: RegistryReply) -> str:
+    run, behind = reply.run, reply.run.version - member.position.version
+    silent_s = reply.heartbeat_age_s.get(member.identity, 0.0)
     found = []
+    # Heartbeats are sent five times within the timeout, or more often.
+    if silent_s > reply.heartbeat_timeout_s / 2:
+        found.append(f"no heartbeat for {silent_s:.0f} s")
     if member.finished:
         found.append("finished")
     if behind > 0:

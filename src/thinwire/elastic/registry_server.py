@@ -193,8 +193,12 @@ class RegistryServer:
 
     def _peers(self, _: Any) -> SignedReply:
         status = self.status()
-        measured = {w.member.identity: w.metrics.describe() for w in status.workers}
-        return self._reply([w.member for w in status.workers], status.run, metrics=measured)
+        return self._reply(
+            [w.member for w in status.workers],
+            status.run,
+            metrics={w.member.identity: w.metrics.describe() for w in status.workers},
+            heartbeat_age_s={w.member.identity: w.heartbeat_age_s for w in status.workers},
+        )
 
     def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> SignedReply:
         age_s = time.monotonic() - self._opened_s
@@ -249,7 +253,8 @@ class RegistryReply:
         age_s: since when the registry runs; before one timeout, it may not know of all workers.
         run: how far the run is, as the registry knows it.
         metrics: what each worker measured, by identity; only for those that ask without taking
-            part.
+            part, like the next one.
+        heartbeat_age_s: since each worker's last heartbeat, by identity.
         refused: the refusals of others since the last heartbeat, a line each.
         rejoined: whether the registry had forgotten this worker, which then joined again.
     """
@@ -260,6 +265,7 @@ class RegistryReply:
     age_s: float
     run: Progress = _NO_RUN
     metrics: Mapping[str, WorkerMetrics] = field(default_factory=dict[str, WorkerMetrics])
+    heartbeat_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
     refused: tuple[str, ...] = ()
     rejoined: bool = False
 
@@ -441,6 +447,10 @@ def _reply_of(data: Any, host: str) -> RegistryReply:
         metrics={
             str(identity): WorkerMetrics.read(measured)[0]
             for identity, measured in data.get("metrics", {}).items()
+        },
+        heartbeat_age_s={
+            str(identity): float(age_s)
+            for identity, age_s in data.get("heartbeat_age_s", {}).items()
         },
         refused=tuple(map(str, data.get("refused", ()))),
     )
