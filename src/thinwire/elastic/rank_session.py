@@ -31,6 +31,7 @@ from thinwire.membership import (
     RoundPlan,
     RoundRecord,
     SharedState,
+    WorkerMetrics,
 )
 from thinwire.transport.address import address_text
 
@@ -142,6 +143,7 @@ class RankStatus:
         link: key of its link to the other workers, if it can be used.
         links_lost: how many it has lost so far.
         unreachable: names of workers that it does not reach.
+        metrics: what it measured so far.
         worked: whether the action did what it was to do.
         outcome: what it came to, or why it did not work, for people.
     """
@@ -150,6 +152,7 @@ class RankStatus:
     link: str
     links_lost: int
     unreachable: tuple[str, ...]
+    metrics: WorkerMetrics
     worked: bool
     outcome: str
 
@@ -189,6 +192,7 @@ class RankSession:
         self.names: tuple[str, ...] = ("",)
         self.rank = self._links_lost = 0
         self._name = ""
+        self._metrics = WorkerMetrics()
         self._log = RoundLog(_LOGGED_STATES * state.shared_nbytes())
         self._server = HealingServer(
             settings.token,
@@ -293,6 +297,7 @@ class RankSession:
             link=self.link.usable_key,
             links_lost=self._links_lost,
             unreachable=self._reachability.unreachable,
+            metrics=self._metrics,
             worked=worked,
             outcome=outcome,
         )
@@ -344,6 +349,10 @@ class RankSession:
         self._log.append(record)
         self._server.release()
         self.note("committed")
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Note what this rank measured; the first one says so for the worker."""
+        self._metrics = metrics
 
     def log_reaches_back_to(self, version: int) -> int:
         """The version from which this rank's rounds lead to `version`."""

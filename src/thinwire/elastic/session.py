@@ -1,6 +1,7 @@
 """A worker in an elastic run, from joining to leaving: what its first rank decides for it."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import time
@@ -410,8 +411,17 @@ class ElasticSession:
     # -- notes -------------------------------------------------------------------------------------
 
     def report(self, metrics: WorkerMetrics) -> None:
-        """Say in all later heartbeats what this worker measured."""
-        self._registry.report(metrics)
+        """Say in all later heartbeats what this worker measured.
+
+        Bytes are those of all its ranks: of the others, as they were when the round began.
+        """
+        self._here.report(metrics)
+        ranks = [metrics, *(status.metrics for status in self._statuses[1:])]
+        totals: dict[str, int] = {}
+        for name in ("sent_bytes", "received_bytes"):
+            known = [n for rank in ranks if (n := getattr(rank, name)) is not None]
+            totals |= {name: sum(known)} if known else {}
+        self._registry.report(dataclasses.replace(metrics, **totals))
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep a round for workers that missed it."""
