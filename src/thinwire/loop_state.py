@@ -23,7 +23,6 @@ __all__ = [
     "MALFORMED",
     "LoopState",
     "check_keys",
-    "check_none_in_flight",
     "next_after",
     "record_of",
 ]
@@ -299,28 +298,29 @@ def next_after(answers: Generator[Answer, None, None], act: Callable[[], None]) 
     return next(answers)
 
 
-def check_none_in_flight(state: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if a saved state has rounds in flight.
+def check_keys(state: Mapping[str, Any], *, is_elastic: bool) -> None:
+    """Raise `CheckpointError` unless `state` is one of such an outer loop.
 
     Args:
         state: as `OuterLoop.state_dict()` returns it.
+        is_elastic: whether workers come and go.
     """
-    if any(int(saved["round"]) > 0 for f in state["fragments"] for saved in f["in_flight"]):
+    kinds = {"run": "of a fixed number of workers", "shared": "of workers that come and go"}
+    wanted, other = ("shared", "run") if is_elastic else ("run", "shared")
+    if wanted in state:
+        return
+    if other in state:
         raise CheckpointError(
-            "load a state with rounds in flight",
-            because="where workers come and go, the others have gone on without these rounds",
-            do="pass load_shared_state() what shared_state() returned",
+            f"load this state into a run {kinds[wanted]}",
+            because=f"it is {kinds[other]}",
+            do="resume with the same kind of transport, or pass load_shared_state() what "
+            "shared_state() of such a loop returned",
         )
-
-
-def check_keys(state: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` unless `state` is one of an outer loop."""
-    if "run" not in state:
-        raise CheckpointError(
-            "load this state",
-            because=f"it has {sorted(state)}, not the keys of an outer loop",
-            do="pass what state_dict() of an OuterLoop returned",
-        )
+    raise CheckpointError(
+        "load this state",
+        because=f"it has {sorted(state)}, not the keys of an outer loop",
+        do="pass what state_dict() of an OuterLoop returned",
+    )
 
 
 def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
     check_keys,
-    check_none_in_flight,
     next_after,
     record_of,
 )
@@ -119,7 +118,7 @@ class OuterLoop:
         self._counters = metered.counters
         if ddp_group is not None:
             self._transport = ReplicatedRanks(metered, ddp_group)
-        if not self._membership.is_fixed:
+        if self.is_elastic:
             _check_elastic(method, is_divided=ddp_group is not None)
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
@@ -410,6 +409,11 @@ class OuterLoop:
         return self._transport.world_size
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether workers come and go, and not the same take part to the end."""
+        return not self._membership.is_fixed
+
+    @property
     def share(self) -> int:
         """Number of the data share of this round, which no other worker has or had.
 
@@ -420,7 +424,7 @@ class OuterLoop:
         """
         if self._plan is not None:
             return self._plan.dealt + self._transport.rank
-        if not self._membership.is_fixed:
+        if self.is_elastic:
             raise ConfigurationError(
                 "say which data share is this worker's",
                 because="it has not joined the others, who hand out the shares",
@@ -578,9 +582,15 @@ class OuterLoop:
         What is in flight is saved as it was sent; resuming sends it again. The tensors share memory
         with the loop: copy or save them before the next step.
 
+        Where workers come and go it is `shared_state()` and this worker's error feedback: the
+        others go on without what it trained since its last round, as if it had been killed.
+
         Raises:
             CheckpointError: between `begin()` and `finish()`.
         """
+        if self.is_elastic:
+            feedback = [dict(held) for held in self.unsent_feedback()]
+            return {"shared": self.shared_state(), "feedback": feedback}
         state = self._state
         if any(p.due_step <= state.step for f in state.fragments for p in f.pending):
             raise CheckpointError(
@@ -606,7 +616,8 @@ class OuterLoop:
 
         With as many workers as then, bit for bit. With another number of them, outer parameters and
         outer optimizers go on as they were; what was in flight is dropped, and the next round sends
-        it, for the live weights still hold it: load those, too.
+        it, for the live weights still hold it: load those, too. Where workers come and go the live
+        weights become the outer parameters, and joining then catches up with the others.
 
         Args:
             state: to continue from.
@@ -615,6 +626,8 @@ class OuterLoop:
 
         Raises:
             MismatchError: it is from another one; names the field and both values.
+            CheckpointError: it is of a fixed number of workers and these come and go, or the other
+                way round.
             ConfigurationError: the method's overlap does not let rounds in flight be dropped.
         """
         self._send_again(self._load(state, with_feedback=with_feedback))
@@ -623,10 +636,15 @@ class OuterLoop:
         self, state: Mapping[str, Any], *, with_feedback: bool = True
     ) -> list[tuple[FragmentState, Mapping[str, Any]]]:
         """Continue from `state`; returns the rounds that were in flight, to be sent again."""
-        check_keys(state)
+        check_keys(state, is_elastic=self.is_elastic)
+        if self.is_elastic:
+            self.load_shared_state(state["shared"])
+            if with_feedback and not self.load_feedback(state["feedback"]):
+                _LOG.warning("going on without error feedback: it is of another number of workers")
+            return []
         saved, present = with_present_names(state["run"]), self._state.description
         other_count = saved.get("workers") != present.get("workers") and "workers" in saved
-        if other_count and self._membership.is_fixed:
+        if other_count:
             self.method.overlap.check_cancellable()
             saved = {**saved, "workers": present["workers"]}
         check_same(
@@ -636,8 +654,6 @@ class OuterLoop:
             whose="the checkpoint",
             do="resume with the model and method that wrote it",
         )
-        if not self._membership.is_fixed:
-            check_none_in_flight(state)
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
         self._left_out = {
             int(worker): int(count)

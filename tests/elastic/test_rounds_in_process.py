@@ -1,6 +1,7 @@
 """Rounds of workers that come and go, in one process: what is lost or counts twice, who drifts."""
 
 import contextlib
+import copy
 import dataclasses
 import math
 
@@ -657,14 +658,45 @@ def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
     assert players[0].loop.stats.peak_outer_device_bytes <= 2 * peak
 
 
-def test_what_was_in_flight_is_not_sent_again_where_others_have_gone_on() -> None:
-    late = tw.Delay(tau=1)
-    players = crew(ElasticHub(), method(overlap=late), 2)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str) -> None:
+    """What was in flight, or trained since, is lost as if the worker had been killed."""
+    hub = ElasticHub()
+    players = crew(hub, METHODS[name], 2)
+    train(players, 2 * H + 1)
+    saved = copy.deepcopy(players[1].loop.state_dict())
     train(players, H)
-    state = players[0].loop.state_dict()
-    assert any(f["round"] for saved in state["fragments"] for f in saved["in_flight"])
-    with pytest.raises(tw.CheckpointError, match="load_shared_state"):
-        players[0].loop.load_state_dict(state)
+    hub.set_members(players[0].node)
+    train(players[:1], 2 * H - 2)
+    players[0].inner()
+
+    back = Player(hub, "w1 again", METHODS[name], number=1, model=lambda: build_model(7))
+    back.loop.load_state_dict(saved)
+    assert back.loop.inner_step == 2 * H + 1
+    # All that was trained is in the outer parameters.
+    assert not any(bool(delta.any()) for delta in back.unsent())
+    # Feedback of shards is cut by the number of workers, and this one is still alone.
+    if name != "top-k, reduced":
+        for mine, held in zip(back.loop.unsent_feedback(), saved["feedback"], strict=True):
+            assert all(torch.equal(mine[key], held[key]) for key in held)
+    hub.set_members(players[0].node, back.node)
+    players[0].loop.begin()
+    back.loop.join()
+    players[0].loop.finish()
+    assert same_state(players[0], back)
+    train([players[0], back], 2 * H)
+    assert players[0].loop.digest() == back.loop.digest()
+
+
+def test_a_checkpoint_of_a_fixed_number_of_workers_is_refused_and_the_other_way_round() -> None:
+    (elastic,) = crew(ElasticHub(), method(), 1)
+    fixed = tw.OuterLoop(build_model(), [], method())
+    with pytest.raises(tw.CheckpointError, match="it is of a fixed number of workers"):
+        elastic.loop.load_state_dict(fixed.state_dict())
+    with pytest.raises(tw.CheckpointError, match="it is of workers that come and go"):
+        fixed.load_state_dict(elastic.loop.state_dict())
+    with pytest.raises(tw.CheckpointError, match="not the keys of an outer loop"):
+        elastic.loop.load_state_dict({})
 
 
 # -- the end of a run whose workers change -------------------------------------------------------
