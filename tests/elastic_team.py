@@ -1,6 +1,7 @@
 """Elastic workers as real processes, and what can happen to them."""
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -34,9 +35,8 @@ def _enter(
         forked.write_to(out.fileno(), file.fileno())
     out.close()
     os.environ.update(environment)
-    import elastic_worker
-
-    getattr(elastic_worker, function)(*arguments)
+    module, _, name = function.rpartition(".")
+    getattr(importlib.import_module(module or "elastic_worker"), name)(*arguments)
 
 
 class Program:
@@ -179,8 +179,10 @@ class Team:
         host: str = "127.0.0.1",
         namespaces: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
+        work: str = "work",
         **options: Any,
     ) -> None:
+        self._work = work
         self.address = f"{host}:{free_port_pair()}"
         self.options, self.heartbeat_s = options, heartbeat_s
         self.workers: list[Worker] = []
@@ -238,7 +240,7 @@ class Team:
             sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
             worker = Worker(
                 identity,
-                "work",
+                self._work,
                 self.address,
                 identity,
                 {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})},

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from elastic_team import TOKEN, Team
 from processes import free_port
 
 FOLDER = Path(__file__).parent.parent / "examples"
+ELASTIC = sorted(FOLDER.glob("*_elastic.py"))
 # A server and its workers are processes of two roles: tests/asynchronous/test_http.py runs them.
-EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file.stem != "asynchronous")
+OTHERS = [*ELASTIC, FOLDER / "asynchronous.py"]
+EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file not in OTHERS)
 APART = [f for f in EXAMPLES if f.stem.endswith("_trainer") or f.stem == "nanogpt_like"]
 TOGETHER = [file for file in EXAMPLES if file not in APART]
 
@@ -53,6 +56,16 @@ def test_example_with_two_workers_that_meet(example: Path) -> None:
     digests = re.findall(r"[0-9a-f]{64}", output)
     assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
     assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("example", ELASTIC, ids=lambda p: p.stem)
+def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path) -> None:
+    with Team(tmp_path) as lighthouse:
+        command = [sys.executable, str(example), lighthouse.address]
+        workers = [start([*command, name], THINWIRE_TOKEN=TOKEN) for name in ("one", "two")]
+        output = "".join(output_of(process) for process in workers)
+    assert len(set(re.findall(r"[0-9a-f]{64}", output))) == 1
+    assert len(re.findall(r"^worker (?:one|two): loss [\d.]+ Stats", output, re.MULTILINE)) == 2
 
 
 def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:

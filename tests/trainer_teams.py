@@ -1,11 +1,17 @@
-"""Two workers in real processes, each under a trainer of another library."""
+"""Workers in real processes, each under a trainer of another library."""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from elastic_team import Team
 from forked import Forked
 from processes import free_port, rank_environment
+from trainer_elastic import RATE, STEPS, factor
 
 SCRIPT = str(Path(__file__).parent / "trainer_workers.py")
 
@@ -53,3 +59,42 @@ def check_a_killed_team_resumes(
         # Trainer saves what its first rank holds, whose parts may be a byte shorter each.
         assert abs(before["sent_bytes"] - after["sent_bytes"]) <= (0 if ranks == 1 else 32)
     return straight
+
+
+def check_an_elastic_worker_comes_back(
+    work: str, folder: Path, last_checkpoint: Callable[[Path], Any] | None
+) -> list[list[dict]]:
+    """Of three workers from different weights one is killed and started again; all end alike.
+
+    Args:
+        work: as `elastic_team.Team` has it.
+        folder: for what they write.
+        last_checkpoint: finds in a worker's folder what it is to resume from; None for nothing.
+
+    Returns:
+        What each worker that came to the end has logged; the restarted one is the last.
+    """
+    with Team(folder, work=work) as team:
+        workers = team.start_all(*"abc", out=str(folder / "out"))
+        killed = workers[1]
+        # In the middle of a round, with a checkpoint of the middle of an earlier one.
+        team.until(lambda: killed.steps()[-1]["step"] in range(17, 20))
+        killed.kill()
+        resume = None if last_checkpoint is None else last_checkpoint(folder / "out" / "b")
+        restarted = team.start("b", out=str(folder / "out"), resume=resume)
+        alive = team.finish(90)
+        assert alive == [workers[0], workers[2], restarted]
+        assert restarted.events("healed"), team.report()
+        assert restarted.steps()[0]["step"] > killed.steps()[-1]["step"]
+        rows = [line["row"] for w in team.workers for line in w.records if "row" in line]
+        assert len(rows) == len(set(rows))
+        for worker in alive:
+            ends = [worker.last(key) for key in ("last_step", "trainer_steps", "model_is_anchor")]
+            assert ends == [STEPS, STEPS, True]
+            # Healing at the start may have moved it; later nothing does.
+            steps = [line["step"] for line in worker.steps() if line["step"] >= 20]
+            assert steps == list(range(steps[0], STEPS))
+            assert steps[0] == 20 or worker is restarted
+            for line in worker.steps():
+                assert line["rate"] == pytest.approx(RATE * factor(line["step"]), rel=1e-9)
+        return [worker.last("logs") for worker in alive]

@@ -5,12 +5,35 @@ import torch
 
 import thinwire as tw
 from thinwire.integrations.lightning import LightningCallback
-from trainer_teams import check_a_killed_team_resumes
+from thinwire.integrations.shares import ShareDataset
+from thinwire.testing import ElasticHub
+from trainer_teams import check_a_killed_team_resumes, check_an_elastic_worker_comes_back
+from trainer_workers import is_anchor
 
 
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
 def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
     check_a_killed_team_resumes("lightning", method, tmp_path)
+
+
+def last_checkpoint(folder: Path) -> str:
+    return str(max(folder.glob("*.ckpt"), key=lambda file: int(file.stem.partition("=")[2])))
+
+
+@pytest.mark.parametrize("resume", [None, last_checkpoint], ids=["with nothing", "checkpoint"])
+def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
+    logs = check_an_elastic_worker_comes_back("trainer_elastic.under_lightning", tmp_path, resume)
+    # Every round, the outer parameters, which are the same.
+    evaluated = [{line["step"]: line["val_loss"] for line in history} for history in logs]
+    # Lightning ends the epoch first in which the checkpoint was written.
+    rounds = [step for step in evaluated[-1] if step % 5 == 0]
+    assert rounds == list(range(int(rounds[0]), 61, 5))
+    assert all(evaluated[0][step] == evaluated[-1][step] for step in rounds)
+    for history in logs:
+        last = history[-1]
+        assert [last[f"outer/{name}"] for name in ("workers", "rounds")] == [3, 12]
+        # The x-axis of loggers.
+        assert last["step"] == 60
 
 
 def trainer(callback, out: Path, **fields):
@@ -69,3 +92,73 @@ def test_a_lone_worker_trains(tmp_path: Path) -> None:
         _ = callback.outer
     trainer(callback, tmp_path).fit(module(), data())
     assert (callback.outer.stats.rounds, callback.outer.inner_step) == (3, 6)
+
+
+# -- where workers come and go ---------------------------------------------------------------------
+
+
+def elastic_callback() -> LightningCallback:
+    """Of a lone worker, which needs no lighthouse."""
+    hub = ElasticHub()
+    end = hub.connect("a")
+    hub.set_members(end)
+    return LightningCallback(tw.presets.diloco(sync_every=2), transport=end)
+
+
+def shares(callback: LightningCallback):
+    rows = torch.utils.data.TensorDataset(torch.randn(24, 3))
+    dataset = ShareDataset(rows, lambda: callback.outer, rows_per_step=3)
+    return torch.utils.data.DataLoader(dataset, batch_size=3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path: Path) -> None:
+    hub = ElasticHub()
+    method = tw.presets.diloco(sync_every=2)
+    here, there = hub.connect("late"), hub.connect("there")
+    hub.set_members(there)
+    net = module()
+    optimizer = net.configure_optimizers()
+    other = tw.OuterLoop(net, optimizer, method, transport=there)
+    for (rows,) in list(data())[:6]:
+        net.training_step([rows], 0).backward()
+        optimizer.step()
+        other.step()
+    hub.set_members(there, here)
+    other.begin_last()
+    late, own = LightningCallback(method, transport=here), module()
+    fitted = trainer(late, tmp_path)
+    fitted.fit(own, shares(late))
+    other.finish()
+    assert (fitted.global_step, late.outer.inner_step) == (6, 6)
+    assert late.outer.digest() == other.digest()
+    assert is_anchor(own, late.outer)
+
+
+def with_scheduler(interval: str, frequency: int):
+    net = module()
+
+    def configure_optimizers():
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        how = {"scheduler": scheduler, "interval": interval, "frequency": frequency}
+        return [optimizer], [how]
+
+    net.configure_optimizers = configure_optimizers
+    return net
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("interval", "frequency"), [("epoch", 1), ("step", 2)])
+def test_a_scheduler_that_does_not_follow_steps_is_refused(interval, frequency, tmp_path) -> None:
+    callback = elastic_callback()
+    with pytest.raises(tw.ConfigurationError, match=f"every {frequency} {interval}s.*interval="):
+        trainer(callback, tmp_path).fit(with_scheduler(interval, frequency), shares(callback))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_manual_optimization_is_refused(tmp_path: Path) -> None:
+    callback, net = elastic_callback(), module()
+    net.automatic_optimization = False
+    with pytest.raises(tw.ConfigurationError, match="manual optimization"):
+        trainer(callback, tmp_path).fit(net, shares(callback))

@@ -3,14 +3,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import thinwire as tw
 from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 from thinwire.testing import ElasticHub
-from trainer_teams import check_a_killed_team_resumes, run_team
-from trainer_workers import METHODS, Windows, model, train_by_hugging_face
+from trainer_teams import (
+    check_a_killed_team_resumes,
+    check_an_elastic_worker_comes_back,
+    run_team,
+)
+from trainer_workers import METHODS, Windows, is_anchor, model, train_by_hugging_face
 
 
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
@@ -23,6 +28,25 @@ def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
     assert all(each["is_ddp"] for each in straight)
     alone, _ = run_team("transformers", "sparse", "straight", tmp_path / "alone")
     assert sum(each["sent_bytes"] for each in straight[:2]) == alone["sent_bytes"]
+
+
+@pytest.mark.parametrize("resume", [None, lambda _: True], ids=["with nothing", "checkpoint"])
+def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
+    logs = check_an_elastic_worker_comes_back(
+        "trainer_elastic.under_hugging_face", tmp_path, resume
+    )
+    for history in logs:
+        assert history[-1]["outer/workers"] == 3
+        assert history[-1]["outer/rounds"] == 12
+        assert history[-1]["outer/sent_bytes"] > 0
+    undisturbed, restarted = logs[0], logs[-1]
+    # A loss is a mean over the steps that this worker trained, not over those of the run.
+    losses = {line["step"]: line["loss"] for line in undisturbed if "loss" in line}
+    own = [line for line in restarted if "loss" in line and line["step"] > 20]
+    assert own
+    assert all(line["loss"] == pytest.approx(losses[line["step"]], rel=0.1) for line in own)
+    evaluated = [[h["eval_loss"] for h in history if "eval_loss" in h][-1] for history in logs]
+    assert len(set(evaluated)) == 1
 
 
 def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
@@ -187,3 +211,117 @@ def test_a_trainer_that_was_resumed_alone_is_refused() -> None:
     with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
         check_same_step(FakeLoop(), 8)
     check_same_step(FakeLoop(), 3)
+
+
+# -- where workers come and go ---------------------------------------------------------------------
+
+H = 3
+
+
+def build_elastic(out: Path, **changes):
+    """A lone worker, which needs no lighthouse."""
+    hub = ElasticHub()
+    end = hub.connect("a")
+    hub.set_members(end)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.002)
+    outer = tw.OuterLoop(net, optimizer, tw.presets.diloco(sync_every=H), transport=end)
+    scheduler = changes.pop("scheduler", lambda _: None)(optimizer)
+    given = {
+        "max_steps": 7,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "ignore_data_skip": True,
+        "report_to": [],
+        "use_cpu": True,
+        "save_steps": 5,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        **changes,
+    }
+    trainer = Trainer(
+        model=net,
+        args=TrainingArguments(output_dir=str(out), **given),
+        train_dataset=ShareDataset(Windows(0), lambda: outer, rows_per_step=4),
+        eval_dataset=Windows(99, 8),
+        optimizers=(optimizer, scheduler),
+    )
+    return trainer, TransformersCallback(outer)
+
+
+class Beginning(TrainerCallback):
+    """What is there when training begins."""
+
+    def __init__(self, outer: tw.OuterLoop) -> None:
+        self.outer = outer
+
+    def on_train_begin(self, args, state, control, **given):
+        self.found = (self.outer.inner_step, state.global_step, self.outer.stats.rounds)
+        self.is_anchor = is_anchor(given["model"], self.outer)
+
+
+def test_an_elastic_checkpoint_resumes_at_the_last_round(tmp_path: Path) -> None:
+    trainer, callback = build_elastic(tmp_path)
+    callback.add_to(trainer)
+    trainer.train()
+    resumed, other = build_elastic(tmp_path)
+    other.add_to(resumed)
+    beginning = Beginning(other.outer)
+    resumed.add_callback(beginning)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    # Two steps of its second round are lost, as with a worker that is killed.
+    assert (beginning.found, beginning.is_anchor) == ((5, 5, 1), True)
+    assert (resumed.state.global_step, other.outer.stats.rounds) == (7, 3)
+
+
+def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path: Path) -> None:
+    trainer, callback = build_elastic(tmp_path)
+    callback.add_to(trainer)
+    trainer.train()
+    late, other = build_elastic(tmp_path)
+    other.add_to(late)
+    late.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert (late.state.global_step, other.outer.inner_step) == (7, 7)
+    assert other.outer.digest() == callback.outer.digest()
+    assert is_anchor(late.model, other.outer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"ignore_data_skip": False}, r"ignore_data_skip=True.*ShareDataset"),
+        (
+            {
+                "load_best_model_at_end": True,
+                "eval_strategy": "steps",
+                "eval_steps": H,
+                "save_steps": H,
+            },
+            "load the best model at the end where workers come and go",
+        ),
+    ],
+    ids=["skipped data", "best model"],
+)
+def test_what_elastic_workers_cannot_do_is_refused(changes: dict, why: str, tmp_path) -> None:
+    trainer, callback = build_elastic(tmp_path, **changes)
+    with pytest.raises(tw.ConfigurationError, match=why):
+        callback.add_to(trainer)
+
+
+def test_a_schedule_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
+    trainer, callback = build_elastic(
+        tmp_path, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
+    )
+    callback.add_to(trainer)
+    with pytest.raises(tw.ConfigurationError, match=r"ReduceLROnPlateau.*function of the step"):
+        trainer.train()
+
+
+def test_elastic_and_fixed_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    trainer, callback = build(tmp_path / "fixed", save_strategy="steps", save_steps=4)
+    callback.add_to(trainer)
+    trainer.train()
+    late, other = build_elastic(tmp_path / "elastic")
+    other.add_to(late)
+    with pytest.raises(tw.errors.CheckpointError, match="of a fixed number of workers"):
+        late.train(resume_from_checkpoint=str(tmp_path / "fixed" / "checkpoint-8"))

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import Transport
@@ -20,9 +21,13 @@ class LightningCallback(Callback):
     """Makes a Trainer one worker of several: `Trainer(callbacks=[LightningCallback(method)])`.
 
     It steps the outer loop after every optimizer step, validates the outer parameters, keeps the
-    outer state in Lightning's checkpoints, logs `outer/rounds`, `outer/sent_bytes` and
-    `outer/wait_s`, and sends at the end what was trained since the last round. The module then
+    outer state in Lightning's checkpoints, logs `outer/rounds`, `outer/sent_bytes`, `outer/wait_s`
+    and `outer/workers`, and sends at the end what was trained since the last round. The module then
     holds the outer parameters. All workers build the module from the same seed.
+
+    Where workers come and go (`tw.transport.Elastic`) the Trainer's step and schedules are those of
+    the run: a worker that joins late or was healed goes on at the step of the others. Give it a
+    `ShareDataset`, so that no rows are read twice.
 
     Args:
         method: how the workers exchange.
@@ -35,6 +40,7 @@ class LightningCallback(Callback):
         self._outer: OuterLoop | None = None
         self._saved: Mapping[str, Any] | None = None
         self._seen_steps = 0
+        self._schedules: list[FollowedSchedule] = []
 
     @property
     def outer(self) -> OuterLoop:
@@ -75,8 +81,10 @@ class LightningCallback(Callback):
             self.outer.load_state_dict(self._saved)
             self._saved = None
         check_same_step(self.outer, trainer.global_step)
-        self._seen_steps = trainer.global_step
+        if self.outer.is_elastic:
+            self._schedules = _followed_schedules(trainer)
         self.outer.join()
+        self._follow(trainer)
 
     def on_train_batch_end(
         self,
@@ -89,16 +97,19 @@ class LightningCallback(Callback):
         """Exchange what is due, if the optimizer has stepped after this batch."""
         if trainer.global_step == self._seen_steps:
             return
-        self._seen_steps = trainer.global_step
         self.outer.step()
+        self._follow(trainer)
         stats = self.outer.stats
-        pl_module.log_dict(
-            {
-                "outer/rounds": float(stats.rounds),
-                "outer/sent_bytes": float(stats.sent_bytes),
-                "outer/wait_s": stats.wait_s,
-            }
-        )
+        numbers = {
+            "outer/rounds": float(stats.rounds),
+            "outer/sent_bytes": float(stats.sent_bytes),
+            "outer/wait_s": stats.wait_s,
+            "outer/workers": float(self.outer.workers),
+        }
+        if self.outer.is_elastic:
+            # Loggers take this one for their x-axis, and would else count this worker's batches.
+            numbers["step"] = float(trainer.global_step)
+        pl_module.log_dict(numbers)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hold the outer parameters in the module."""
@@ -115,6 +126,15 @@ class LightningCallback(Callback):
         self.outer.flush()
         self.outer.begin_evaluation()
 
+    def _follow(self, trainer: Trainer) -> None:
+        moved = self.outer.inner_step - trainer.global_step
+        if moved and self.outer.is_elastic:
+            for schedule in self._schedules:
+                schedule.move(moved)
+            loop = trainer.fit_loop.epoch_loop.automatic_optimization
+            loop.optim_progress.optimizer.step.total.completed += moved
+        self._seen_steps = trainer.global_step
+
     def state_dict(self) -> dict[str, Any]:
         """The outer state, for Lightning's checkpoints."""
         return {} if self._outer is None else self._outer.state_dict()
@@ -122,3 +142,23 @@ class LightningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep it until training starts: weights are restored in between."""
         self._saved = state_dict or None
+
+
+def _followed_schedules(trainer: Trainer) -> list[FollowedSchedule]:
+    if trainer.lightning_module.automatic_optimization is False:
+        raise ConfigurationError(
+            "train with manual optimization where workers come and go",
+            because="Lightning then counts the steps of every optimizer, and its step cannot be "
+            "that of the run",
+            do="leave optimization to Lightning, or write a loop of your own",
+        )
+    configs = trainer.lr_scheduler_configs
+    for config in configs:
+        if (config.interval, config.frequency) != ("step", 1):
+            raise ConfigurationError(
+                f"step a scheduler every {config.frequency} {config.interval}s where workers come "
+                "and go",
+                because="a worker that is healed goes on at the inner step of the others",
+                do="return it with interval='step' and frequency=1 from configure_optimizers()",
+            )
+    return [FollowedSchedule(config.scheduler) for config in configs]

@@ -13,6 +13,7 @@ from transformers import (
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import Whole
 from thinwire.integrations.launch import check_apart, check_same_step
+from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
 
@@ -29,6 +30,10 @@ class TransformersCallback(TrainerCallback):
     watch an elastic run, and sends at the end what was trained since the last round. The model then
     holds the outer parameters.
 
+    Where workers come and go (`tw.transport.Elastic`) the Trainer's step and schedule are those of
+    the run: a worker that joins late or was healed goes on at the step of the others. Give it a
+    `ShareDataset`, so that no rows are read twice.
+
     Args:
         outer: over the Trainer's model and optimizer, which the Trainer must be given
             (`optimizers=(optimizer, None)`).
@@ -40,17 +45,20 @@ class TransformersCallback(TrainerCallback):
     def __init__(self, outer: OuterLoop) -> None:
         self.outer = outer
         outer.save_with_optimizer()
+        self._log = _Log(outer)
+        self._schedule: FollowedSchedule | None = None
 
     def add_to(self, trainer: Trainer) -> Self:
         """Have `trainer` call this; its other callbacks see what this one logs.
 
         Raises:
             ConfigurationError: the Trainer steps another optimizer, averages gradients over the
-                workers, or keeps a best model that would not be the one that was evaluated.
+                workers, keeps a best model that would not be the one that was evaluated, or skips
+                data where workers come and go.
         """
         self._check(trainer.args, trainer.optimizer)
         # Numbers go to the loggers in the order of the callbacks, and flags come from others.
-        trainer.callback_handler.callbacks.insert(0, _Log(self.outer))
+        trainer.callback_handler.callbacks.insert(0, self._log)
         trainer.add_callback(self)
         return self
 
@@ -60,13 +68,24 @@ class TransformersCallback(TrainerCallback):
         """Check that Trainer and outer loop go together, and join the others."""
         self._check(args, given.get("optimizer"))
         check_same_step(self.outer, state.global_step)
+        self._log.begin(state.global_step)
+        if self.outer.is_elastic:
+            self._schedule = FollowedSchedule(given.get("lr_scheduler"))
         self.outer.join()
+        self._follow(state, self.outer.inner_step)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Exchange what is due."""
+        if state.global_step >= state.max_steps:
+            # Trainer takes one step even where the run was over when this worker joined it.
+            state.global_step -= 1
+            self._log.moved_steps -= 1
+            return
         self.outer.step()
+        # Trainer is about to count this step.
+        self._follow(state, self.outer.inner_step - 1)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -94,6 +113,13 @@ class TransformersCallback(TrainerCallback):
             self.outer.flush()
             self.outer.begin_evaluation()
 
+    def _follow(self, state: TrainerState, step: int) -> None:
+        moved = step - state.global_step
+        if moved and self._schedule is not None:
+            self._schedule.move(moved)
+            self._log.moved_steps += moved
+            state.global_step = step
+
     def _before_evaluation(self, control: TrainerControl) -> None:
         # Trainer may load its best model next, which must not be taken for training.
         if control.should_training_stop:
@@ -119,6 +145,8 @@ class TransformersCallback(TrainerCallback):
                     do="leave it out, or shard by fully_shard() in a loop of your own",
                 )
         check_apart(self.outer, args.world_size)
+        if self.outer.is_elastic:
+            _check_elastic(args)
         if args.load_best_model_at_end and not self._evaluates_what_it_saves(args):
             raise ConfigurationError(
                 "load the best model at the end",
@@ -138,24 +166,69 @@ class TransformersCallback(TrainerCallback):
         return is_plain and by_steps and int(args.eval_steps or 1) % method.sync_every == 0
 
 
+def _check_elastic(args: TrainingArguments) -> None:
+    if not args.ignore_data_skip:
+        raise ConfigurationError(
+            "resume a worker of a run whose workers come and go",
+            because="Trainer would skip as much data as it had read, and what is dealt to this "
+            "worker is new",
+            do="pass TrainingArguments(ignore_data_skip=True), and a ShareDataset as the data",
+        )
+    if args.load_best_model_at_end:
+        raise ConfigurationError(
+            "load the best model at the end where workers come and go",
+            because="a worker that came later never had the best one, so workers would end with "
+            "different models",
+            do="leave it out, and choose among checkpoints yourself",
+        )
+
+
 @final
 class _Log(TrainerCallback):
+    """Adds numbers of the outer loop; corrects losses where the step was that of others.
+
+    Attributes:
+        moved_steps: steps by which the Trainer was moved and which it did not train.
+    """
+
     def __init__(self, outer: OuterLoop) -> None:
         self._outer = outer
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Training begins at `step`."""
+        self.moved_steps = self._moved_at_log = 0
+        self._first_step = self._step_at_log = step
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         stats, logs = self._outer.stats, given.get("logs")
-        found = {
+        found: dict[str, Any] = {
             "outer/rounds": stats.rounds,
             "outer/sent_bytes": stats.sent_bytes,
             "outer/wait_s": round(stats.wait_s, 3),
             "outer/workers": self._outer.workers,
         }
         if logs is not None:
-            self._outer.report(loss=logs.get("loss"))
+            found |= self._own_losses(state, logs)
             logs.update(found)
+            self._outer.report(loss=logs.get("loss"))
         # Trainer has copied it already.
         if state.log_history:
             state.log_history[-1].update(found)
+
+    def _own_losses(self, state: TrainerState, logs: dict[str, Any]) -> dict[str, float]:
+        """Means over the steps that this worker trained: Trainer divides by those of the run."""
+        found: dict[str, float] = {}
+        step, moved = state.global_step, self.moved_steps
+        if "loss" in logs:
+            steps = step - self._step_at_log
+            own_steps = steps - (moved - self._moved_at_log)
+            if own_steps != steps:
+                found["loss"] = logs["loss"] * steps / own_steps
+            self._step_at_log, self._moved_at_log = step, moved
+        if "train_loss" in logs and moved:
+            steps = step - self._first_step
+            found["train_loss"] = logs["train_loss"] * steps / max(1, steps - moved)
+        return found

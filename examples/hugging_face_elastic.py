@@ -1,0 +1,58 @@
+"""transformers' Trainer as one of several workers that come and go: start and kill them at will.
+
+thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
+export THINWIRE_TOKEN=...                     # everywhere
+python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own
+"""
+
+import inspect
+import sys
+import tempfile
+import textwrap
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+import thinwire as tw
+from thinwire.integrations.shares import ShareDataset
+from thinwire.integrations.transformers import TransformersCallback
+
+lighthouse, name = sys.argv[1:]
+batch_size, accumulation = 4, 2
+text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
+windows = [{"input_ids": row, "labels": row} for row in text.unfold(0, 64, 16)]  # all of them
+
+config = LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+)  # fmt: skip
+model = LlamaForCausalLM(config)  # a newcomer takes the weights of the others
+method = tw.presets.diloco(sync_every=10)
+optimizer = method.inner.build(model)
+transport = tw.transport.Elastic(lighthouse, identity=name)
+outer = tw.OuterLoop(model, optimizer, method, transport=transport)
+
+trainer = Trainer(
+    model=model,
+    args=TrainingArguments(
+        output_dir=tempfile.mkdtemp(),  # one that stays, to resume from it
+        max_steps=60,
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        ignore_data_skip=True,  # what is dealt to a worker that comes back is new
+        logging_steps=10,
+        eval_strategy="steps",
+        eval_steps=20,
+        save_steps=20,
+        report_to=[],
+        disable_tqdm=True,
+    ),
+    train_dataset=ShareDataset(windows, lambda: outer, rows_per_step=batch_size * accumulation),
+    eval_dataset=windows[::10],
+    optimizers=(optimizer, None),
+)
+TransformersCallback(outer).add_to(trainer)
+trainer.train()
+loss = trainer.evaluate()["eval_loss"]
+print(f"worker {name}: loss {loss:.4f} {outer.stats} {outer.digest()}")
+outer.close()  # waits until the others have finished, too

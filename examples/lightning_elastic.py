@@ -1,0 +1,73 @@
+"""Lightning's Trainer as one of several workers that come and go: start and kill them at will.
+
+thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
+export THINWIRE_TOKEN=...                     # everywhere
+python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own
+"""
+
+import inspect
+import sys
+import tempfile
+import textwrap
+
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import thinwire as tw
+from thinwire.integrations.lightning import LightningCallback
+from thinwire.integrations.shares import ShareDataset
+
+lighthouse, name = sys.argv[1:]
+text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
+windows = text.unfold(0, 9, 1)  # all of them
+
+
+class Model(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Embedding(256, 32),
+            nn.Flatten(),
+            nn.Linear(8 * 32, 128),
+            nn.ReLU(),
+            nn.Linear(128, 256),
+        )
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(rows[:, :8]), rows[:, 8])
+
+    def training_step(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        return self.loss(rows)
+
+    def validation_step(self, rows: torch.Tensor, index: int) -> None:
+        self.log("val_loss", self.loss(rows))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        return [optimizer], [{"scheduler": decay, "interval": "step"}]
+
+
+model = Model()  # a newcomer takes the weights of the others
+callback = LightningCallback(
+    tw.presets.diloco(sync_every=10), transport=tw.transport.Elastic(lighthouse, identity=name)
+)
+trainer = lightning.Trainer(
+    max_steps=60,
+    accelerator="cpu",
+    devices=1,
+    callbacks=[callback],
+    check_val_every_n_epoch=1,  # an epoch is a round
+    num_sanity_val_steps=0,
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir=tempfile.mkdtemp(),
+)
+shares = ShareDataset(windows, lambda: callback.outer, rows_per_step=16)
+trainer.fit(model, DataLoader(shares, batch_size=16), DataLoader(windows[:512], batch_size=64))
+loss = trainer.callback_metrics["val_loss"]
+print(f"worker {name}: loss {loss:.4f} {callback.outer.stats} {callback.outer.digest()}")
+callback.outer.close()  # waits until the others have finished, too
