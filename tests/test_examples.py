@@ -2,11 +2,13 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic_team import TOKEN, Team
 from processes import free_port
@@ -14,9 +16,12 @@ from processes import free_port
 FOLDER = Path(__file__).parent.parent / "examples"
 ELASTIC = sorted(FOLDER.glob("*_elastic.py"))
 # A server and its workers are processes of two roles: tests/asynchronous/test_http.py runs them.
-OTHERS = [*ELASTIC, FOLDER / "asynchronous.py"]
+TITAN = FOLDER / "torchtitan_trainer.py"
+OTHERS = [*ELASTIC, TITAN, FOLDER / "asynchronous.py"]
 EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file not in OTHERS)
-APART = [f for f in EXAMPLES if f.stem.endswith("_trainer") or f.stem == "nanogpt_like"]
+APART = [f for f in EXAMPLES if f.stem.endswith(("_trainer", "_like"))]
+# Compiling takes longer than everything else.
+FLAGS = {"nanochat_like": ["--no-compile"]}
 TOGETHER = [file for file in EXAMPLES if file not in APART]
 
 
@@ -42,7 +47,7 @@ def run(command: list[str]) -> str:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_alone(example: Path) -> None:
-    output = run([sys.executable, str(example)])
+    output = run([sys.executable, str(example), *FLAGS.get(example.stem, [])])
     found = r"^worker 0: loss [\d.]+ Stats\(rounds=[1-9]\d*, sent_bytes=0,"
     assert re.search(found, output, re.MULTILINE)
 
@@ -50,7 +55,7 @@ def test_example_alone(example: Path) -> None:
 @pytest.mark.parametrize("example", APART, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_meet(example: Path) -> None:
     meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-    command = [sys.executable, str(example)]
+    command = [sys.executable, str(example), *FLAGS.get(example.stem, [])]
     team = [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
     output = "".join(output_of(process) for process in team)
     digests = re.findall(r"[0-9a-f]{64}", output)
@@ -85,6 +90,70 @@ def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Pa
     straight = ends()
     assert sorted(f.name for f in tmp_path.glob("*.pt")) == ["worker0.pt", "worker1.pt"]
     assert ends() == straight
+
+
+def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """In the middle of a round, with weights that were loaded before the loop was built."""
+
+    def workers(folder: Path, *more: str) -> list[subprocess.Popen]:
+        meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+        command = [sys.executable, str(FOLDER / "nanochat_like.py"), "--no-compile"]
+        command += ["--checkpoint-dir", str(folder), *more]
+        return [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+
+    def ends(team: list[subprocess.Popen]) -> list[str]:
+        lines = [output_of(process).splitlines()[-1] for process in team]
+        return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
+
+    straight = ends(workers(tmp_path / "straight"))
+    killed = workers(tmp_path / "killed")
+    for process in killed:
+        assert process.stdout is not None
+        assert "saved step 15" in process.stdout.readline()
+    for process in killed:
+        process.kill()
+        process.communicate()
+    # They were killed before they came to the end.
+    assert not list((tmp_path / "killed").rglob("step30.pt"))
+    assert ends(workers(tmp_path / "killed", "--resume-from-step", "15")) == straight
+
+
+def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torchtitan has no CPU mode, and there is no GPU here")
+    pytest.importorskip("torchtitan", reason="torchtitan 0.3 is not installed")
+
+    def digests(folder: str) -> list[str]:
+        port = free_port()
+        team = []
+        for worker in range(2):
+            # Both on one GPU, if there is only one: they do not know of each other's ranks.
+            launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+            launch += ["--master-port", str(free_port()), "-m", "torchtitan.train"]
+            launch += ["--module", TITAN.stem, "--config", "debug"]
+            launch += ["--dump_folder", str(tmp_path / folder / str(worker))]
+            environment = {
+                "THINWIRE_MEET": f"127.0.0.1:{port}",
+                "THINWIRE_WORKERS": "2",
+                "THINWIRE_WORKER": str(worker),
+                "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path]),
+            }
+            team.append(start(launch, **environment))
+        found = []
+        for process in team:
+            out, err = process.communicate(timeout=500)
+            assert process.returncode == 0, err
+            found += re.findall(r"worker \d\.\d: .* ([0-9a-f]{64})", out + err)
+        return found
+
+    straight = digests("straight")
+    assert len(straight) == 2
+    assert len(set(straight)) == 1
+    assert digests("resumed") == straight
+    # Its last steps are trained once more, from the checkpoint of step 8.
+    for worker in range(2):
+        shutil.rmtree(tmp_path / "resumed" / str(worker) / "checkpoint" / "step-12")
+    assert digests("resumed") == straight
 
 
 @pytest.mark.parametrize("example", TOGETHER, ids=lambda p: p.stem)

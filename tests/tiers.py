@@ -96,7 +96,8 @@ test_examples.py::test_example_alone[lightning
 test_examples.py::test_example_alone[nano
 test_examples.py::test_example_with_two_workers_that_come
 test_examples.py::test_example_with_two_workers_that_meet[lightning
-test_examples.py::test_the_script_with_checkpoints
+test_examples.py::test_the_script
+test_examples.py::test_torchtitan
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
 train/data/test_corpora.py::test_importing_stays_light
 train/test_elastic_train.py::test_torchrun_goes_on_with_what_simulated_workers_left
