@@ -59,6 +59,7 @@ test_method.py::test_what_top_k_delivers_by_a_reduce_scatter
 test_outer_loop.py
 test_outer_parameters.py
 test_resume.py
+test_same_loop.py
 test_streaming.py
 testing
 transport/test_rendezvous.py::test_two_workers
@@ -99,6 +100,7 @@ test_examples.py::test_example_with_two_workers_that_meet[lightning
 test_examples.py::test_the_script
 test_examples.py::test_torchtitan
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
+test_same_loop.py::test_it_is_the_loop_of_thinwire_train[muloco
 train/data/test_corpora.py::test_importing_stays_light
 train/test_elastic_train.py::test_torchrun_goes_on_with_what_simulated_workers_left
 train/test_trainer.py::test_a_killed_rank_ends_the_others_and_all_resume[noloco

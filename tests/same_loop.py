@@ -1,0 +1,134 @@
+"""A worker of `thinwire train`'s loop under a trainer: `python same_loop.py LIBRARY CONFIG OUT`.
+
+CONFIG is a pickled `TrainConfig`. It ends with a line of JSON, and the outer parameters are in a
+file.
+"""
+
+import json
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import thinwire as tw
+from thinwire.train.config import TrainConfig
+
+WORKER = int(os.environ["THINWIRE_WORKER"])
+
+
+class Rows(torch.utils.data.IterableDataset):
+    """The rows that worker k of `thinwire train` reads, in its order."""
+
+    def __init__(self, config: TrainConfig, data) -> None:
+        self._config, self._data = config, data
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        config = self._config
+        batches = self._data.training.batches(
+            worker=WORKER,
+            workers=config.workers,
+            global_batch=config.global_batch,
+            seed=config.seed,
+        )
+        for batch in batches:
+            for row in batch:
+                yield {"input_ids": row, "labels": row}
+
+
+def parts(config: TrainConfig):
+    """Data, model, optimizer and schedule, as `thinwire train` has them."""
+    data = config.data.load()
+    model = config.model.build(
+        vocab_size=data.vocab_size,
+        sequence_length=config.data.sequence_length,
+        seed=config.seed,
+    )
+    optimizer = config.method.inner.build(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: config.schedule.factor(step, steps=config.steps)
+    )
+    return Rows(config, data), model, optimizer, schedule
+
+
+def by_hugging_face(config: TrainConfig, out: Path) -> tuple[list[float], tw.OuterLoop]:
+    from transformers import Trainer, TrainingArguments
+
+    from thinwire.integrations.transformers import TransformersCallback
+
+    rows, model, optimizer, schedule = parts(config)
+    outer = tw.OuterLoop(model, optimizer, config.method)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(out),
+            max_steps=config.steps,
+            per_device_train_batch_size=config.global_batch // config.workers,
+            max_grad_norm=config.clip_norm,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        optimizers=(optimizer, schedule),
+    )
+    TransformersCallback(outer).add_to(trainer)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line], outer
+
+
+def by_lightning(config: TrainConfig, out: Path) -> tuple[list[float], tw.OuterLoop]:
+    import lightning
+
+    from thinwire.integrations.lightning import LightningCallback
+
+    warnings.filterwarnings("ignore")
+    losses: list[float] = []
+    rows, model, optimizer, schedule = parts(config)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def training_step(self, batch, index):
+            loss = self.net(**batch).loss
+            losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    callback = LightningCallback(config.method)
+    trainer = lightning.Trainer(
+        max_steps=config.steps,
+        accelerator="cpu",
+        devices=1,
+        gradient_clip_val=config.clip_norm,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+        default_root_dir=out,
+    )
+    batch_size = config.global_batch // config.workers
+    trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=batch_size))
+    return losses, callback.outer
+
+
+LIBRARIES = {"transformers": by_hugging_face, "lightning": by_lightning}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    library, file, out = sys.argv[1:]
+    losses, outer = LIBRARIES[library](pickle.loads(Path(file).read_bytes()), Path(out))
+    anchor = {name.removeprefix("net."): value for name, value in outer.anchor().items()}
+    torch.save(anchor, Path(out) / f"anchor{WORKER}.pt")
+    print(json.dumps({"losses": losses, "digest": outer.digest()}), flush=True)
