@@ -197,7 +197,7 @@ def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) ->
 
 
 class FakeLoop:
-    workers, inner_step = 2, 3
+    workers, inner_step, is_elastic = 2, 3, False
     transport = tw.transport.Distributed()
 
 
@@ -205,6 +205,14 @@ def test_a_trainers_ranks_that_are_the_workers_are_refused() -> None:
     with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_MEET"):
         check_apart(FakeLoop(), 2)
     check_apart(FakeLoop(), 1)
+
+
+def test_an_elastic_worker_of_several_ranks_is_refused() -> None:
+    loop = FakeLoop()
+    loop.is_elastic = True
+    with pytest.raises(tw.ConfigurationError, match="worker of 2 ranks where workers come and go"):
+        check_apart(loop, 2)
+    check_apart(loop, 1)
 
 
 def test_a_trainer_that_was_resumed_alone_is_refused() -> None:

@@ -14,6 +14,12 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
         outer: of this worker.
         trainer_ranks: over which the trainer averages gradients.
     """
+    if trainer_ranks > 1 and outer.is_elastic:
+        raise ConfigurationError(
+            f"train a worker of {trainer_ranks} ranks where workers come and go",
+            because="each rank would join as a worker of its own, with the same gradients",
+            do="start every worker as one process, without torchrun",
+        )
     if trainer_ranks > 1 and outer.workers > 1 and isinstance(outer.transport, Distributed):
         raise ConfigurationError(
             f"train {outer.workers} workers under one torchrun",
