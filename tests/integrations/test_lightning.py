@@ -27,13 +27,13 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
     evaluated = [{line["step"]: line["val_loss"] for line in history} for history in logs]
     # Lightning ends the epoch first in which the checkpoint was written.
     rounds = [step for step in evaluated[-1] if step % 5 == 0]
-    assert rounds == list(range(int(rounds[0]), 61, 5))
+    assert rounds[-1] == 60
     assert all(evaluated[0][step] == evaluated[-1][step] for step in rounds)
+    assert len({history[-1]["outer/rounds"] for history in logs}) == 1
     for history in logs:
-        last = history[-1]
-        assert [last[f"outer/{name}"] for name in ("workers", "rounds")] == [3, 12]
+        assert max(line["outer/workers"] for line in history) == 3
         # The x-axis of loggers.
-        assert last["step"] == 60
+        assert history[-1]["step"] == 60
 
 
 def trainer(callback, out: Path, **fields):
