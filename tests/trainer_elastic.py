@@ -8,12 +8,14 @@ import time
 import warnings
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
 from elastic_worker import tell
 from language_models import llama
 from thinwire.integrations.shares import ShareDataset
+from thinwire.transport.address import split_address
 from trainer_workers import Windows, is_anchor
 
 STEPS, H, BATCH, ACCUMULATED = 60, 5, 2, 2
@@ -40,12 +42,21 @@ def model(identity: str) -> nn.Module:
     return llama()
 
 
+def act_as_torchrun(index: int, ranks: int, meeting: str) -> None:
+    """The variables by which a trainer joins the ranks of this worker."""
+    host, port = split_address(meeting)
+    names = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
+
 def connect(lighthouse: str, identity: str, options: dict) -> tw.transport.Elastic:
     torch.set_num_threads(1)
     transport = tw.transport.Elastic(
         lighthouse,
         identity=identity,
         options=tw.transport.ElasticOptions(**options.get("terms", {})),
+        group=dist.group.WORLD if "ranks" in options else None,
     )
     transport.events.listen(lambda event: tell(event=event.describe()))
     return transport
@@ -79,28 +90,33 @@ def under_hugging_face(lighthouse: str, identity: str, options: dict) -> None:
             say_step(outer, state.global_step, given["optimizer"].param_groups[0]["lr"])
             time.sleep(options.get("step_s", 0.05))
 
+    if "ranks" in options:
+        act_as_torchrun(*options["ranks"])
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    args = TrainingArguments(
+        output_dir=f"{options['out']}/{identity}",
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH // ranks,
+        gradient_accumulation_steps=ACCUMULATED,
+        ignore_data_skip=True,
+        logging_steps=H,
+        eval_strategy="steps",
+        eval_steps=4 * H,
+        save_strategy="steps",
+        save_steps=4,
+        save_total_limit=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **({"ddp_backend": "gloo"} if ranks > 1 else {}),
+    )
     net = model(identity)
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
     method = tw.presets.from_text(options.get("method", "diloco"), sync_every=H)
     outer = tw.OuterLoop(net, optimizer, method, transport=connect(lighthouse, identity, options))
     trainer = Trainer(
         model=net,
-        args=TrainingArguments(
-            output_dir=f"{options['out']}/{identity}",
-            max_steps=STEPS,
-            per_device_train_batch_size=BATCH,
-            gradient_accumulation_steps=ACCUMULATED,
-            ignore_data_skip=True,
-            logging_steps=H,
-            eval_strategy="steps",
-            eval_steps=4 * H,
-            save_strategy="steps",
-            save_steps=4,
-            save_total_limit=1,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
+        args=args,
         train_dataset=ShareDataset(Rows(0, 100_000), lambda: outer, rows_per_step=ROWS),
         eval_dataset=Windows(99, 8),
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)),

@@ -234,6 +234,22 @@ class Method:
         """The method as JSON-able data, without its name."""
         return {key: value for key, value in describe(self).items() if key not in {"kind", "name"}}
 
+    def check_elastic(self, *, is_divided: bool = False) -> None:
+        """Raise `ConfigurationError` if workers that come and go cannot train by it; says why.
+
+        Args:
+            is_divided: whether the ranks of a worker divide what it sends.
+        """
+        if is_divided:
+            raise ConfigurationError(
+                "divide what an elastic worker sends among its ranks",
+                because="they gather the parts from each other, and one that was lost on its way "
+                "to some of them would be waited for by the others",
+                do="leave out ddp_group: every rank then sends all",
+            )
+        self.outer.check_elastic()
+        self.overlap.check_cancellable()
+
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> "Method":
         """The method of which `describe(method)` made `description`, perhaps read from JSON.

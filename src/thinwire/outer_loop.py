@@ -119,7 +119,7 @@ class OuterLoop:
         if ddp_group is not None:
             self._transport = ReplicatedRanks(metered, ddp_group)
         if self.is_elastic:
-            _check_elastic(method, is_divided=ddp_group is not None)
+            method.check_elastic(is_divided=ddp_group is not None)
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
             method,
@@ -792,14 +792,3 @@ class OuterLoop:
 
 def _plain(value: float | Tensor) -> float:
     return float(value.detach() if isinstance(value, Tensor) else value)
-
-
-def _check_elastic(method: Method, *, is_divided: bool) -> None:
-    if is_divided:
-        raise ConfigurationError(
-            "divide what an elastic worker sends among its ranks",
-            because="an elastic worker is one process",
-            do="leave out ddp_group, or take workers of a fixed number",
-        )
-    method.outer.check_elastic()
-    method.overlap.check_cancellable()

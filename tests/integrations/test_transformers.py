@@ -6,10 +6,12 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import thinwire as tw
+from elastic_team import Team
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 from thinwire.testing import ElasticHub
+from trainer_elastic import STEPS
 from trainer_teams import (
     check_a_killed_team_resumes,
     check_an_elastic_worker_comes_back,
@@ -47,6 +49,20 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
         assert line["loss"] == pytest.approx(losses[line["step"]], rel=0.1)
     evaluated = [[h["eval_loss"] for h in history if "eval_loss" in h][-1] for history in logs]
     assert len(set(evaluated)) == 1
+
+
+def test_elastic_workers_of_two_ddp_ranks_of_which_one_is_killed(tmp_path: Path) -> None:
+    """Both ranks read a part of every batch, and so train together what one rank would."""
+    folder = str(tmp_path / "out")
+    with Team(tmp_path, work="trainer_elastic.under_hugging_face") as team:
+        first, second = team.start_all("a", "b", ranks=2, out=folder)
+        second.further[0].kill()
+        team.until(lambda: second.gone)
+        back = team.start("b", ranks=2, out=folder)
+        assert team.finish(90) == [*first.ranks, *back.ranks]
+        assert back.events("healed"), team.report()
+        for rank in (*first.ranks, *back.ranks):
+            assert (rank.last("last_step"), rank.last("model_is_anchor")) == (STEPS, True)
 
 
 def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
@@ -209,10 +225,12 @@ def test_a_trainers_ranks_that_are_the_workers_are_refused() -> None:
     check_apart(FakeLoop(), 1)
 
 
-def test_an_elastic_worker_of_several_ranks_is_refused() -> None:
+def test_an_elastic_worker_of_other_ranks_than_the_trainers_is_refused() -> None:
     loop = FakeLoop()
     loop.is_elastic = True
-    with pytest.raises(tw.ConfigurationError, match="worker of 2 ranks where workers come and go"):
+    with pytest.raises(
+        tw.ConfigurationError, match=r"worker of 2 ranks where .*join with 1 of them"
+    ):
         check_apart(loop, 2)
     check_apart(loop, 1)
 

@@ -103,6 +103,11 @@ class Elastic(Transport, Membership):
         """The workers of the round."""
         return 1 if self._session is None else len(self._session.names)
 
+    @property
+    def ranks(self) -> int:
+        """The ranks of this worker."""
+        return self._ranks.size
+
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Run it among the workers of the round; what stops it discards the round."""
         if self._session is not None:

@@ -1,5 +1,6 @@
 """What has to be so before a trainer of another library may train a worker."""
 
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import Distributed
@@ -14,11 +15,14 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
         outer: of this worker.
         trainer_ranks: over which the trainer averages gradients.
     """
-    if trainer_ranks > 1 and outer.is_elastic:
+    joined = outer.transport.ranks if isinstance(outer.transport, Elastic) else 1
+    if outer.is_elastic and trainer_ranks != joined:
         raise ConfigurationError(
             f"train a worker of {trainer_ranks} ranks where workers come and go",
-            because="each rank would join as a worker of its own, with the same gradients",
-            do="start every worker as one process, without torchrun",
+            because=f"it would join with {joined} of them as a worker, and the trainer averages "
+            "gradients over all",
+            do="pass Elastic(group=torch.distributed.group.WORLD), after the trainer's arguments "
+            "were made, which start the group",
         )
     if trainer_ranks > 1 and outer.workers > 1 and isinstance(outer.transport, Distributed):
         raise ConfigurationError(

@@ -60,8 +60,7 @@ class ElasticConfig:
                 "its workers share the inner optimizer's state, which a newcomer cannot download",
                 "pass a method with rounds, such as --method diloco",
             )
-        config.method.outer.check_elastic()
-        config.method.overlap.check_cancellable()
+        config.method.check_elastic()
 
     def check_launch(self, worker_size: int) -> None:
         """Raise `ConfigurationError` if the processes here are not one worker.
