@@ -579,6 +579,47 @@ def test_workers_with_other_initial_weights_are_refused() -> None:
         connect([diloco()] * 2, [build_model(0), build_model(1)])
 
 
+def half_frozen(value: float = 1.0) -> nn.Module:
+    model = build_model()
+    model.frozen = nn.Parameter(torch.full((3,), value), requires_grad=False)
+    return model
+
+
+def test_workers_with_other_frozen_weights_are_refused() -> None:
+    """These never travel, so that no later check would find it."""
+    connect([diloco()] * 2, [half_frozen(), half_frozen()])
+    with pytest.raises(tw.MismatchError, match=r"frozen weights.*load the same weights"):
+        connect([diloco()] * 2, [half_frozen(), half_frozen(2.0)])
+
+
+def test_complex_frozen_weights_are_compared_whole() -> None:
+    models = [half_frozen(), half_frozen()]
+    for sign, model in zip((1, -1), models, strict=True):
+        model.turns = nn.Parameter(torch.tensor([1 + sign * 1j]), requires_grad=False)
+    with pytest.raises(tw.MismatchError, match="frozen weights"):
+        connect([diloco()] * 2, models)
+
+
+def test_a_worker_that_is_resumed_may_have_frozen_weights_of_its_own() -> None:
+    """A running average of its weights is such, and differs from worker to worker."""
+    saved = []
+    for transport in tw.transport.in_process(2):
+        saved.append(tw.OuterLoop(half_frozen(), [], diloco(), transport=transport).state_dict())
+    for number, transport in enumerate(tw.transport.in_process(2)):
+        model = half_frozen(float(number))
+        tw.OuterLoop(model, [], diloco(), transport=transport, resume=saved[number])
+
+
+def test_an_elastic_worker_says_what_it_does_not_train() -> None:
+    """The registry compares what is said with what the first worker said."""
+    described = []
+    for value in (1.0, 1.0, 2.0):
+        elastic = tw.transport.Elastic("127.0.0.1:1", token="t" * 32, host="127.0.0.1")
+        tw.OuterLoop(half_frozen(value), [], diloco(), transport=elastic)
+        described.append(elastic._description["frozen weights"])
+    assert described[0] == described[1] != described[2]
+
+
 def test_a_slot_of_ones_own_is_the_same_on_all_workers() -> None:
     class Mine(tw.inner.InnerOptimizer):
         def __init__(self, rate: float) -> None:

@@ -88,7 +88,9 @@ experiments/test_runners.py::test_parallel_runs_give_the_same_bits_and_outlives_
 fragments/test_sharding.py::test_shards_keep[outer_parameters
 integrations/test_lightning.py::test_an_elastic_worker
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
+integrations/test_peft.py::test_two_workers
 integrations/test_transformers.py::test_an_elastic_worker
+integrations/test_transformers.py::test_elastic_workers
 integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_transformers.py::test_workers_of_two_ddp_ranks
 optim/test_muon_sharded.py

@@ -47,7 +47,19 @@ def model() -> nn.Module:
     return llama()
 
 
-def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) -> dict:
+def adapted(net: nn.Module) -> nn.Module:
+    """`net` with adapters of rank 2, which are all that is trained."""
+    from peft import LoraConfig, get_peft_model
+
+    with warnings.catch_warnings():
+        # peft asks transformers for a property by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+        return get_peft_model(net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+
+
+def train_by_hugging_face(
+    method: tw.Method, mode: str, out: Path, net: nn.Module | None = None, **changes
+) -> dict:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from thinwire.integrations.transformers import TransformersCallback
@@ -57,7 +69,7 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
             if mode == "kill" and state.global_step == KILLED_AT:
                 os._exit(9)
 
-    net = model()
+    net = model() if net is None else net
     optimizer = method.inner.build(net)
     arguments = {
         "max_steps": STEPS,
@@ -99,6 +111,7 @@ def train_by_hugging_face(method: tw.Method, mode: str, out: Path, **changes) ->
         "train_losses": [(h["step"], h["loss"]) for h in trainer.state.log_history if "loss" in h],
         "logged_rounds": [h["outer/rounds"] for h in trainer.state.log_history if "loss" in h],
         "model_is_anchor": is_anchor(net, outer),
+        "trained": sum(p.numel() for p in net.parameters() if p.requires_grad),
         "is_ddp": type(trainer.model_wrapped).__name__ == "DistributedDataParallel",
     }
 
@@ -178,12 +191,20 @@ def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
     }
 
 
+def train_adapters(method: tw.Method, mode: str, out: Path) -> dict:
+    return train_by_hugging_face(method, mode, out, adapted(model()))
+
+
 def is_anchor(net: nn.Module, outer: tw.OuterLoop) -> bool:
     anchor = outer.anchor()
     return all(torch.equal(p, anchor[name]) for name, p in net.named_parameters())
 
 
-LIBRARIES = {"transformers": train_by_hugging_face, "lightning": train_by_lightning}
+LIBRARIES = {
+    "transformers": train_by_hugging_face,
+    "peft": train_adapters,
+    "lightning": train_by_lightning,
+}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thinwire.errors import MismatchError
@@ -22,19 +23,22 @@ __all__ = [
 ]
 
 _WEIGHTS = "initial weights"
-_CONSEQUENCES = (_WEIGHTS, "wire order", "fragment sizes")
+_FROZEN = "frozen weights"
+_CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, shapes and fp32 values, in the order of the names.
 
-    >>> import torch
     >>> digest({"w": torch.zeros(2)})[:12]
     '9cc212800a75'
     """
     total = hashlib.sha256()
     for name in sorted(tensors):
-        values = tensors[name].detach().float().cpu().contiguous()
+        values = tensors[name].detach()
+        # What is frozen may be complex, and float() would drop half of it.
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+        values = values.float().cpu().contiguous()
         total.update(f"{name}{tuple(values.shape)}".encode())
         total.update(values.numpy().data)
     return total.hexdigest()
@@ -59,17 +63,22 @@ def flatten_description(value: Any, path: str = "") -> dict[str, str]:
 
 
 def encode_description(
-    description: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None
+    description: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None = None,
+    frozen: Mapping[str, Tensor] | None = None,
 ) -> bytes:
     """The description of a worker's run as bytes, which are equal for equal workers.
 
     Args:
         description: of the run, nested.
         weights: what the worker starts from; only their digest travels.
+        frozen: what it does not train, likewise.
     """
     flat = flatten_description(description)
     if weights is not None:
         flat[_WEIGHTS] = digest(weights)
+    if frozen:
+        flat[_FROZEN] = digest(frozen)
     return json.dumps(flat, sort_keys=True).encode()
 
 
@@ -132,7 +141,7 @@ def _raise_difference(rank_a: int, a: dict[str, str], rank_b: int, b: dict[str, 
         because=f"worker {rank_a} has {a.get(field, 'none')} and "
         f"worker {rank_b} has {b.get(field, 'none')}",
         do="seed all workers alike before building the model, or load the same weights"
-        if field == _WEIGHTS
+        if field in (_WEIGHTS, _FROZEN)
         else "start all workers from the same script, arguments and thinwire version",
     )
 

@@ -86,6 +86,11 @@ class LiveWeights:
         """The shape of every parameter, as this rank holds it."""
         return {name: tuple(local_shard(p).shape) for name, p in self.parameters.items()}
 
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that are not trained, as this rank holds them."""
+        frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        return {name: local_shard(parameter) for name, parameter in frozen.items()}
+
     def numel(self, names: Iterable[str]) -> int:
         """Elements in the flat vector of `names`."""
         return sum(local_shard(self.parameters[name]).numel() for name in names)

@@ -141,18 +141,22 @@ class OuterLoop:
         self._has_joined = self._is_closed = False
         try:
             in_flight = [] if resume is None else self._load(resume)
-            self._check_all_run_the_same()
+            self._check_all_run_the_same(is_resumed=resume is not None)
             self._send_again(in_flight)
         except BaseException:
             self.close()
             raise
 
-    def _check_all_run_the_same(self) -> None:
+    def _check_all_run_the_same(self, *, is_resumed: bool) -> None:
         description = self._state.description | {"thinwire version": __version__}
-        # Where workers come and go, the others may have moved on: a newcomer takes their weights.
-        weights = self._outer.own() if self._membership.is_fixed else None
+        # Where workers come and go, the others may have moved on: a newcomer takes their weights,
+        # but not what is frozen. In a model under way that may be a worker's own, as a running
+        # average of its weights is.
+        is_fixed = self._membership.is_fixed
+        weights = self._outer.own() if is_fixed else None
+        frozen = None if is_fixed and is_resumed else self._live.frozen()
         tag = RoundTag(what="the workers' descriptions", round=0)
-        mine = encode_description(description, weights)
+        mine = encode_description(description, weights, frozen)
         check_descriptions(self._transport.run(announce(mine), tag).wait())
 
     # -- a round -----------------------------------------------------------------------------------
