@@ -171,3 +171,57 @@ def test_evaluation_begins_and_ends_by_name() -> None:
         assert same_bits([p.detach() for p in model.parameters()], anchor)
     outer.end_evaluation()
     assert same_bits([p.detach() for p in model.parameters()], live)
+
+
+# -- with a GradScaler, which skips steps whose gradients overflow ---------------------------------
+
+
+def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False) -> None:
+    scaler.scale(loss(model, step, 0) * (float("inf") if overflows else 1.0)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def test_a_step_that_one_worker_skips_counts_on_it_too() -> None:
+    workers = team(METHODS["diloco"])
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in workers]
+    for step in range(6):
+        for number, (model, optimizer, _) in enumerate(workers):
+            skips = number == 1 and step in (0, 2)
+            scaled_step(model, optimizer, scalers[number], step, overflows=skips)
+        for _, _, outer in workers:
+            outer.begin()
+        for _, _, outer in workers:
+            outer.finish()
+    assert [outer.inner_step for _, _, outer in workers] == [6, 6]
+    assert workers[0][2].digest() == workers[1][2].digest()
+    assert scalers[1].get_scale() == 2.0, "no step was skipped: the test is void"
+
+
+def test_an_optimizer_whose_steps_may_be_skipped_unseen_is_not_followed() -> None:
+    model, optimizer, outer = worker(METHODS["diloco"])
+    outer.follow()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaled_step(model, optimizer, scaler, 0, overflows=True)
+    assert outer.inner_step == 0
+    with pytest.raises(tw.ConfigurationError, match=r"outer\.step\(\) after every scaler\.step"):
+        scaled_step(model, optimizer, scaler, 1)
+
+
+def test_a_scaler_that_is_switched_off_is_no_reason() -> None:
+    model, optimizer, outer = worker(METHODS["diloco"])
+    outer.follow()
+    scaled_step(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), 0)
+    assert outer.inner_step == 1
+
+
+def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
+    model = build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    outer = tw.OuterLoop(model, optimizer, METHODS["diloco"])
+    outer.follow()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        scaled_step(model, optimizer, scaler, step, overflows=step == 1)
+    assert outer.inner_step == 3

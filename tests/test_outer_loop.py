@@ -459,12 +459,13 @@ def test_a_gradient_scaler_works_with_local_steps() -> None:
     model = build_model()
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with tw.OuterLoop(model, optimizer, diloco()) as outer:
-        for step in range(10):
-            scaler.scale(loss(model, step, 0)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+    outer = tw.OuterLoop(model, optimizer, diloco())
+    for step in range(10):
+        scaler.scale(loss(model, step, 0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        outer.step()
     assert outer.stats.rounds == 2
 
 

@@ -1,7 +1,9 @@
 """An outer loop and the optimizer it goes with: counting its steps, sharing its checkpoints."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from types import CodeType
+from typing import Any, Protocol, cast, final
 
 import torch
 
@@ -10,6 +12,7 @@ from thinwire.errors import CheckpointError, ConfigurationError
 __all__ = ["OptimizerHooks"]
 
 _KEY = "thinwire"
+_SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
 
 
 class _Stateful(Protocol):
@@ -53,7 +56,8 @@ class OptimizerHooks:
         """Call `step` after every step of the last optimizer.
 
         Raises:
-            ConfigurationError: there is no optimizer, or it is followed already.
+            ConfigurationError: there is no optimizer, or it is followed already. The optimizer's
+                step does where a GradScaler calls it, and may skip it.
         """
         last = self._last("follow an optimizer")
         if self.is_following:
@@ -63,10 +67,11 @@ class OptimizerHooks:
                 do="leave out one of the two with blocks (or outer.follow())",
             )
 
-        def after_step(*_: Any) -> None:
+        def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # The outer step may itself step the optimizer, which must not start another round.
             if self._is_inside:
                 return
+            _check_never_skipped(optimizer)
             self._is_inside = True
             try:
                 step()
@@ -131,3 +136,25 @@ class OptimizerHooks:
                 "outer.state_dict() yourself",
             )
         return self._optimizers[-1]
+
+
+def _check_never_skipped(optimizer: torch.optim.Optimizer) -> None:
+    # Fused optimizers are called for every step, and skip it by themselves.
+    if not getattr(optimizer, "_step_supports_amp_scaling", False) and _is_scaled():
+        raise ConfigurationError(
+            "follow an optimizer that a GradScaler steps",
+            because="it skips steps whose gradients overflow, on this worker alone, and no hook "
+            "says so: workers would count differently",
+            do="call outer.step() after every scaler.step(optimizer) in place of the with block "
+            "(or outer.follow()), or train in bf16",
+        )
+
+
+def _is_scaled() -> bool:
+    """Whether an enabled GradScaler has called what runs: an optimizer has no trace of it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _SCALED_STEP:
+            return cast(torch.amp.GradScaler, frame.f_locals["self"]).is_enabled()
+        frame = frame.f_back
+    return False

@@ -71,6 +71,21 @@ def module():
     return Module()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
+    """Of `precision="16-mixed"`: on a CPU Lightning takes its plugin, but not the name."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    callback = LightningCallback(tw.presets.diloco(sync_every=2))
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=8.0))
+    overflows = iter([False, True, True, False, False, False])
+    net = module()
+    net.net.weight.register_hook(lambda grad: grad * float("inf") if next(overflows) else grad)
+    trainer(callback, tmp_path, plugins=[plugin]).fit(net, data())
+    assert plugin.scaler.get_scale() == 2.0
+    assert (callback.outer.inner_step, callback.outer.stats.rounds) == (6, 3)
+
+
 def data():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(24, 3)))
 

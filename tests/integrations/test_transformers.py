@@ -177,6 +177,19 @@ def test_the_best_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
     assert trainer.evaluate()["eval_loss"] == min(losses.values())
 
 
+def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
+    """Accelerate has no fp16 without an accelerator: its scaler is set here as it would set it."""
+    trainer, callback = build(tmp_path, max_grad_norm=0.0)
+    callback.add_to(trainer)
+    scaler = trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    weight = next(trainer.model.parameters())
+    overflows = iter([False, True, True, *[False] * 5])
+    weight.register_hook(lambda grad: grad * float("inf") if next(overflows) else grad)
+    trainer.train()
+    assert scaler.get_scale() == 2.0
+    assert (callback.outer.inner_step, callback.outer.stats.rounds) == (8, 2)
+
+
 def test_only_what_is_trained_travels(tmp_path: Path) -> None:
     """As with adapters: frozen parameters are neither exchanged nor in the outer state."""
     net = model()
