@@ -86,3 +86,67 @@ def test_a_wrapper_without_hooks_is_looked_into() -> None:
     wrapper = object.__new__(Lookahead)
     wrapper.optimizer = inside
     assert with_hooks(wrapper) is inside
+
+
+# -- DeepSpeed, which is not installed: modules of its names, and what ZeRO does to torch ----------
+
+
+class Engine(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class ZeroOptimizer:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups = optimizer.param_groups
+
+
+class Accelerated(torch.optim.SGD):
+    """As Accelerate's wrapper: of torch's kind, with the real one inside."""
+
+    optimizer: object
+
+
+Engine.__module__ = "deepspeed.runtime.engine"
+ZeroOptimizer.__module__ = "deepspeed.runtime.zero.stage_1_and_2"
+MATCH = "with DeepSpeed; because it trains copies"
+
+
+def test_what_deepspeed_has_wrapped_is_refused_by_name() -> None:
+    model = build_model()
+    optimizer = Accelerated(model.parameters(), lr=0.1)
+    optimizer.optimizer = ZeroOptimizer(optimizer)
+    for wrapped, stepped in ((Engine(model), []), (model, optimizer), (model, [optimizer])):
+        with pytest.raises(tw.ConfigurationError, match=MATCH):
+            tw.OuterLoop(wrapped, stepped, tw.presets.diloco())
+    with pytest.raises(tw.ConfigurationError, match=MATCH):
+        tw.OuterLoop(model, optimizer.optimizer, tw.presets.diloco())
+
+
+def test_parameters_that_zero_has_cut_are_refused_whenever_it_was() -> None:
+    outer = tw.OuterLoop(model := build_model(), [], tw.presets.diloco(sync_every=1))
+    model[1].bias.ds_id = 0
+    with pytest.raises(tw.ConfigurationError, match=MATCH):
+        outer.step()
+    with pytest.raises(tw.ConfigurationError, match=MATCH):
+        tw.OuterLoop(model, [], tw.presets.diloco())
+
+
+def test_an_optimizer_that_was_given_copies_of_the_weights_since_is_refused() -> None:
+    model = build_model()
+    optimizer = sgd(model)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.diloco(sync_every=1))
+    outer.step()
+    copies = [p.detach().flatten() for p in model.parameters()]
+    optimizer.param_groups[0]["params"] = [torch.cat(copies).requires_grad_()]
+    with pytest.raises(tw.ConfigurationError, match=r"one of shape \[139\].*overwritten"):
+        outer.step()
+
+
+def test_parameters_of_the_model_may_be_added_to_the_optimizer_later() -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    outer = tw.OuterLoop(model, optimizer, tw.presets.diloco(sync_every=1))
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    outer.step()

@@ -52,7 +52,7 @@ class LiveWeights:
 
     Raises:
         ConfigurationError: `model` has no trainable parameter, a complex one or one whose elements
-            share memory, or an optimizer steps another one.
+            share memory, an optimizer steps another one, or DeepSpeed has wrapped either.
 
     >>> live = LiveWeights(nn.Linear(2, 1), [])
     >>> live.numel(["weight", "bias"]), live.read(["bias"]).dtype
@@ -75,7 +75,14 @@ class LiveWeights:
             )
         for name, p in self.parameters.items():
             _check_parameter(name, p)
-        self._check_optimizers()
+        stray = self._stepped_elsewhere()
+        if stray is not None:
+            raise ConfigurationError(
+                "connect this optimizer",
+                because=f"it steps a parameter of shape {list(stray.shape)} that is not in the "
+                "model, so it would not be exchanged",
+                do="pass the module that holds all parameters the optimizer steps",
+            )
 
     @property
     def device(self) -> torch.device:
@@ -172,7 +179,7 @@ class LiveWeights:
                 )
 
     def check_unchanged(self) -> None:
-        """Raise `ConfigurationError` if other parameters are trainable than at construction."""
+        """Raise `ConfigurationError` if others are trainable or stepped than at construction."""
         # FSDP2 shows weights that are gathered in the place of its parameters.
         self._forget_gathered_weights()
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -193,19 +200,26 @@ class LiveWeights:
                 "parameter.data.copy_(values); replace parameters before the optimizer and the "
                 "outer loop are built",
             )
+        # An engine may have been built around both since.
+        if any(map(_is_of_deepspeed, self.parameters.values())):
+            _refuse_deepspeed()
+        stray = self._stepped_elsewhere()
+        if stray is not None:
+            raise ConfigurationError(
+                "exchange a model whose optimizer was given other parameters",
+                because=f"it steps one of shape {list(stray.shape)} since the outer loop was built "
+                "that is not in the model, as DeepSpeed's copies of the weights are: what an outer "
+                "step changes would be overwritten or not be trained",
+                do="give the optimizer its parameters before the outer loop is built; shard by "
+                "fully_shard() in place of DeepSpeed",
+            )
 
-    def _check_optimizers(self) -> None:
+    def _stepped_elsewhere(self) -> Tensor | None:
+        """A parameter that an optimizer steps and the model does not have."""
         mine = {id(p) for p in self.parameters.values()}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for p in cast(list[Tensor], group["params"]):
-                    if p.requires_grad and id(p) not in mine:
-                        raise ConfigurationError(
-                            "connect this optimizer",
-                            because=f"it steps a parameter of shape {list(p.shape)} that is not in "
-                            "the model, so it would not be exchanged",
-                            do="pass the module that holds all parameters the optimizer steps",
-                        )
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        stepped = [p for group in groups for p in cast(list[Tensor], group["params"])]
+        return next((p for p in stepped if p.requires_grad and id(p) not in mine), None)
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
@@ -236,6 +250,8 @@ class LiveWeights:
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:
+    if _is_of_deepspeed(parameter):
+        _refuse_deepspeed()
     if parameter.is_complex():
         raise ConfigurationError(
             f"train parameter {name!r}",
@@ -260,6 +276,10 @@ def _check_kinds(model: object, optimizers: object) -> None:
         if isinstance(optimizers, list | tuple)
         else [optimizers]
     )
+    # Accelerate wraps DeepSpeed's optimizer once more.
+    for part in (model, *many, *(getattr(each, "optimizer", each) for each in many)):
+        if _is_of_deepspeed(part):
+            _refuse_deepspeed()
     wrong = [value for value in many if not isinstance(value, torch.optim.Optimizer)]
     if not isinstance(model, nn.Module):
         wrong.insert(0, model)
@@ -269,3 +289,18 @@ def _check_kinds(model: object, optimizers: object) -> None:
             because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
             do="pass OuterLoop(model, optimizer, method)",
         )
+
+
+def _is_of_deepspeed(part: object) -> bool:
+    # Its optimizers for use without it (deepspeed.ops) are torch's kind. ZeRO 3 marks what it cuts.
+    kinds = [kind.__module__ for kind in type(part).__mro__]
+    return any(kind.startswith("deepspeed.runtime.") for kind in kinds) or hasattr(part, "ds_id")
+
+
+def _refuse_deepspeed() -> None:
+    raise ConfigurationError(
+        "train a worker with DeepSpeed",
+        because="it trains copies of the weights of its own and writes them over what an outer "
+        "step has changed",
+        do="leave DeepSpeed out, and shard by fully_shard() where a worker has several GPUs",
+    )

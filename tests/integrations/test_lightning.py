@@ -71,6 +71,17 @@ def module():
     return Module()
 
 
+@pytest.mark.parametrize("kind", ["DeepSpeedStrategy", "FSDPStrategy"])
+def test_a_strategy_that_trains_copies_of_the_weights_is_refused(kind: str, tmp_path: Path) -> None:
+    """Neither runs here: the strategy is Lightning's, but nothing of it was set up."""
+    from lightning.pytorch import strategies
+
+    fits = trainer(None, tmp_path)
+    fits.strategy.__class__ = type(kind, (getattr(strategies, kind),), {})
+    with pytest.raises(tw.ConfigurationError, match=f"train a worker with {kind}"):
+        LightningCallback(tw.presets.diloco()).setup(fits, module(), "fit")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
     """Of `precision="16-mixed"`: on a CPU Lightning takes its plugin, but not the name."""

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import thinwire as tw
@@ -134,6 +136,15 @@ def test_without_add_to_it_is_refused_when_training_begins(tmp_path: Path) -> No
     trainer.add_callback(callback)
     with pytest.raises(tw.ConfigurationError, match="an optimizer of its own"):
         trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
+def test_what_shards_in_its_own_way_is_refused(kind: str, tmp_path: Path, monkeypatch) -> None:
+    """Neither runs here: accelerate's state is set as it would be, also by `accelerate launch`."""
+    trainer, callback = build(tmp_path)
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType[kind])
+    with pytest.raises(tw.ConfigurationError, match=f"a worker with {kind} inside Trainer"):
+        callback.add_to(trainer)
 
 
 @pytest.mark.parametrize(

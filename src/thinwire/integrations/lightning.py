@@ -5,6 +5,7 @@ from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.integrations.launch import check_apart, check_same_step
@@ -58,7 +59,19 @@ class LightningCallback(Callback):
         return self._outer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Build the outer loop, from the initial weights: checkpoints are restored later."""
+        """Build the outer loop, from the initial weights: checkpoints are restored later.
+
+        Raises:
+            ConfigurationError: the Trainer shards by DeepSpeed or FSDP, or averages gradients over
+                the workers.
+        """
+        if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
+            raise ConfigurationError(
+                f"train a worker with {type(trainer.strategy).__name__}",
+                because="it keeps weights and the optimizer's state in its own way, and outer "
+                "steps would be lost",
+                do="leave it out, or shard by fully_shard() in a loop of your own",
+            )
         if stage == "fit" and self._outer is None:
             # There are no optimizers yet.
             self._outer = OuterLoop(pl_module, [], self.method, transport=self._transport)

@@ -19,6 +19,9 @@ from thinwire.outer_loop import OuterLoop
 
 __all__ = ["TransformersCallback"]
 
+# As accelerate calls them.
+_OWN_CHECKPOINTS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
+
 
 @final
 class TransformersCallback(TrainerCallback):
@@ -53,8 +56,8 @@ class TransformersCallback(TrainerCallback):
 
         Raises:
             ConfigurationError: the Trainer steps another optimizer, averages gradients over the
-                workers, keeps a best model that would not be the one that was evaluated, or skips
-                data where workers come and go.
+                workers, shards by DeepSpeed or FSDP, keeps a best model that would not be the one
+                that was evaluated, or skips data where workers come and go.
         """
         self._check(trainer.args, trainer.optimizer)
         # Numbers go to the loggers in the order of the callbacks, and flags come from others.
@@ -136,14 +139,16 @@ class TransformersCallback(TrainerCallback):
                 because="it steps an optimizer of its own, not the outer loop's",
                 do="pass Trainer(optimizers=(optimizer, None)) the one that OuterLoop has",
             )
-        for setting in ("deepspeed", "fsdp"):
-            if getattr(args, setting, None):
-                raise ConfigurationError(
-                    f"train a worker with {setting} inside Trainer",
-                    because="its checkpoints gather the optimizer's state in their own way and "
-                    "would lose the outer state",
-                    do="leave it out, or shard by fully_shard() in a loop of your own",
-                )
+        # Other arguments do not say what `accelerate launch` has asked for.
+        launched = args.distributed_state
+        sharding = "" if launched is None else launched.distributed_type.value
+        if sharding in _OWN_CHECKPOINTS:
+            raise ConfigurationError(
+                f"train a worker with {sharding} inside Trainer",
+                because="it keeps weights and the optimizer's state in its own way, and outer "
+                "steps or the outer state in checkpoints would be lost",
+                do="leave it out, or shard by fully_shard() in a loop of your own",
+            )
         check_apart(self.outer, args.world_size)
         if self.outer.is_elastic:
             _check_elastic(args)
