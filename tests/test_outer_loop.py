@@ -737,3 +737,53 @@ def test_where_workers_are_fixed_a_report_changes_nothing() -> None:
     before = team.loops[0].digest(), team.loops[0].stats
     team.loops[0].report(loss=2.5, tokens_per_s=100.0)
     assert (team.loops[0].digest(), team.loops[0].stats) == before
+
+
+# -- two loops on one model ------------------------------------------------------------------------
+
+
+def two_loops(second: tw.Method) -> tuple[tw.OuterLoop, tw.OuterLoop]:
+    model = build_model()
+    return tuple(tw.OuterLoop(model, sgd(model), method) for method in (diloco(), second))
+
+
+def test_two_loops_do_not_train_one_parameter_at_once() -> None:
+    first, second = two_loops(diloco(sync_every=3))
+    first.step()
+    with pytest.raises(tw.ConfigurationError, match=r"'0\.weight' in two outer loops.*close\(\)"):
+        second.step()
+    first.close()
+    second.step()
+    assert second.inner_step == 1
+
+
+def test_a_part_of_a_model_is_not_trained_in_a_second_loop_either() -> None:
+    model = build_model()
+    whole, part = tw.OuterLoop(model, [], diloco()), tw.OuterLoop(model[3], [], diloco())
+    part.join()
+    with pytest.raises(tw.ConfigurationError, match=r"'3\.weight' in two outer loops"):
+        whole.join()
+
+
+def test_parts_of_a_model_may_have_loops_of_their_own() -> None:
+    model = build_model()
+    for part in [tw.OuterLoop(model[index], [], diloco()) for index in (0, 1, 3)]:
+        part.step()
+
+
+def test_gradients_may_be_averaged_inside_of_a_worker() -> None:
+    outside, inside = two_loops(tw.presets.ddp())
+    outside.join()
+    inside.join()
+
+
+def test_a_loop_that_was_dropped_or_never_used_has_no_parameters() -> None:
+    model = build_model()
+    for _ in range(3):
+        loop = tw.OuterLoop(model, sgd(model), diloco(sync_every=1))
+        loop.step()
+        del loop
+    unused, used = two_loops(diloco())
+    used.step()
+    unused.close()
+    used.step()

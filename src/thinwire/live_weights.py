@@ -6,16 +6,20 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 """
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from thinwire.errors import ConfigurationError, NonFiniteError
 
 __all__ = ["LiveWeights", "local_shard", "with_hooks"]
+
+_OWNERS: MutableMapping[Tensor, "weakref.ref[LiveWeights]"] = WeakIdKeyDictionary()
+"""Which worker measures the pseudo-gradients of a parameter: of two, each would see the other's."""
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -147,8 +151,30 @@ class LiveWeights:
         """
         self._releases.append(release)
 
+    def claim(self) -> None:
+        """Have all trained parameters for this worker alone, until `close()` or until it is gone.
+
+        Raises:
+            ConfigurationError: another worker has one of them.
+        """
+        for name, parameter in self.parameters.items():
+            owner = _OWNERS.get(parameter)
+            if owner is not None and owner() not in (None, self):
+                raise ConfigurationError(
+                    f"train parameter {name!r} in two outer loops at once",
+                    because="each would take the outer steps of the other for training, and send "
+                    "them once more",
+                    do="close() the other outer loop first, or give each its own part of the model",
+                )
+        for parameter in self.parameters.values():
+            _OWNERS[parameter] = weakref.ref(self)
+
     def close(self) -> None:
-        """Undo what was done to the optimizers: they are stepped by themselves again."""
+        """Undo what was done: optimizers are stepped by themselves, parameters are free again."""
+        for parameter in self.parameters.values():
+            owner = _OWNERS.get(parameter)
+            if owner is not None and owner() is self:
+                del _OWNERS[parameter]
         for release in self._releases:
             call = release()
             if call is not None:

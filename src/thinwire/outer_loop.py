@@ -350,9 +350,13 @@ class OuterLoop:
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
+            ConfigurationError: another outer loop trains one of the parameters.
         """
         if self._has_joined:
             return
+        # Not where gradients are averaged: another loop may exchange what is trained with these.
+        if self.memory()["anchor"]:
+            self._live.claim()
         self._membership.join(self._state)
         plan = self._begin_round(Phase.JOIN)
         self._has_joined = True
