@@ -32,6 +32,10 @@ FLAGS = {
 }
 
 
+NINES = "9" * 5000
+PLAN = "plan --parameters 1B --layers 10 --workers 2 --step-time 1s --bandwidth 1Gbit/s".split()
+
+
 @pytest.mark.parametrize("command", FLAGS)
 def test_flags_are_frozen(command: str, capsys) -> None:
     """A new flag is a decision: most settings belong into a recipe."""
@@ -153,6 +157,20 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--outer-lr", "1e308"], "lr=1e+308"),
         (["train", "--device", "meta"], "holds no numbers"),
         (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
+        (["status", f"node:{NINES}", "--token-file", "good.txt"], "not HOST:PORT"),
+        (["lighthouse", "--bind", f"127.0.0.1:{NINES}"], "not HOST:PORT"),
+        (["lighthouse", "--bind", f"{'a' * 5000}:0"], "not HOST:PORT"),
+        (["lighthouse", "--bind", "a..b:0"], "not HOST:PORT"),
+        (["lighthouse", "--bind", "127.0.0.1:0", "--min-workers", NINES[:30]], "min_workers=999"),
+        (["lighthouse", "--token-file", "latin.txt"], "latin.txt"),
+        (["lighthouse", "--token-file", "empty.txt"], "0 characters"),
+        (["lighthouse", "--token-file", "."], "Is a directory"),
+        ([*PLAN, "--parameters", "1e30"], "parameters in 10 layers"),
+        ([*PLAN, "--parameters", "1e308"], "parameters in 10 layers"),
+        ([*PLAN, "--parameters", "1T", "--layers", "10k"], "product is at most"),
+        ([*PLAN, "--workers", "1e9"], "workers=1000000000"),
+        ([*PLAN, "--sync-every", "1e18"], "sync_every=1000000000000000000"),
+        ([*PLAN, "--sync-every", "1e30"], "sync_every=1000"),
         (["compare", "--methods", "ddp,nope"], "nope"),
         (["compare", "--seeds", "0,x"], "--seeds '0,x'"),
         (["compare", "--workers", "1,"], "--workers '1,'"),
@@ -176,6 +194,9 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def f(:")
+    (tmp_path / "latin.txt").write_bytes(b"a token of many letters: \xe9")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "good.txt").write_text("a token of many letters")
     (tmp_path / "empty.py").write_text("def f(method):\n    pass\ndef grid():\n    return 3\n")
     (tmp_path / "raises.py").write_text("def f(method):\n    raise ZeroDivisionError('mine')\n")
     assert main(arguments) == 1

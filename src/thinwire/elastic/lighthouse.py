@@ -15,6 +15,7 @@ from thinwire.transport.address import address_text
 __all__ = ["LighthouseServer"]
 
 _TICK_MS = 50
+_MOST_WORKERS = 10**6
 _TRIES = 20
 _FREE_S = 2.0
 
@@ -108,7 +109,7 @@ class LighthouseServer:
 def _check(port: int, min_workers: int, heartbeat_timeout_s: float, join_timeout_s: float) -> None:
     wrong = {
         f"port={port}": not 0 <= port < 65535,
-        f"min_workers={min_workers}": min_workers < 1,
+        f"min_workers={min_workers}": not 1 <= min_workers <= _MOST_WORKERS,
         f"heartbeat_timeout_s={heartbeat_timeout_s:g}": not 0.1 <= heartbeat_timeout_s <= 3600,
         f"join_timeout_s={join_timeout_s:g}": not 0.1 <= join_timeout_s <= 86400,
     }
@@ -116,7 +117,7 @@ def _check(port: int, min_workers: int, heartbeat_timeout_s: float, join_timeout
         if is_wrong:
             raise ConfigurationError(
                 f"start a lighthouse with {value}",
-                because="it takes two ports up to 65535, one worker or more, and timeouts from "
+                because="it takes two ports up to 65535, 1 to a million workers, and timeouts from "
                 "0.1 s to an hour for heartbeats or a day for joining",
                 do="pass a value within these bounds",
             )

@@ -38,7 +38,7 @@ class Token:
                 because=f"it has {len(secret)} characters and can be guessed",
                 do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
             )
-        self._key = hashlib.sha256(b"thinwire token" + secret.encode()).digest()
+        self._key = hashlib.sha256(b"thinwire token" + _bytes(secret)).digest()
 
     def __repr__(self) -> str:
         return "Token(...)"
@@ -56,6 +56,11 @@ class Token:
         return hmac.compare_digest(signature.encode(), self.sign(*parts).encode())
 
 
+def _bytes(secret: str) -> bytes:
+    # What is no text in the environment comes as surrogates.
+    return secret.encode(errors="surrogateescape")
+
+
 def find_token(file: Path | None = None) -> Token:
     """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
 
@@ -65,7 +70,7 @@ def find_token(file: Path | None = None) -> Token:
     if file is not None:
         try:
             return Token(file.read_text().strip())
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(
                 f"read a token from {file}", because=str(error), do="pass the file that holds it"
             ) from error

@@ -16,6 +16,9 @@ from thinwire.plan.traffic import Traffic, traffic
 __all__ = ["Job"]
 
 
+_LARGEST = {"workers": 100_000, "sync_every": 100_000}
+
+
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -33,8 +36,8 @@ class Job:
         tokens: of all workers in the whole run.
 
     Raises:
-        ConfigurationError: K, H or a number of tokens below 1, or `tokens` without
-            `tokens_per_step`.
+        ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
+            without `tokens_per_step`.
 
     >>> from thinwire import presets
     >>> job = Job(
@@ -62,6 +65,15 @@ class Job:
                     f"plan with {name}={value}",
                     because="it must be at least 1",
                     do=f"pass {name} >= 1",
+                )
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
+            if value is not None and value > largest:
+                raise ConfigurationError(
+                    f"plan with {name}={value}",
+                    because="a plan goes through the steps of a round and the workers one by one, "
+                    "and would not end",
+                    do=f"pass {name} <= {largest}",
                 )
         if self.tokens is not None and self.tokens_per_step is None:
             raise ConfigurationError(

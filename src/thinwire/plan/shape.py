@@ -19,6 +19,7 @@ __all__ = ["Shape", "Weight"]
 
 # Blocks of codecs are 64x64, and shards are cut after a multiple of 64 rows.
 _SIDE = 64
+_LARGEST = 10**15
 
 
 @final
@@ -101,7 +102,7 @@ class Shape:
             layers: L.
 
         Raises:
-            ConfigurationError: L < 1 or N < L.
+            ConfigurationError: L < 1 or N < L, or N L above 1e15.
 
         >>> shape = Shape.of_size(7_000_000_001, 32)
         >>> shape.name, shape.parameters, shape.layers
@@ -112,6 +113,13 @@ class Shape:
                 f"plan for {parameters} parameters in {layers} layers",
                 because="there is at least one layer, and a parameter in each",
                 do="pass parameters >= layers >= 1",
+            )
+        # Of N in L layers there are about sqrt(N L) rows, each of which is looked at.
+        if parameters * layers > _LARGEST:
+            raise ConfigurationError(
+                f"plan for {parameters} parameters in {layers} layers",
+                because="layers are planned row by row, and the plan would not come to an end",
+                do=f"pass parameters and layers whose product is at most {_LARGEST:.0e}",
             )
         each, more = divmod(parameters, layers)
         return Shape(

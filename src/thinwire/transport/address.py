@@ -29,14 +29,24 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
-    known = colon and port.isascii() and port.isdigit() and int(port) <= 65535
-    if not known or not bare or (":" in bare and not bracketed):
+    # int() refuses thousands of digits by an error of its own.
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    known = colon and is_number and int(port) <= 65535
+    if not known or not _is_host(bare) or (":" in bare and not bracketed):
         raise ConfigurationError(
-            f"use address {address!r}",
-            because="it is not HOST:PORT with a port up to 65535",
+            f"use address {address[:80]!r}",
+            because="it is not HOST:PORT with the name of a host and a port up to 65535",
             do="pass something like node1:29400, or [::1]:29400 for IPv6",
         )
     return bare, int(port)
+
+
+def _is_host(host: str) -> bool:
+    # What cannot be looked up ends in an error of another kind there.
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def address_text(host: str, port: int) -> str:
