@@ -33,7 +33,8 @@ FLAGS = {
 
 
 NINES = "9" * 5000
-PLAN = "plan --parameters 1B --layers 10 --workers 2 --step-time 1s --bandwidth 1Gbit/s".split()
+PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
+PLAN += ["--bandwidth", "1Gbit/s"]
 
 
 @pytest.mark.parametrize("command", FLAGS)
