@@ -114,6 +114,50 @@ def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, corpus,
                 program.end()
 
 
+def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(tiny, corpus, tmp_path) -> None:
+    """Alone below --min-workers it would wait without a limit."""
+    out = tmp_path / "a"
+    with Team(tmp_path) as team:
+        given = flags(tiny, corpus, out, steps=30_000)
+        given[given.index("--method") + 1] = "diloco"
+        given += ["--elastic", team.address, "--workers", "2", "--min-workers", "2"]
+        program = Program("command", "train", *given, errors=tmp_path / "a.txt")
+        try:
+            team.until(lambda: re.search(r"^a@\S+ joined", team.lighthouse_output(), re.MULTILINE))
+            time.sleep(1.0)
+            program.send(signal.SIGTERM)
+            assert program.wait(15) == 143, program.errors.read_text()
+            assert "asked to stop" in " ".join(program.errors.read_text().split())
+        finally:
+            program.end()
+
+
+def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(tiny, corpus, tmp_path) -> None:
+    """It waits for another one between two rounds, with work that no round has."""
+    programs: list[Program] = []
+    with Team(tmp_path) as team:
+        try:
+            for name in ("a", "b"):
+                given = flags(tiny, corpus, tmp_path / name, steps=30_000)
+                given[given.index("--method") + 1] = "diloco"
+                given += ["--elastic", team.address, "--workers", "2", "--min-workers", "2"]
+                programs.append(
+                    Program("command", "train", *given, errors=tmp_path / f"{name}.txt")
+                )
+            stays, goes = programs
+            metrics = tmp_path / "a" / "metrics.jsonl"
+            team.until(lambda: metrics.exists() and '"workers": 2' in metrics.read_text())
+            goes.kill()
+            assert goes.wait(15) != 0
+            time.sleep(4.0)
+            stays.send(signal.SIGTERM)
+            assert stays.wait(20) == 143, stays.errors.read_text()
+            check_said(stays.errors.read_text(), tmp_path / "a")
+        finally:
+            for program in programs:
+                program.end()
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_second_signal_ends_the_process_at_once(times: int) -> None:
     code = (

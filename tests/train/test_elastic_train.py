@@ -97,6 +97,9 @@ class FakeElastic(Transport, Membership):
         plan = dataclasses.replace(plan, **self.says(now.step, phase))
         yield Over(plan) if plan.phase is Phase.DONE else Go(plan)
 
+    def leave_when(self, asked) -> None:
+        self.asked = asked
+
     def log_round(self, record) -> None:
         self.events.note("committed", round=record.version)
 
@@ -240,6 +243,42 @@ def test_one_that_is_asked_to_stop_in_a_round_saves_leaves_and_goes_on(make, tmp
     assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=2).steps() == [5, 6]
     summary = resume(make(), out, elastic=ELASTIC)
     assert (summary["steps"], summary["tokens"]) == (20, 20 * (4 // 2) * 16)
+
+
+@pytest.mark.parametrize("kind", [tw.ExchangeError, tw.errors.RunStopped])
+def test_a_wait_that_ends_once_a_stop_was_asked_for_ends_as_a_stop(
+    make, tmp_path, elastic, monkeypatch, kind
+) -> None:
+    asked: list[int] = []
+
+    def fail(*what, **why) -> Exception:
+        asked.append(15)
+        assert elastic[-1].asked()
+        return kind(*what, **why)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(FakeElastic, "fails_at_round", 3)
+    monkeypatch.setattr(FakeElastic, "fails_with", staticmethod(fail))
+    with pytest.raises(tw.errors.RunStopped, match="after inner step 15 with a checkpoint"):
+        train(make(), out, elastic=ELASTIC, stop=contextlib.nullcontext(asked))
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
+
+
+def test_ranks_that_lose_each_other_once_a_stop_was_asked_for_write_nothing(
+    make, tmp_path, monkeypatch
+) -> None:
+    """They have no step in common."""
+    asked: list[int] = []
+
+    def lose(_) -> None:
+        asked.append(15)
+        raise tw.ExchangeError("exchange", because="a peer is gone", do="restart")
+
+    out = tmp_path / "run"
+    monkeypatch.setattr("thinwire.train.trainer._Trainer._one_step", lose)
+    with pytest.raises(tw.errors.RunStopped, match=r"waited for the others: a peer is gone.*now"):
+        train(make(), out, stop=contextlib.nullcontext(asked))
+    assert not list((out / "checkpoints").glob("*"))
 
 
 def test_a_stop_without_room_for_a_checkpoint_says_so(make, tmp_path, elastic, monkeypatch) -> None:

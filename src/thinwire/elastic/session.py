@@ -32,7 +32,7 @@ from thinwire.elastic.rank_session import (
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.elastic.retry import RetryBudget, with_retry
 from thinwire.elastic.worker_ranks import WorkerRanks
-from thinwire.errors import ExchangeError, MismatchError, ThinwireError
+from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
 from thinwire.membership import (
     Answer,
     Phase,
@@ -62,6 +62,8 @@ class ElasticSession:
         events: what happens is noted here.
         here: this rank.
         ranks: of this worker.
+        asked_to_leave: says so; asked while waiting for the others or the registry, which then ends
+            with `RunStopped`.
 
     Raises:
         ExchangeError: the lighthouse does not answer.
@@ -76,7 +78,9 @@ class ElasticSession:
         events: EventLog,
         here: RankSession,
         ranks: WorkerRanks,
+        asked_to_leave: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._asked_to_leave = asked_to_leave
         self._settings, self._state, self._events = settings, state, events
         self._here, self._ranks = here, ranks
         self._connections_failed = self._rounds_begun = 0
@@ -146,8 +150,12 @@ class ElasticSession:
         return self._here.rank
 
     def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
+        def asked() -> T:
+            self._check_asked()
+            return ask()
+
         return with_retry(
-            ask,
+            asked,
             silence=silence,
             give_up_s=self._settings.options.give_up_s,
             tell=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
@@ -267,6 +275,7 @@ class ElasticSession:
         return self._round(quorum, phase, began_s)
 
     def _check_may_take_part(self) -> None:
+        self._check_asked()
         if self._heartbeat.refusal is not None:
             raise self._heartbeat.refusal
         self._peers.check_alone()
@@ -274,6 +283,14 @@ class ElasticSession:
             # The other ranks of this worker wait with it, and would take long silence for a fault.
             self._ranks.broadcast(None)
             self._told_s = time.monotonic()
+
+    def _check_asked(self) -> None:
+        if self._asked_to_leave():
+            raise RunStopped(
+                "wait for the others",
+                because="this worker was asked to stop",
+                do="start it again to take part",
+            )
 
     def _member(self, phase: Phase) -> Member:
         progress, run = self._progress(), self._heartbeat.run

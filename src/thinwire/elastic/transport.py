@@ -90,6 +90,7 @@ class Elastic(Transport, Membership):
         self._carrier, self._ranks = carrier, WorkerRanks(group)
         self._description = {"thinwire": __version__, "torchft": _torchft_version()}
         self._session: ElasticSession | RankSession | None = None
+        self._asked_to_leave: Callable[[], bool] = lambda: False
 
     # -- the transport -----------------------------------------------------------------------------
 
@@ -155,11 +156,25 @@ class Elastic(Transport, Membership):
         here = RankSession(self._settings, state, self._ranks, carrier, self.events)
         if self._ranks.is_first:
             self._session = ElasticSession(
-                self._settings, state, self._description, self.events, here, self._ranks
+                self._settings,
+                state,
+                self._description,
+                self.events,
+                here,
+                self._ranks,
+                asked_to_leave=lambda: self._asked_to_leave(),
             )
         else:
             here.join(self._description)
             self._session = here
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Have waits for the others and for the lighthouse end with `RunStopped` once asked to.
+
+        Args:
+            asked: says so; called several times a second while waiting.
+        """
+        self._asked_to_leave = asked
 
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Meet the others, and catch up with them if this worker is behind."""

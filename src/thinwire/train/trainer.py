@@ -130,9 +130,11 @@ def _run(
         group = launch.assemble_elastic(config, data, elastic, folder.path)
     observers: list[Observer] = []
     try:
-        trainer = _Trainer(config, folder, group, data, observers)
-        trainer.begin(make_observers)
         with stop or nullcontext(()) as asked_to_stop:
+            # It may be asked while it waits to join.
+            group.leave_when(lambda: bool(asked_to_stop))
+            trainer = _Trainer(config, folder, group, data, observers)
+            trainer.begin(make_observers)
             summary = trainer.run(asked_to_stop)
     except BaseException:
         group.abandon()
@@ -215,7 +217,12 @@ class _Trainer:
         self._asked_to_stop = asked_to_stop
         try:
             val_loss = self._train()
+        except RunStopped as stopped:
+            # In a wait, before the first step or after one whose round has not begun.
+            raise (self._stopped() if self._saves_alone else stopped) from stopped
         except (ExchangeError, MismatchError) as error:
+            if asked_to_stop:
+                raise self._ended_by(error) from error
             raise self._stranded(error) from error
         return self._finish(val_loss)
 
@@ -247,13 +254,29 @@ class _Trainer:
 
     def _stranded(self, error: ExchangeError | MismatchError) -> ThinwireError:
         """What to raise without the others; an elastic worker first writes a checkpoint."""
-        if self._group.events is None or not self._group.steps_taken:
+        if not self._saves_alone:
             return error
         self._checkpoints.save(self._timer.elapsed)
         return type(error)(
             error.cannot,
             because=error.because,
             do=f"{error.do}; then the same command with --resume --out {self._folder.path}",
+        )
+
+    @property
+    def _saves_alone(self) -> bool:
+        """Whether a checkpoint makes sense that the other ranks do not write."""
+        return self._group.events is not None and self._group.steps_taken > 0
+
+    def _ended_by(self, error: ExchangeError | MismatchError) -> RunStopped:
+        """What to raise if the others were lost while they were waited for, to stop together."""
+        if self._saves_alone:
+            return self._stopped()
+        return RunStopped(
+            f"finish the run in {self._folder.path}",
+            because=f"it was asked to stop while it waited for the others: {error.because}",
+            do=f"the same command with --resume --out {self._folder.path}, from the last "
+            "checkpoint; none was written now",
         )
 
     def _stopped(self) -> RunStopped:

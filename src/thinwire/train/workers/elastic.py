@@ -183,6 +183,10 @@ class ElasticWorker(WorkerGroup):
         rows = config.global_batch // config.workers
         return self.steps_taken * rows * config.data.sequence_length
 
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Waits for the others and for the lighthouse."""
+        self._transport.leave_when(asked)
+
     def record_fields(self) -> dict[str, int]:
         """How many workers there are now."""
         return {"workers": self._outer.workers}

@@ -87,6 +87,10 @@ class WorkerGroup(ABC):
         """Whether this process may stop between any two steps, without the other ranks."""
         return True
 
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Let waits for the others end with `RunStopped` once `asked` says so, where they can."""
+        del asked
+
     def record_fields(self) -> dict[str, int]:
         """What a record says besides: the number of workers, where it varies."""
         return {}
