@@ -23,6 +23,7 @@ __all__ = [
     "MALFORMED",
     "LoopState",
     "check_keys",
+    "check_shared_keys",
     "next_after",
     "record_of",
 ]
@@ -147,6 +148,21 @@ class LoopState(SharedState):
             self.reset_digest()
             for fragment, local_delta in zip(self.fragments, deltas, strict=True):
                 fragment.rebase(self.name, local_delta)
+
+    def load_feedback(self, feedback: Sequence[Mapping[str, Tensor]]) -> bool:
+        """Go on with every fragment's error feedback, which is not shared; returns if all fits.
+
+        Raises:
+            CheckpointError: it is of another number of fragments.
+        """
+        if len(feedback) != len(self.fragments):
+            raise CheckpointError(
+                "go on with this error feedback",
+                because=f"it is of {len(feedback)} fragments, and here are {len(self.fragments)}",
+                do="pass what unsent_feedback() of a loop over the same method returned",
+            )
+        fits = [f.load_feedback(held) for f, held in zip(self.fragments, feedback, strict=True)]
+        return all(fits)
 
     def replay(self, missed: Replay) -> None:
         """Take the outer steps of rounds that this worker missed.
@@ -321,6 +337,16 @@ def check_keys(state: Mapping[str, Any], *, is_elastic: bool) -> None:
         because=f"it has {sorted(state)}, not the keys of an outer loop",
         do="pass what state_dict() of an OuterLoop returned",
     )
+
+
+def check_shared_keys(state: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` unless `state` is a snapshot's facts and tensors."""
+    if set(state) != {"facts", "tensors"}:
+        raise CheckpointError(
+            "load this state",
+            because=f"it has {sorted(state)}, not facts and tensors",
+            do="pass what shared_state() of an OuterLoop returned",
+        )
 
 
 def _of_fragment(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

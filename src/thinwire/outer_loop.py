@@ -22,6 +22,7 @@ from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
     check_keys,
+    check_shared_keys,
     next_after,
     record_of,
 )
@@ -711,15 +712,7 @@ class OuterLoop:
         Raises:
             CheckpointError: it is of another number of fragments.
         """
-        fragments = self._state.fragments
-        if len(feedback) != len(fragments):
-            raise CheckpointError(
-                "go on with this error feedback",
-                because=f"it is of {len(feedback)} fragments, and here are {len(fragments)}",
-                do="pass what unsent_feedback() of a loop over the same method returned",
-            )
-        fits = [f.load_feedback(held) for f, held in zip(fragments, feedback, strict=True)]
-        return all(fits)
+        return self._state.load_feedback(feedback)
 
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
         """Start from `shared_state()` of a worker of any world; the live weights become the anchor.
@@ -727,12 +720,7 @@ class OuterLoop:
         Raises:
             MismatchError: it is of another model or method; names the field and both values.
         """
-        if set(state) != {"facts", "tensors"}:
-            raise CheckpointError(
-                "load this state",
-                because=f"it has {sorted(state)}, not facts and tensors",
-                do="pass what shared_state() of an OuterLoop returned",
-            )
+        check_shared_keys(state)
         self._state.load(Snapshot(facts=state["facts"], tensors=state["tensors"]))
         self._state.drop_local_work()
 

@@ -78,6 +78,7 @@ class ElasticSession:
         events: EventLog,
         here: RankSession,
         ranks: WorkerRanks,
+        *,
         asked_to_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._asked_to_leave = asked_to_leave
