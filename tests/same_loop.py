@@ -17,8 +17,6 @@ import torch
 import thinwire as tw
 from thinwire.train.config import TrainConfig
 
-WORKER = int(os.environ["THINWIRE_WORKER"])
-
 
 class Rows(torch.utils.data.IterableDataset):
     """The rows that worker k of `thinwire train` reads, in its order."""
@@ -29,7 +27,7 @@ class Rows(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         config = self._config
         batches = self._data.training.batches(
-            worker=WORKER,
+            worker=int(os.environ["THINWIRE_WORKER"]),
             workers=config.workers,
             global_batch=config.global_batch,
             seed=config.seed,
@@ -130,5 +128,5 @@ if __name__ == "__main__":
     library, file, out = sys.argv[1:]
     losses, outer = LIBRARIES[library](pickle.loads(Path(file).read_bytes()), Path(out))
     anchor = {name.removeprefix("net."): value for name, value in outer.anchor().items()}
-    torch.save(anchor, Path(out) / f"anchor{WORKER}.pt")
+    torch.save(anchor, Path(out) / f"anchor{os.environ['THINWIRE_WORKER']}.pt")
     print(json.dumps({"losses": losses, "digest": outer.digest()}), flush=True)

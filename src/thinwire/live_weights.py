@@ -67,6 +67,7 @@ class LiveWeights:
         _check_kinds(model, optimizers)
         self.model = model
         self.optimizers = tuple(map(with_hooks, optimizers))
+        self._was_exchanged = False
         self._releases: list[weakref.WeakMethod[Callable[[], None]]] = []
         self.parameters: Mapping[str, nn.Parameter] = {
             name: p for name, p in model.named_parameters() if p.requires_grad
@@ -227,8 +228,9 @@ class LiveWeights:
                 "outer loop are built",
             )
         # An engine may have been built around both since.
-        if any(map(_is_of_deepspeed, self.parameters.values())):
+        if not self._was_exchanged and any(map(_is_of_deepspeed, self.parameters.values())):
             _refuse_deepspeed()
+        self._was_exchanged = True
         stray = self._stepped_elsewhere()
         if stray is not None:
             raise ConfigurationError(

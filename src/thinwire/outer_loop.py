@@ -388,7 +388,8 @@ class OuterLoop:
                         return self._follow_plan(plan)
         finally:
             self._counters.wait_s += time.perf_counter() - started_s
-            self.report()
+            if self._plan is not None:
+                self.report()
 
     def _follow_plan(self, plan: RoundPlan) -> RoundPlan:
         state, workers = self._state, self._transport.world_size
