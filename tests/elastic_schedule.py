@@ -8,15 +8,18 @@ from typing import Any
 
 from elastic_team import Team, Worker
 
-KINDS = ("kill", "stop", "lighthouse")
+KINDS = ("kill", "stop", "lighthouse", "long stop")
 FAULTS = 4
 OPTIONS = {"steps": 240, "every": 4, "step_s": 0.03}
 
 
 def inject_faults(
-    team: Team, seed: int, kinds: Sequence[str] = KINDS, faults: int = FAULTS
+    team: Team, seed: int, kinds: Sequence[str] = KINDS[:3], faults: int = FAULTS
 ) -> list[str]:
-    """Inject faults into a team of three, which then must `finish`; returns what was done."""
+    """Inject faults into a team of three, which then must `finish`; returns what was done.
+
+    A "long stop" is longer than any timeout of these workers.
+    """
     draw = random.Random(seed)
     began_s = time.monotonic()
     live = {worker.identity: worker for worker in team.start_all("w0", "w1", "w2")}
@@ -24,13 +27,13 @@ def inject_faults(
     for _ in range(faults):
         time.sleep(draw.uniform(0.1, 1.2))
         kind, who = draw.choice(list(kinds)), draw.choice(sorted(live))
-        lasts_s = draw.uniform(0.0, 2.5)
+        lasts_s = draw.uniform(8.0, 16.0) if kind == "long stop" else draw.uniform(0.0, 2.5)
         done.append(f"{time.monotonic() - began_s:.1f} s {kind} {who} for {lasts_s:.1f} s")
         if kind == "lighthouse":
             team.kill_lighthouse()
             time.sleep(lasts_s)
             team.start_lighthouse()
-        elif kind == "stop" and not live[who].gone:
+        elif kind in ("stop", "long stop") and not live[who].gone:
             live[who].send(signal.SIGSTOP)
             time.sleep(lasts_s)
             live[who].send(signal.SIGCONT)

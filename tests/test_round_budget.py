@@ -12,7 +12,7 @@ import thinwire as tw
 # Upper bounds, to be lowered whenever the round gets simpler. Before exchanges were generators it
 # was 19 files and 28 classes, and 17 and 22 before codecs had transforms, feedback heard the mean
 # and anchors could differ: three defaults that do nothing in DiLoCo. One more of each looks whether
-# all workers sent the same, three calls whether the loop is open and nobody steps it twice, and five
+# all workers sent the same, three calls whether the loop is open and nobody steps it twice, five
 # whether the optimizer still steps what is exchanged. The aim is 12 and 18.
 FILES = 19
 CLASSES = 26
