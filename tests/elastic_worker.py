@@ -15,6 +15,11 @@ import torch._dynamo  # imported when a process group is there, it would keep th
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import thinwire as tw
 
@@ -55,7 +60,7 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults,
     in the n-th exchange among `among` workers, three),
     ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
-    meet there),
+    meet there), sharding (fsdp, hsdp or tensor; the latter with layers),
     stops (itself, when it connects for the first time).
     """
     faulthandler.register(signal.SIGUSR1)
@@ -86,7 +91,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     group = None
     if "ranks" in options:
         group = connect_ranks(*options["ranks"])
-        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
     elastic = tw.transport.Elastic(
         lighthouse,
@@ -148,12 +153,24 @@ def connect_ranks(index: int, size: int, meeting: str) -> Any:
     return dist.group.WORLD
 
 
+def shard(model: torch.nn.Module, how: str) -> None:
+    """Cut `model` over all ranks, as FSDP2, HSDP or tensor parallelism do."""
+    ranks = dist.get_world_size()
+    if how == "tensor":
+        plans = [ColwiseParallel(), RowwiseParallel()]
+        plan = {str(index): plans[index % 2] for index in range(len(model[1]))}
+        parallelize_module(model[1], init_device_mesh("cpu", (ranks,)), plan)
+        return
+    shape, names = ((ranks, 1), ("replica", "shard")) if how == "hsdp" else ((ranks,), ("shard",))
+    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
+
+
 def digest_of(outer: tw.OuterLoop) -> str:
     """Of all outer parameters, wherever their shards are."""
     if not dist.is_initialized():
         return outer.digest()
-    whole = {n: v.full_tensor() for n, v in outer.anchor().items() if hasattr(v, "full_tensor")}
-    return digest(whole)
+    values = outer.anchor().items()
+    return digest({n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in values})
 
 
 def save(outer: tw.OuterLoop, options: dict) -> None:

@@ -42,6 +42,19 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
 
 
+@pytest.mark.parametrize("sharding", ["hsdp", "tensor"])
+def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
+    with Team(tmp_path, steps=100, sharding=sharding) as team:
+        first, second = team.start_all("a", "b", **SHARDED)
+        second.kill_all()
+        version = first.version
+        team.until(lambda: first.version > version)
+        back = team.start("b", **SHARDED)
+        team.until(lambda: team.met(back, 2))
+        assert back.events("healed"), team.report()
+        assert len(team.finish()) == 4
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worker(
     tmp_path, rank: int
