@@ -3,11 +3,12 @@
 import json
 import re
 import signal
+import subprocess
 import time
 
 import pytest
 
-from elastic_schedule import inject_faults_into_ranks
+from elastic_schedule import ShardedPair, inject_faults_into_ranks
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
 from training import corpus  # noqa: F401
@@ -105,6 +106,27 @@ def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) ->
         gloo = {"GLOO_SOCKET_IFNAME": "wan0"}
         with Team(tmp_path, method=METHODS[seed % 3], environment=gloo, **nodes) as team:
             check_schedule(team, seed, link)
+
+
+def test_of_workers_of_which_two_ranks_do_not_reach_each_other_one_leaves_by_name(
+    tmp_path, real
+) -> None:
+    with real.Link(nodes=4, rate_bps=100e6, delay_s=0.001) as link:
+        nodes = {"host": link.addresses[0], "namespaces": link.namespaces}
+        gloo = {"GLOO_SOCKET_IFNAME": "wan0"}
+        with Team(tmp_path, environment=gloo, **nodes) as team:
+            pair = ShardedPair(team, link)
+            # The second rank of b is on node 3, and both ranks of a are on node 1.
+            for here, there in ((1, 3), (3, 1)):
+                route = ["route", "add", "blackhole", link.addresses[there]]
+                subprocess.run(["ip", "-n", link.namespaces[here], *route], check=True)
+            first, second = pair.live.values()
+            team.until(lambda: any(all(r.gone for r in w.ranks) for w in (first, second)), 60)
+            left, stays = (first, second) if first.gone else (second, first)
+            for rank in left.ranks:
+                assert rank.wait(5) == 1
+                assert f"{stays.identity} do not reach each other" in rank.last("error")
+            assert team.finish(60) == stays.ranks
 
 
 # -- thinwire train -------------------------------------------------------------------------------
