@@ -26,6 +26,8 @@ def inject_faults(
     done = []
     for _ in range(faults):
         time.sleep(draw.uniform(0.1, 1.2))
+        if any(worker.digest for worker in live.values()):
+            break  # a worker that is started again after the end, at a new lighthouse, is a new run
         kind, who = draw.choice(list(kinds)), draw.choice(sorted(live))
         lasts_s = draw.uniform(8.0, 16.0) if kind == "long stop" else draw.uniform(0.0, 2.5)
         done.append(f"{time.monotonic() - began_s:.1f} s {kind} {who} for {lasts_s:.1f} s")

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
 def soak(seed: int, kinds: Sequence[str], method: str, faults: int) -> bool:
     """One run and its row; whether it ended well."""
     began_s = time.monotonic()
-    options = {**OPTIONS, "method": method, "layers": 4, "steps": OPTIONS["steps"] + 60 * faults}
+    steps = OPTIONS["steps"] + faults * (200 if "long stop" in kinds else 60)
+    options = {**OPTIONS, "method": method, "layers": 4, "steps": steps}
     with tempfile.TemporaryDirectory() as folder, Team(Path(folder), **options) as team:
         done: list[str] = []
         try:
