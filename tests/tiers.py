@@ -98,9 +98,12 @@ report/test_report_browser.py
 test_examples.py::test_example_alone[lightning
 test_examples.py::test_example_alone[nano
 test_examples.py::test_example_with_two_workers_that_come
+test_examples.py::test_example_with_two_workers_that_meet[hugging
 test_examples.py::test_example_with_two_workers_that_meet[lightning
+test_examples.py::test_example_with_two_workers_that_meet[nanochat
 test_examples.py::test_the_script
 test_examples.py::test_torchtitan
+test_same_loop.py::test_it_is_the_loop_of_thinwire_train[diloco-lightning
 test_import.py::test_import_takes_at_most_a_fifth_longer_than_torch
 test_same_loop.py::test_it_is_the_loop_of_thinwire_train[muloco
 train/data/test_corpora.py::test_importing_stays_light
