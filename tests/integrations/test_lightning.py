@@ -101,6 +101,45 @@ def data():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(24, 3)))
 
 
+def two_optimizers():
+    """A module that steps two optimizers after each batch, of which Lightning counts both."""
+
+    class Manual(type(module())):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+        def training_step(self, batch, index):
+            self.net(batch[0]).square().mean().backward()
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return Manual()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_manual_optimization_with_two_optimizers_resumes(tmp_path: Path) -> None:
+    """Three batches are six steps by Lightning's count, and three inner steps."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    method = tw.presets.diloco(sync_every=2)
+    straight, resumed = LightningCallback(method), LightningCallback(method)
+    rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3, 3)))
+    save = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=2, filename="{step}")
+    fits = trainer(straight, tmp_path)
+    fits.callbacks.append(save)
+    fits.fit(two_optimizers(), rows)
+    again = trainer(resumed, tmp_path)
+    again.fit(two_optimizers(), rows, ckpt_path=tmp_path / "step=2.ckpt")
+    assert again.global_step == fits.global_step == 6
+    assert resumed.outer.inner_step == straight.outer.inner_step == 3
+    assert resumed.outer.digest() == straight.outer.digest()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_without_outer_state_is_refused(tmp_path: Path) -> None:
     plain = trainer(None, tmp_path / "plain")

@@ -90,10 +90,13 @@ class LightningCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on where the checkpoint was, and join the others."""
+        ahead = 0
         if self._saved is not None:
-            self.outer.load_state_dict(self._saved)
+            self.outer.load_state_dict(self._saved["outer"])
+            # With manual optimization Lightning counts the steps of every optimizer.
+            ahead = self._saved["trainer_step"] - self.outer.inner_step
             self._saved = None
-        check_same_step(self.outer, trainer.global_step)
+        check_same_step(self.outer, trainer.global_step - ahead)
         if self.outer.is_elastic:
             self._schedules = _followed_schedules(trainer)
         self.outer.join()
@@ -150,7 +153,9 @@ class LightningCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The outer state, for Lightning's checkpoints."""
-        return {} if self._outer is None else self._outer.state_dict()
+        if self._outer is None:
+            return {}
+        return {"outer": self._outer.state_dict(), "trainer_step": self._seen_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep it until training starts: weights are restored in between."""
