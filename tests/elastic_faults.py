@@ -22,6 +22,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def flip(payload: Tensor) -> Tensor:
     """One bit of the body is another."""
     damaged = payload.clone()
@@ -51,6 +55,7 @@ class FaultyTransport(Transport, Membership):
         inner: the transport.
         tell: is told which workers counted in every round.
         die_at: "started", "landed" or "reduced", and in which exchange among `among` workers.
+        stops: whether it stops there instead.
         damage: how, in which rounds; if `from_rank` is given what comes from there, otherwise what
             is sent.
     """
@@ -61,11 +66,12 @@ class FaultyTransport(Transport, Membership):
         tell: Callable[..., None],
         *,
         die_at: tuple[str, int] = ("never", 0),
+        stops: bool = False,
         among: int = 3,
         damage: dict[str, Any] | None = None,
     ) -> None:
         self._inner, self._tell, self._die_at, self._among = inner, tell, tuple(die_at), among
-        self._exchanges = 0
+        self._exchanges, self._stops = 0, stops
         self._damage = damage or {"how": "flip", "rounds": []}
 
     rank = property(lambda self: self._inner.rank)
@@ -132,7 +138,8 @@ class FaultyTransport(Transport, Membership):
 
     def _reached(self, point: str) -> None:
         if (point, self._exchanges) == self._die_at:
-            die()
+            self._die_at = ("never", 0)
+            (stop if self._stops else die)()
 
 
 def _is_message(payload: Tensor) -> bool:

@@ -58,7 +58,7 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write after
     every step and to start from), layers (a model with a stack of them), damage (see
     FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults,
-    in the n-th exchange among `among` workers, three),
+    in the n-th exchange among `among` workers, three), stops_there (instead of dying),
     ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
     meet there), sharding (fsdp, hsdp or tensor; the latter with layers),
     stops (itself, when it connects for the first time).
@@ -105,6 +105,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         elastic,
         tell,
         die_at=(kind, moment),
+        stops=options.get("stops_there", False),
         among=options.get("among", 3),
         damage=options.get("damage"),
     )

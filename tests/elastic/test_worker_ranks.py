@@ -43,6 +43,19 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
 
 
+def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(tmp_path) -> None:
+    """An exchange may take half a minute, and is given up as soon as the worker is gone."""
+    with Team(tmp_path, steps=200, terms={"timeout_s": 30.0}) as team:
+        first = team.start("a", **SHARDED)
+        second = team.start("b", die=["landed", 5], stops_there=True, **SHARDED)
+        team.until(lambda: second.version == 4)
+        stopped_s = time.monotonic()
+        team.until(lambda: first.version > 6)
+        assert time.monotonic() - stopped_s < 15.0, team.report()
+        second.send_to_all(signal.SIGCONT)
+        assert len(team.finish()) == 4
+
+
 @pytest.mark.parametrize("sharding", ["hsdp", "tensor"])
 def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
     with Team(tmp_path, steps=100, sharding=sharding) as team:

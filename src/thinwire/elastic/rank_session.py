@@ -14,6 +14,7 @@ from thinwire.elastic.carrier import Carrier
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
 from thinwire.elastic.healing import HealingServer, fetch_position
+from thinwire.elastic.lost_workers import LostWorkers
 from thinwire.elastic.options import ElasticSettings
 from thinwire.elastic.quorum import Quorum
 from thinwire.elastic.reachability import Reachability
@@ -173,6 +174,7 @@ class RankSession:
         names: of the workers of the round, in rank order.
         rank: of this worker among them.
         address: HOST:PORT of this rank's healing server.
+        lost_workers: ends at once what is under way with them, on all ranks.
         timeouts: once it has joined.
 
     Raises:
@@ -203,6 +205,7 @@ class RankSession:
             on_helped=lambda who: self.note("helped", who=(who,)),
         )
         self.address = address_text(settings.host, self._server.port)
+        self.lost_workers = LostWorkers(ranks, settings.host, self.link.lose)
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -380,5 +383,6 @@ class RankSession:
                     for _ in self.begin_round(Phase.DONE):
                         pass
         finally:
+            self.lost_workers.close()
             self.link.close()
             self._server.close()

@@ -173,7 +173,7 @@ class ElasticSession:
             members=lambda: self.link.names,
             lenient_s=self.timeouts.lenient,
             on_awaited=self._lighthouse.pause,
-            on_gone=self.link.lose,
+            on_gone=self._here.lost_workers.tell,
             on_refused=lambda line: self._note("refused", why=line),
         )
 
