@@ -5,14 +5,14 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError
 from thinwire.transport.backend import Backend, Carried, Work, carried
 from thinwire.transport.base import (
     AllGather,
@@ -29,17 +29,18 @@ from thinwire.transport.base import (
 from thinwire.transport.collectives import Collectives, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
 from thinwire.transport.gloo_messages import GlooMessages
+from thinwire.transport.message_series import MessageSeries
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Distributed", "group_of", "naming_failures", "reason_of"]
+__all__ = ["Distributed", "device_of", "group_of", "naming_failures", "reason_of"]
 
 T = TypeVar("T")
 
-_SERIES: "weakref.WeakKeyDictionary[dist.ProcessGroup, int]" = weakref.WeakKeyDictionary()
-"""How many transports have begun exchanges on a group: none may take a message of another's."""
+_SHARED: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Shared]" = weakref.WeakKeyDictionary()
+"""By group, for as long as it is there."""
 
 
 def _nothing_known() -> str:
@@ -69,6 +70,8 @@ def naming_failures(
     """
     try:
         yield
+    except ThinwireError:  # some are ValueErrors, too
+        raise
     except (RuntimeError, ValueError) as error:
         reason = reason_of(error)
         silent = "timed out" in reason.lower() or "timeout" in reason.lower()
@@ -85,6 +88,23 @@ def naming_failures(
 
 
 @final
+class _Shared:
+    """What the transports on one group share: their count, and a connection to the group's store.
+
+    Connecting takes seconds on some machines, so that not every transport does.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.transports = 0
+        self.store: Any = None
+        # Nothing but an error message is poorer without the store.
+        with suppress(RuntimeError, ValueError, OSError):
+            store = group.get_group_store() if hasattr(group, "get_group_store") else None
+            # A wait for a key blocks a connection: not the one that torch uses.
+            self.store = None if store is None else store.clone()
+
+
+@final
 class _DistributedTask(Task):
     """One exchange over a process group."""
 
@@ -95,12 +115,19 @@ class _DistributedTask(Task):
         tag: RoundTag,
         running: RunningExchange[Any],
         first: Work,
+        series: MessageSeries,
     ) -> None:
         super().__init__(tag, Future(running, backend.sync_stream()))
         self._transport = transport  # is not closed while this is under way
         self._backend, self._running, self._first = backend, running, first
+        self._series = series
 
     def carry(self) -> Sequence[Tensor]:
+        last = self._carry()
+        self._series.end()
+        return last
+
+    def _carry(self) -> Sequence[Tensor]:
         work, step = self._first, 0
         while True:
             with self._transport.naming(self.tag):
@@ -152,12 +179,13 @@ class Distributed(Transport):
                 do="call torch.distributed.init_process_group() before tw.transport.Distributed(); "
                 "if they are all one worker, connect it by tw.transport.Rendezvous",
             )
-        self._begun = self._series = 0
+        self._series = MessageSeries()
+        self._place = 0  # among the transports that have begun exchanges on the group
         self._counts: ExchangeCounts | None = None
         self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
-        self._closing = weakref.finalize(self, self._progress.close)
+        self._closing = weakref.finalize(self, _end, self._progress, self._series)
 
     @property
     def rank(self) -> int:
@@ -175,11 +203,20 @@ class Distributed(Transport):
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Over gloo in tagged messages, over other backends in collectives.
 
+        Over gloo the first exchange waits until all ranks have begun theirs: they agree on a number
+        for its messages, of which there are 63 for the transports that are alive on a group.
+
         What `requests` computes before `ToCaller` runs in another thread once the first answer has
         arrived, and must not start exchanges.
         """
         if self.world_size == 1:
             return run_alone(requests)
+        if not self._closing.alive:
+            raise ExchangeError(
+                f"exchange {tag}",
+                because="its transport was closed",
+                do="build another one, on all workers",
+            )
         running = RunningExchange(requests)
         # Nothing is trained yet that could go on beside it.
         while isinstance(running.request, Announce):
@@ -187,12 +224,12 @@ class Distributed(Transport):
         if not running.travels:
             return FinishedRound(running)
         first = carried(running.request)
-        backend = self._begin(first)
+        backend = self._begin(first, tag)
         # From this thread: all ranks then issue the first requests in the order of their rounds,
         # wherever their progress threads are.
         with self.naming(tag):
             work = backend.start(first, 0)
-        task = _DistributedTask(self, backend, tag, running, work)
+        task = _DistributedTask(self, backend, tag, running, work, self._series)
         self._progress.submit(task)
         return task.future
 
@@ -221,33 +258,43 @@ class Distributed(Transport):
             for rank, (each, length) in enumerate(zip(payloads, lengths, strict=True))
         }
 
-    def _begin(self, first: Carried) -> Backend:
+    def _begin(self, first: Carried, tag: RoundTag) -> Backend:
         """Count an exchange that begins with `first`, and make what carries it."""
         group = self._joined_group()
         if self._counts is None:
             # Not before the first exchange: some rank may build a transport and never use it.
-            self._series = _SERIES[group] = _SERIES.get(group, -1) + 1
-            self._counts = self._new_counts(group)
-        self._begun += 1
+            if (shared := _SHARED.get(group)) is None:
+                shared = _SHARED[group] = _Shared(group)
+            self._place = shared.transports
+            shared.transports += 1
+            self._counts = ExchangeCounts(
+                shared.store, f"thinwire{self._place}", self.rank, self.world_size
+            )
         self._counts.begin(_handed_over_nbytes(first))
         if _backend_name(group) == "gloo":
-            return GlooMessages(group, self._series, self._begun)
+            series = self._series.number
+            if series is None:
+                with self.naming(tag):
+                    series = self._series.take_number(group, place=self._place)
+            return GlooMessages(group, series, self._series.begin())
+        self._series.begin()
         # All ranks make the second group together, so not when one of them gets to need it.
         twin = self._get_twin() if isinstance(first, AllToAll) else None
-        return Collectives(group, twin, _device(group))
-
-    def _new_counts(self, group: Any) -> ExchangeCounts:
-        store = group.get_group_store() if hasattr(group, "get_group_store") else None
-        return ExchangeCounts(store, f"thinwire{self._series}", self.rank, self.world_size)
+        return Collectives(group, twin, device_of(group))
 
     def _get_twin(self) -> dist.ProcessGroup:
         twin = self._twin()
         if twin is None:
             group = self._joined_group()
-            twin = twin_of(group, _device(group))
+            twin = twin_of(group, device_of(group))
             # destroy_process_group() must find no other reference that keeps it alive.
             self._twin = weakref.ref(twin)
         return twin
+
+
+def _end(progress: ProgressThread, series: MessageSeries) -> None:
+    progress.close()
+    series.close()
 
 
 def group_of(group: Any) -> Any:
@@ -274,7 +321,8 @@ def _backend_name(group: Any) -> str:
         return group.name()
 
 
-def _device(group: dist.ProcessGroup) -> torch.device:
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where what a group carries has to be."""
     gpu = "nccl" in _backend_name(group)
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 

@@ -18,17 +18,14 @@ class ExchangeCounts:
     Noting is a write without an answer over a connection of its own, so no step waits for it.
 
     Args:
-        store: of the process group; None without one.
+        store: where to note it, over a connection that nothing else waits on; None without one.
         prefix: two transports on one group have different ones.
         rank: this worker.
         world_size: the number of workers.
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
-        self._store: Any = None
-        with self._or_without():
-            # A wait for a key blocks the connection for all that share it: take another one.
-            self._store = None if store is None else store.clone()
+        self._store = store
         self._prefix, self._rank, self._world_size = prefix, rank, world_size
         self._begun = self._nbytes = 0
 

@@ -22,8 +22,10 @@ from torch import Tensor
 from thinwire.transport.backend import Backend, Carried, Work
 from thinwire.transport.base import AllGather, AllToAll, Swap
 
-__all__ = ["GlooMessages"]
+__all__ = ["SERIES_COUNT", "GlooMessages"]
 
+_SERIES_BITS = 6
+SERIES_COUNT = 1 << _SERIES_BITS
 _MOST_STEPS = 3
 _ABORT = 3  # the step number of a message that is never sent
 
@@ -100,7 +102,7 @@ class GlooMessages(Backend):
 
     Args:
         group: a gloo group (torch.distributed.ProcessGroup).
-        series: of this transport among those on the group.
+        series: of this transport among those on the group, below `SERIES_COUNT`.
         number: of the exchange within the series.
         timeout_s: for each request; None is the group's, for each message.
     """
@@ -187,14 +189,14 @@ class GlooMessages(Backend):
         return self._group.recv([payload], peer, tag)
 
     def _tag(self, nbytes: int, step: _Step) -> int:
-        """31 bits: a one (tags of others are small), series 4, number 9, step 2, digest 15.
+        """31 bits: a one (tags of others are small), series 6, number 9, step 2, digest 13.
 
         Those of up to 512 exchanges under way differ surely, those of other sizes or kinds nearly
         so: two workers of which one gathers and one swaps would take each other's payloads.
         """
         number, kind = step
-        digest = zlib.crc32(f"{self._number} {nbytes} {kind}".encode()) & 0x7FFF
-        fields = ((self._series, 4), (self._number, 9), (number, 2), (digest, 15))
+        digest = zlib.crc32(f"{self._number} {nbytes} {kind}".encode()) & 0x1FFF
+        fields = ((self._series, _SERIES_BITS), (self._number, 9), (number, 2), (digest, 13))
         tag = 1
         for value, bits in fields:
             tag = tag << bits | value % (1 << bits)

@@ -1,0 +1,161 @@
+"""What the ranks of test_message_series.py do: `python series_ranks.py CASE`."""
+
+import datetime
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+import thinwire as tw
+from ranks import TAG
+from thinwire.testing.transports import announced, gathered
+from thinwire.transport import Distributed
+from toy import Team, adamw, build_model, loss
+
+METHOD = tw.presets.diloco(sync_every=2, overlap=tw.Delay(tau=1))
+LOOPS = 20
+STEPS = 6
+NUMBERS = 63
+
+
+class InTheMiddleError(Exception):
+    """What a script may raise anywhere."""
+
+
+def expected(loops: int, workers: int) -> list[str]:
+    """Digests after two rounds of loops whose models have different seeds."""
+    teams = [
+        Team(METHOD, adamw, workers, model=lambda s=seed: build_model(s)) for seed in range(loops)
+    ]
+    return [team.train(STEPS).loops[0].digest() for team in teams]
+
+
+class Loop:
+    """An outer loop and what it trains."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = build_model(seed)
+        self.optimizer = adamw(self.model)
+        self.outer = tw.OuterLoop(self.model, self.optimizer, METHOD, transport=Distributed())
+
+    def begin(self, step: int) -> None:
+        loss(self.model, step, dist.get_rank(), workers=dist.get_world_size()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.outer.begin()
+
+    def train(self, *, fails_at: int | None = None) -> str:
+        for step in range(STEPS):
+            self.begin(step)
+            if step == fails_at:
+                raise InTheMiddleError
+            self.outer.finish()
+        return self.outer.digest()
+
+
+def one_after_another() -> None:
+    """Closed, dropped, or failed with an exchange under way, whose errors are kept."""
+    errors = []
+    for seed in range(LOOPS):
+        if seed % 4 == 3:
+            try:
+                Loop(seed).train(fails_at=3)
+            except InTheMiddleError as error:
+                errors.append(error)
+        loop = Loop(seed)
+        print(loop.train())
+        if seed % 2:
+            loop.outer.close()
+
+
+def at_once() -> None:
+    """No two ranks begin the exchanges of different loops in one order."""
+    loops = [Loop(seed) for seed in range(LOOPS)]
+    orders = [loops, loops[::-1], loops[14:] + loops[:14]]
+    order = orders[dist.get_rank()]
+    for step in range(STEPS):
+        for loop in order:
+            loop.begin(step)
+        for loop in reversed(order):
+            loop.outer.finish()
+    for loop in loops:
+        print(loop.outer.digest())
+
+
+def exchanged(transport: Distributed, value: int) -> list[int]:
+    payload = torch.tensor([value], dtype=torch.uint8)
+    return [int(received) for received in transport.run(gathered(payload), TAG).wait()]
+
+
+def left_under_way() -> None:
+    """Rank 1 sends what no other rank asks for, and later transports exchange as much."""
+    rank, everyone = dist.get_rank(), range(dist.get_world_size())
+    left = Distributed()
+    exchanged(left, 100 + rank)
+    if rank == 1:
+        _pending = left.run(gathered(torch.tensor([77], dtype=torch.uint8)), TAG)
+    del left
+    for number in range(NUMBERS + 10):
+        transport = Distributed()
+        for exchange in range(3):
+            found = exchanged(transport, (number + exchange + rank) % 70)
+            assert found == [(number + exchange + other) % 70 for other in everyone], found
+    print("done", flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def too_many() -> None:
+    """Rank 0 keeps all it has built, the others few; then rank 0 closes some and drops others."""
+    rank = dist.get_rank()
+    kept = []
+    for number in range(NUMBERS):
+        transport = Distributed()
+        exchanged(transport, number)
+        if rank == 0 or number < 3:
+            kept.append(transport)
+    for _ in range(2):
+        try:
+            tw.OuterLoop(build_model(), [], METHOD, transport=Distributed())
+        except tw.ConfigurationError as error:
+            print(error)
+    kept[3 if rank == 0 else 0].close()
+    print(exchanged(Distributed(), 5))
+    if rank == 0:
+        # Only the collector of cycles finds it.
+        kept[4].itself = kept[4]
+        del kept[4], transport
+    print(exchanged(Distributed(), 6))
+
+
+def other_order() -> None:
+    """Rank 1 was interrupted in the first exchange of a transport, as rank 0 was not."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    if dist.get_rank() == 1:
+        from thinwire.transport import distributed
+
+        distributed._SHARED[group] = distributed._Shared(group)
+        distributed._SHARED[group].transports = 1
+    try:
+        Distributed(group).run(announced(b""), TAG).wait()
+    except tw.MismatchError as error:
+        print(error)
+
+
+def closed() -> None:
+    transport = Distributed()
+    exchanged(transport, 1)
+    transport.close()
+    try:
+        transport.run(gathered(torch.ones(1, dtype=torch.uint8)), TAG)
+    except tw.ExchangeError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    globals()[sys.argv[1]]()
+    dist.barrier()  # some exchanges are under way, which a rank that ends would break
+    dist.destroy_process_group()
