@@ -117,10 +117,12 @@ class OuterLoop:
         metered = Metered(transport)
         self._transport: Transport = metered
         self._counters = metered.counters
-        if ddp_group is not None:
-            self._transport = ReplicatedRanks(metered, ddp_group)
         if self.is_elastic:
             method.check_elastic(is_divided=ddp_group is not None)
+        self._parts = 1
+        if ddp_group is not None:
+            self._transport = divided = ReplicatedRanks(metered, ddp_group)
+            self._parts = divided.parts
         self._storage = choose_storage(outer_device, self._live.device)
         builder = FragmentBuilder(
             method,
@@ -150,6 +152,8 @@ class OuterLoop:
 
     def _check_all_run_the_same(self, *, is_resumed: bool) -> None:
         description = self._state.description | {"thinwire version": __version__}
+        if self._parts > 1:
+            description["ranks of ddp_group"] = str(self._parts)
         # Where workers come and go, the others may have moved on: a newcomer takes their weights,
         # but not what is frozen. In a model under way that may be a worker's own, as a running
         # average of its weights is.

@@ -4,6 +4,7 @@ A group's collectives must be issued in one order on all ranks. So the later req
 exchange, which the progress thread issues when it gets to them, have a group of their own.
 """
 
+import datetime
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from thinwire.transport.backend import Backend, Carried, Work, no_sync
 from thinwire.transport.base import AllGather, AllToAll, Swap
 
-__all__ = ["Collectives", "twin_of"]
+__all__ = ["Collectives", "timeout_of", "twin_of"]
 
 _OLDER_GATHER = "all_gather_into_tensor"
 _POLL_S = 0.0005
@@ -30,13 +31,14 @@ def twin_of(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup
     twin: Any = dist.new_group(
         ranks,
         backend=dist.get_backend(group),
-        timeout=_timeout(group, device),
+        timeout=timeout_of(group, device),
         use_local_synchronization=True,
     )
     return twin
 
 
-def _timeout(group: dist.ProcessGroup, device: torch.device) -> Any:
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
+    """How long what a group carries on `device` may take."""
     options: Any = group._get_backend(device).options
     return options._timeout
 
@@ -60,7 +62,7 @@ class Collectives(Backend):
         self, group: dist.ProcessGroup, twin: dist.ProcessGroup | None, device: torch.device
     ) -> None:
         self._group, self._twin, self._device = group, twin, device
-        self._timeout_s = _timeout(group, device).total_seconds()
+        self._timeout_s = timeout_of(group, device).total_seconds()
         self._side_stream = _SideStream(device) if device.type == "cuda" else None
         self._aborted = threading.Event()
 

@@ -1,6 +1,7 @@
 """A worker of several ranks that hold the same: what it sends goes out once, divided among them."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, TypeVar, final
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import MismatchError
+from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
@@ -20,11 +21,15 @@ from thinwire.transport.base import (
     Swap,
     Transport,
 )
-from thinwire.transport.distributed import group_of, naming_failures
+from thinwire.transport.collectives import timeout_of
+from thinwire.transport.distributed import device_of, group_of, naming_failures
 
 __all__ = ["ReplicatedRanks"]
 
 T = TypeVar("T")
+
+_PAIR = struct.Struct("<qq")
+_UNMATCHED = "not every rank of the group passed it as ddp_group"
 
 
 @final
@@ -40,15 +45,26 @@ class ReplicatedRanks(Transport):
         group: the process group, or one-dimensional mesh, of this worker's ranks.
 
     Raises:
-        MismatchError: from an exchange that announces, if the ranks announce different things.
+        ConfigurationError: `group` is no process group that has this rank.
+        ExchangeTimeout: a rank of the group does not build this, within the group's timeout.
+        MismatchError: the group has ranks of several workers. Also from an exchange that announces,
+            if the ranks announce different things, or exchange other parts than their counterparts.
     """
 
     def __init__(self, inner: Transport, group: Any) -> None:
         self._inner = inner
-        ranks = dist.get_process_group_ranks(group_of(group))
-        # Of its own: another thread gathers here while the trainer averages gradients there.
-        self._group: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        given = _checked(group)
+        ranks = dist.get_process_group_ranks(given)
+        with naming_failures(f"anything inside a worker of {len(ranks)} ranks", lambda: _UNMATCHED):
+            # Of its own: another thread gathers here while the trainer averages gradients there.
+            self._group: Any = dist.new_group(
+                ranks,
+                timeout=timeout_of(given, device_of(given)),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
         self._index, self._size = self._group.rank(), self._group.size()
+        self._check_one_worker()
 
     @property
     def rank(self) -> int:
@@ -70,19 +86,63 @@ class ReplicatedRanks(Transport):
         """Close the wrapped transport."""
         self._inner.close()
 
+    @property
+    def parts(self) -> int:
+        """Into how many parts every payload is divided: S."""
+        return self._size
+
+    def _check_one_worker(self) -> None:
+        mine = (self.rank, self.world_size)
+        places = [_PAIR.unpack(each) for each in self._gather(_PAIR.pack(*mine))]
+        for rank, (worker, workers) in enumerate(places):
+            if (worker, workers) != places[0]:
+                raise MismatchError(
+                    "divide what a worker sends among the ranks of ddp_group",
+                    because=f"its rank 0 is worker {places[0][0]} of {places[0][1]} and its rank "
+                    f"{rank} is worker {worker} of {workers}",
+                    do="pass the group of one worker's ranks as ddp_group, and to the transport "
+                    "the one that joins the same rank of every worker",
+                )
+
     def _check_equal(self, announced: bytes) -> None:
         """All ranks must announce the same: it has a digest of the weights."""
-        mine = torch.frombuffer(bytearray(sha256(announced).digest()), dtype=torch.uint8)
-        found = [torch.empty_like(mine) for _ in range(self._size)]
-        with naming_failures("descriptions inside a worker"):
-            dist.all_gather(found, mine, group=self._group)
+        found = self._gather(sha256(announced).digest())
         for rank, theirs in enumerate(found):
-            if not torch.equal(theirs, found[0]):
+            if theirs != found[0]:
                 raise MismatchError(
                     "divide what a worker sends among its ranks",
                     because=f"its ranks 0 and {rank} hold other parameters",
                     do="seed them alike, or leave out ddp_group: ranks that shard the parameters "
                     "send their own shards",
+                )
+
+    def _gather(self, mine: bytes) -> list[bytes]:
+        """What each of the worker's ranks has, of one length."""
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        found = [torch.empty_like(sent) for _ in range(self._size)]
+        with naming_failures("descriptions inside a worker"):
+            dist.all_gather(found, sent, group=self._group)
+        return [each.numpy().tobytes() for each in found]
+
+    def _announce(self, request: Announce) -> Requests[Any]:
+        """Also compare which part of a payload each worker's rank has, which must be the same."""
+        self._check_equal(request.payload)
+        answer = yield request
+        # Workers that differ already are for the caller to name, and may not ask for more.
+        if all(theirs == request.payload for theirs in answer.values()):
+            parts = yield Announce(_PAIR.pack(self._index, self._size))
+            self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
+        return answer
+
+    def _check_parts(self, parts: Mapping[int, tuple[int, int]]) -> None:
+        for worker, (index, size) in sorted(parts.items()):
+            if (index, size) != (self._index, self._size):
+                raise MismatchError(
+                    "exchange a part of what a worker sends",
+                    because=f"this process is rank {self._index} of {self._size} in the ddp_group "
+                    f"of worker {self.rank} and exchanges with rank {index} of {size} in that of "
+                    f"worker {worker}",
+                    do="give all workers as many ranks, and join the same rank of every worker",
                 )
 
     def _divided(self, requests: Requests[T], tag: RoundTag) -> Requests[T]:
@@ -102,9 +162,8 @@ class ReplicatedRanks(Transport):
                 case Swap(payload, peer):
                     part = yield Swap(self._part(payload), peer)
                     (answer,) = self._whole([part], payload.numel(), tag)
-                case Announce(announced):
-                    self._check_equal(announced)
-                    answer = yield request
+                case Announce():
+                    answer = yield from self._announce(request)
                 case _:
                     answer = yield request
 
@@ -129,3 +188,29 @@ class ReplicatedRanks(Transport):
             torch.cat([rows[k, :size] for rows, size in zip(everyone, sizes, strict=True)])
             for k in range(len(parts))
         ]
+
+
+def _checked(group: Any) -> Any:
+    """The process group that was given as ddp_group, if it is one."""
+    because = f"{group!r} is no process group of torch.distributed"
+    if hasattr(group, "get_coordinate") and group.get_coordinate() is None:
+        because = "this rank is not in the mesh"
+    elif getattr(group, "ndim", 1) != 1:
+        because = f"it is a mesh of {group.ndim} dimensions, and one of them has a worker's ranks"
+    elif (found := group_of(group)) == dist.GroupMember.NON_GROUP_MEMBER:
+        because = "this rank is not in the group"
+    elif isinstance(found, dist.ProcessGroup) and _is_known(found):
+        return found
+    raise ConfigurationError(
+        "divide what a worker sends among the ranks of ddp_group",
+        because=because,
+        do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
+        "others, on each of them; or leave out ddp_group: every rank then sends all",
+    )
+
+
+def _is_known(group: Any) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except KeyError:
+        return False

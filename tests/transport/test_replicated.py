@@ -1,0 +1,69 @@
+import re
+
+import pytest
+import torch.distributed as dist
+
+import thinwire as tw
+from processes import run_ranks
+from replicated_ranks import TIMEOUT_S
+from thinwire.transport import ReplicatedRanks, in_process
+from thinwire.transport.gloo_group import gloo_group
+
+SEVERAL_WORKERS = r"MismatchError: .* its rank 0 is worker 0 of 2 and its rank 1 is worker 1 of 2"
+SEVERAL_OF_FOUR = r"MismatchError: .* its rank 0 is worker 0 of 2 and its rank 2 is worker 1 of 2"
+CROSSED = (
+    r"MismatchError: .* is rank {} of 2 in the ddp_group of worker {} and exchanges with rank {} "
+    r"of 2 in that of worker {}"
+)
+OUTSIDE = r"ConfigurationError: .* because this rank is not in the (group|mesh)"
+SILENT = r"ExchangeTimeout: "
+PLANE = r"ConfigurationError: .* because it is a mesh of 2 dimensions"
+ALONE = r"MismatchError: .* its rank 0 is worker {} of 2 and its rank 1 is worker 0 of 1"
+UNDIVIDED = r"MismatchError: .* ranks of ddp_group; because worker 0 has 2 and worker 1 has none"
+UNMATCHED = r"Exchange.*: .* not every rank of the group passed it as ddp_group"
+
+
+@pytest.mark.parametrize(
+    ("case", "patterns"),
+    [
+        ("right", ["built"] * 4),
+        ("workers_group", [SEVERAL_WORKERS] * 4),
+        ("all_ranks", [SEVERAL_OF_FOUR] * 4),
+        (
+            "crossed",
+            [
+                CROSSED.format(*places)
+                for places in ((0, 0, 1, 1), (1, 0, 0, 1), (0, 1, 1, 0), (1, 1, 0, 0))
+            ],
+        ),
+        ("not_in_group", [SILENT, SILENT, OUTSIDE, OUTSIDE]),
+        ("other_mesh", [SILENT, SILENT, OUTSIDE, OUTSIDE]),
+        ("mesh_of_two_dimensions", [PLANE] * 4),
+        ("alone", [ALONE.format(0), ALONE.format(0), ALONE.format(1), ALONE.format(1)]),
+        ("one_worker_undivided", [UNDIVIDED] * 4),
+        ("first_ranks_only", [UNMATCHED, "built", UNMATCHED, "built"]),
+    ],
+)
+def test_a_ddp_group_is_taken_or_refused_on_every_rank(case: str, patterns: list[str]) -> None:
+    processes = run_ranks(case, 4, script="replicated_ranks.py", timeout_s=60)
+    for process, pattern in zip(processes, patterns, strict=True):
+        assert process.returncode == 0, process.stdout + process.stderr
+        *said, seconds = process.stdout.splitlines()
+        assert re.match(pattern, "".join(said)), said
+        assert float(seconds) < 10 + 3 * TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    "group",
+    [[0, 1], "worker", 3, dist.group, dist.GroupMember.NON_GROUP_MEMBER],
+    ids=["ranks", "a name", "a number", "a class", "what a rank outside gets"],
+)
+def test_what_is_no_group_is_refused(group) -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"ranks of ddp_group; because .*do: pass"):
+        ReplicatedRanks(in_process(1)[0], group)
+
+
+def test_a_group_that_torch_does_not_know_is_refused() -> None:
+    group = gloo_group(dist.HashStore(), 0, 1, host="127.0.0.1", timeout_s=5)
+    with pytest.raises(tw.ConfigurationError, match=r"is no process group of torch\.distributed"):
+        ReplicatedRanks(in_process(1)[0], group)
