@@ -1,11 +1,14 @@
 """Which workers take part in a round, and what the round is."""
 
 import dataclasses
+import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.elastic.quorum import Member, elect
+from thinwire.elastic.token import Token
 from thinwire.membership import Progress
 
 
@@ -141,3 +144,13 @@ def test_a_broken_group_is_never_used_again() -> None:
 def test_shares_of_workers_that_drifted_are_not_dealt_again() -> None:
     drifted = worker("a", digest="bb", dealt=50)
     assert elect([drifted, worker("b"), worker("c")]).position.dealt == 50
+
+
+@pytest.mark.parametrize("change", ["nested", "infinite"])
+def test_a_member_whose_numbers_cannot_be_is_not_taken_and_stops_no_other(change: str) -> None:
+    token = Token("a secret of many characters")
+    described = worker("a").describe()
+    described["position"]["version"] = float("inf")
+    text = json.dumps(described) if change == "infinite" else "[" * 200_000
+    data = {"member": text, "signature": token.sign("member", text)}
+    assert Member.verified(data, token) is None

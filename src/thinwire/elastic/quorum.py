@@ -121,11 +121,12 @@ class Member:
 
     @classmethod
     def verified(cls, data: Any, token: Token) -> Self | None:
-        """From what `signed` returned elsewhere; None if it was made without the token."""
+        """From what `signed` returned elsewhere; None if made without the token or unreadable."""
         try:
             text, signature = str(data["member"]), str(data["signature"])
             return cls.read(json.loads(text)) if token.signed(signature, "member", text) else None
-        except (KeyError, TypeError, ValueError):
+        # The last two are of JSON that is nested too deeply, and of infinite numbers in it.
+        except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
             return None
 
 

@@ -210,7 +210,14 @@ def _reading_json(answer: Callable[[Any], SignedReply]) -> Handler:
     def handle(body: bytes) -> SignedReply:
         try:
             return answer(json.loads(body or b"null"))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,  # JSON that is nested too deeply
+            OverflowError,  # an infinite number in it
+        ) as error:
             return json_answer({"error": f"this request cannot be read: {error!r}"}, status=400)
 
     return handle
