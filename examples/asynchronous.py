@@ -1,5 +1,7 @@
 """Asynchronous training: a server, and workers that do not wait for each other.
 
+Needs: pip install -e .
+
 export THINWIRE_TOKEN=$(openssl rand -hex 16)
 python FILE serve 0.0.0.0:29500 --checkpoint server.pt
 python FILE work HOST:29500 --worker 0                # and 1, 2; kill one and start it again

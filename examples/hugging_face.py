@@ -1,5 +1,7 @@
 """A Hugging Face model under MuLoCo in a loop of our own, which outer follows by the optimizer.
 
+Needs: pip install -e '.[transformers]'
+
 Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
 
 A loop of our own, not transformers' Trainer: under torchrun Trainer would average gradients over

@@ -1,5 +1,7 @@
 """transformers' Trainer as one of several workers that come and go: start and kill them at will.
 
+Needs: pip install -e '.[train,elastic,transformers]'
+
 thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
 export THINWIRE_TOKEN=...                     # everywhere
 python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own
@@ -46,6 +48,7 @@ trainer = Trainer(
         save_steps=20,
         report_to=[],
         disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),  # on CPUs it only warns
     ),
     train_dataset=ShareDataset(windows, lambda: outer, rows_per_step=batch_size * accumulation),
     eval_dataset=windows[::10],

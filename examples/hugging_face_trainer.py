@@ -1,5 +1,7 @@
 """transformers' Trainer as one of several workers, each started by itself.
 
+Needs: pip install -e '.[transformers]'
+
 Alone: python FILE. Two workers, in two terminals or on two machines (then with worker 0's address):
 
 THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 python FILE
@@ -48,6 +50,7 @@ trainer = Trainer(
         save_steps=10,
         report_to=[],
         disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),  # on CPUs it only warns
     ),
     train_dataset=windows(worker, workers),  # its own data
     eval_dataset=windows(0, 50),

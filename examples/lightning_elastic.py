@@ -1,5 +1,7 @@
 """Lightning's Trainer as one of several workers that come and go: start and kill them at will.
 
+Needs: pip install -e '.[train,elastic,lightning]'
+
 thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
 export THINWIRE_TOKEN=...                     # everywhere
 python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own

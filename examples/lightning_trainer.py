@@ -1,5 +1,7 @@
 """Lightning's Trainer as one of several workers, each started by itself.
 
+Needs: pip install -e '.[lightning]' torchdata
+
 Alone: python FILE. Two workers, in two terminals or on two machines (then with worker 0's address):
 
 THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 python FILE

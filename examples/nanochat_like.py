@@ -1,5 +1,7 @@
 """A script in the manner of nanochat's base_train, as one worker of several.
 
+Needs: pip install -e .
+
 Alone: python FILE [--no-compile]. Two workers, in two terminals or on two machines (then with
 worker 0's address; each has its own --checkpoint-dir, or its own machine):
 

@@ -1,5 +1,7 @@
 """A script in the manner of nanoGPT (compile, bf16, accumulation), as one worker of several.
 
+Needs: pip install -e .
+
 Alone: python FILE [FOLDER]. It goes on from FOLDER/worker0.pt if that is there. Two workers, in two
 terminals or on two machines (then with worker 0's address):
 
@@ -81,7 +83,7 @@ for step in range(first, steps):
     if (step + 1) % 15 == 0:
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         states |= {"outer": outer.state_dict(), "step": step + 1, "rng": rng.get_state()}
-        checkpoint.parent.mkdir(exist_ok=True)
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
         torch.save(states, checkpoint)
 outer.flush()  # thinwire
 

@@ -1,5 +1,7 @@
 """Three lines added to a plain PyTorch loop.
 
+Needs: pip install -e .
+
 Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
 """
 

@@ -1,5 +1,7 @@
 """torchtitan 0.3 as one of several workers, each a torchrun of its own with FSDP2 inside.
 
+Needs: pip install -e . torchtitan==0.3.0
+
 With this folder on PYTHONPATH, on the first node and on the second (there WORKER=1):
 
 THINWIRE_MEET=node0:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 torchrun --nproc-per-node 8 \

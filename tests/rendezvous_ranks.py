@@ -80,7 +80,12 @@ def train_ddp(*, divided: bool = True) -> None:
         os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
         model = DistributedDataParallel(build_model())
         outer = steps(model, dist.get_rank(), ranks, name, group)
-        told[name] = {"digest": outer.digest(), "sent_bytes": outer.stats.sent_bytes}
+        stats = outer.stats
+        told[name] = {
+            "digest": outer.digest(),
+            "sent_bytes": stats.sent_bytes,
+            "peak": stats.peak_sent_bytes_per_step,
+        }
     print(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()

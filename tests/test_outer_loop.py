@@ -472,6 +472,20 @@ def test_a_gradient_scaler_works_with_local_steps() -> None:
 # -- outer parameters ----------------------------------------------------------------------------
 
 
+def test_an_evaluation_that_is_never_ended_leaves_the_outer_parameters() -> None:
+    """A trainer's last one: nothing is put back when the interpreter ends."""
+    model = build_model()
+    loop = tw.OuterLoop(model, optimizer := adamw(model), diloco(sync_every=10))
+    loss(model, 0, 0).backward()
+    optimizer.step()
+    loop.begin_evaluation()
+    outer = [p.detach().clone() for p in model.parameters()]
+    loop.close()
+    del loop
+    gc.collect()
+    assert same_bits(list(model.parameters()), outer)
+
+
 def test_evaluating_swaps_the_outer_parameters_in_and_out() -> None:
     team = Team(diloco(), adamw, 2).train(7)
     model, loop = team.models[0], team.loops[0]

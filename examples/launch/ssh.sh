@@ -3,8 +3,10 @@
 # worker. Usage: ssh.sh NODE0 NODE1 -- train.py [ARGUMENTS]   (the same path on both)
 set -euo pipefail
 
+usage="usage: ssh.sh NODE0 NODE1 -- train.py [ARGUMENTS]"
 nodes=()
 while [[ $# -gt 0 && $1 != -- ]]; do nodes+=("$1"); shift; done
+if [[ ${#nodes[@]} -eq 0 || $# -lt 2 ]]; then echo "$usage" >&2; exit 2; fi
 shift
 # Worker 0's address as the others reach it; open this port, and those that the system chooses.
 meet="${THINWIRE_MEET:-${nodes[0]}:29400}"

@@ -6,8 +6,8 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 """
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -249,19 +249,15 @@ class LiveWeights:
         stepped = [p for group in groups for p in cast(list[Tensor], group["params"])]
         return next((p for p in stepped if p.requires_grad and id(p) not in mine), None)
 
-    @contextmanager
-    def holding(self, values: Mapping[str, Tensor]) -> Generator[None]:
-        """Replace the live weights by `values` inside a `with` block, then put them back.
+    def hold(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Replace the live weights by `values`; returns what puts them back.
 
         Meanwhile the live weights are kept on the device of `values`.
         """
         names = list(values)
         kept = [local_shard(self.parameters[n]).to(v.device, copy=True) for n, v in values.items()]
         self._copy_in(names, values.values())
-        try:
-            yield
-        finally:
-            self._copy_in(names, kept)
+        return partial(self._copy_in, names, kept)
 
     @torch.no_grad()
     def _copy_in(self, names: Sequence[str], values: Iterable[Tensor]) -> None:

@@ -330,7 +330,8 @@ class OuterLoop:
         return fragment.fragment.is_due(step=step, sync_every=self.method.sync_every)
 
     def _note_peak(self, sent_bytes: int) -> None:
-        self._peak_sent_bytes = max(self._peak_sent_bytes, sent_bytes)
+        own_bytes = -(-sent_bytes // self._parts)
+        self._peak_sent_bytes = max(self._peak_sent_bytes, own_bytes)
 
     def _prefetch(self) -> None:
         """Begin to bring what the next step needs first: one fragment's, for room is scarce."""
@@ -582,7 +583,8 @@ class OuterLoop:
         """
         self.end_evaluation()
         consensus = self._outer.consensus(version=self._state.version)
-        self._evaluation.enter_context(self._live.holding(consensus))
+        # Not a context: what ends without end_evaluation() leaves the outer parameters in place.
+        self._evaluation.callback(self._live.hold(consensus))
 
     def end_evaluation(self) -> None:
         """Put the live weights back; nothing if no evaluation was begun."""

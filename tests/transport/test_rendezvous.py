@@ -201,6 +201,8 @@ def test_ranks_that_hold_the_same_send_it_once() -> None:
             ranks = slice(3 * worker, 3 * worker + 3)
             sent = [each[name]["sent_bytes"] for each in divided[ranks]]
             assert sum(sent) == whole[3 * worker][name]["sent_bytes"], name
+            peaks = [each[name]["peak"] for each in divided[ranks]]
+            assert 0 <= sum(peaks) - whole[3 * worker][name]["peak"] < len(peaks)
             assert max(sent) - min(sent) <= 16
 
 

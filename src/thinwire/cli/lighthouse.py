@@ -78,6 +78,8 @@ class LighthouseCommand:
             metrics = self._serve_metrics(server, opened)
             if made:
                 say(console, f"export {TOKEN_VARIABLE}={made}")
+            elif self.token_file is None:
+                say(console, f"the token is that of {TOKEN_VARIABLE}; unset it for a new one")
             address = address_text(_reachable_host(host), server.port)
             say(console, f"ready; workers: thinwire train --elastic {address}")
             if metrics:

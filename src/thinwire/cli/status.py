@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar, final
@@ -19,6 +20,7 @@ from thinwire.elastic.token import find_token
 from thinwire.errors import ExchangeError
 from thinwire.membership import WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
+from thinwire.transport.address import split_address
 
 __all__ = ["StatusCommand"]
 
@@ -48,16 +50,27 @@ class StatusCommand:
     def main(self, console: Console) -> None:
         """Run the command."""
         token = find_token(self.token_file)
-        console.print(_page(ask_registry(token, self.address), console.width))
+        split_address(self.address)
+        # Before the screen is taken: an address or a token that is wrong stays so.
+        page: RenderableType = _page(ask_registry(token, self.address), console.width)
+        if not self.watch or not console.is_terminal:
+            console.print(page)
         if not self.watch:
             return
-        with Live(console=console, screen=console.is_terminal) as live:
+        with (
+            Live(page, console=console, screen=console.is_terminal) as live,
+            suppress(KeyboardInterrupt),
+        ):
             while True:
-                try:
-                    live.update(_page(ask_registry(token, self.address), console.width))
-                except ExchangeError as error:  # it may come back
-                    live.update(Text(str(error)))
                 time.sleep(1.0)
+                try:
+                    page = _page(ask_registry(token, self.address), console.width)
+                except ExchangeError as error:  # it may come back
+                    page = Text(str(error))
+                live.update(page)
+        if console.is_terminal:
+            # Its screen is gone, and what was last there with it.
+            console.print(page)
 
 
 def _page(reply: RegistryReply, width: int) -> Group:
@@ -112,7 +125,7 @@ def _headline(reply: RegistryReply) -> str:
     state = "over" if run.over else "under way"
     return (
         f"lighthouse up for {age}; {workers}; the run is {state}: outer step {run.version}, "
-        f"inner step {run.step}, {run.dealt} data shares dealt, digest {run.digest}"
+        f"inner step {run.step}, {run.dealt} data shares dealt, state {run.digest}"
     )
 
 

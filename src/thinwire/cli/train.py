@@ -32,7 +32,7 @@ class Train:
     """
 
     method: str = "diloco"
-    """ddp, demo, diloco, muloco, streaming_diloco, streaming_muloco, sparseloco,
+    """ddp, demo, diloco, muloco, noloco, streaming_diloco, streaming_muloco, sparseloco,
     sparse_muloco or decoupled_momentum; muloco:bits=2 sets a field of it."""
     seed: int = 0
     """Of initial weights, data order and dropout."""

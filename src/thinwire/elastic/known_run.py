@@ -117,7 +117,8 @@ class KnownRun:
         if known.over:
             return RoundRefusal(
                 reason=f"the run is over: {run}",
-                do=f"take the model that {had_it} wrote; {_FORK}",
+                do=f"take the model that {had_it} wrote; for another run start another lighthouse; "
+                f"{_FORK}",
                 is_final=True,
             )
         return RoundRefusal(
