@@ -142,6 +142,6 @@ def _state(member: Member, reply: RegistryReply) -> str:
         found.append(f"{behind} outer steps behind" if behind > 1 else "1 outer step behind")
     elif behind == 0 and run.version and member.position.digest != run.digest:
         found.append(f"another state: digest {member.position.digest}")
-    if member.waiting_s >= 1:  # at the end of every round somebody waits for a moment
+    if member.waiting_s >= 1:  # at the end of every round one waits for a moment
         found.append(f"waits for others, {member.waiting_s:.0f} s")
     return ", ".join(found) or "trains"
