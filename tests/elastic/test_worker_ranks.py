@@ -11,6 +11,8 @@ import pytest
 from elastic_schedule import ShardedPair, inject_faults_into_ranks
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
+from thinwire.elastic.registry_server import ask_registry
+from thinwire.elastic.token import Token
 from training import corpus  # noqa: F401
 
 METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
@@ -41,6 +43,36 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
             assert one.last("shard") == other.last("shard")
         # The control: shards differ, and so no rank has the digest of all.
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
+
+
+def test_all_workers_go_on_from_checkpoints_at_a_new_lighthouse(tmp_path) -> None:
+    def start(team: Team, name: str):
+        files = {rank: {"checkpoint": str(tmp_path / f"{name}{rank}.pt")} for rank in range(2)}
+        return team.start(name, of_rank=files, **SHARDED)
+
+    with Team(tmp_path, steps=20) as team:
+        before = [start(team, name) for name in "ab"]
+        team.finish()
+    with Team(tmp_path, steps=60, terms={"give_up_s": 20.0}) as team:
+        after = [start(team, name) for name in "ab"]
+        assert len(team.finish()) == 4
+        assert after[0].steps()[0]["version"] == before[0].version == 5
+        assert after[0].version > 10
+
+
+def test_the_registry_hears_of_a_round_before_the_next_one_begins(tmp_path) -> None:
+    """A worker that wakes up from an older version must not be let go on from it."""
+    with Team(tmp_path, steps=400, every=8) as team:
+        first, _ = team.start_all("a", "b", **SHARDED | {"step_s": 0.4})
+        version = first.version
+        team.until(lambda: first.version > version)
+        time.sleep(1.0)  # of a round of 3.2 s; heartbeats are sent five times a second
+        told = first.version
+        known = ask_registry(Token(TOKEN), team.address)
+        assert known.run.version == told
+        assert {peer.position.version for peer in known.peers} == {told}
+        for worker in team.workers:
+            worker.kill_all()
 
 
 def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(tmp_path) -> None:

@@ -140,7 +140,7 @@ def _state(member: Member, reply: RegistryReply) -> str:
         found.append("finished")
     if behind > 0:
         found.append(f"{behind} outer steps behind" if behind > 1 else "1 outer step behind")
-    elif behind == 0 and run.version and member.position.digest != run.digest:
+    elif behind == 0 and run.version and member.position.digest not in ("", run.digest):
         found.append(f"another state: digest {member.position.digest}")
     if member.waiting_s >= 1:  # at the end of every round one waits for a moment
         found.append(f"waits for others, {member.waiting_s:.0f} s")

@@ -51,8 +51,8 @@ class KnownRun:
 
     Attributes:
         description: of its model, method and versions.
-        position: the highest version that a worker said, all shares that were dealt, and whether
-            the run is over.
+        position: the highest version that a worker said, with its digest once that is known, all
+            shares that were dealt, and whether the run is over.
         team: identities of the workers of the last round that was begun.
 
     >>> run = KnownRun()
@@ -72,7 +72,8 @@ class KnownRun:
     def learn(self, position: Progress) -> None:
         """Note how far a worker says that it has come."""
         known, dealt = self.position, max(self.position.dealt, position.dealt)
-        if position.version > known.version:
+        is_more = (position.version, position.digest != "") > (known.version, known.digest != "")
+        if is_more:
             self.position = replace(position, dealt=dealt)
         else:
             is_over = known.over or (position.over and _same(position, known))
@@ -129,4 +130,5 @@ class KnownRun:
 
 
 def _same(a: Progress, b: Progress) -> bool:
-    return (a.version, a.digest) == (b.version, b.digest)
+    # A worker of several ranks knows no digest of the version that it has just reached.
+    return a.version == b.version and (a.digest == b.digest or "" in (a.digest, b.digest))

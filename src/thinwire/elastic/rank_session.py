@@ -209,25 +209,25 @@ class RankSession:
 
     # -- joining -----------------------------------------------------------------------------------
 
-    def introduce(self, description: Mapping[str, str]) -> list[tuple[str, Mapping[str, str]]]:
-        """Tell the other ranks of this worker where this one is and what it runs.
+    def introduce(
+        self, description: Mapping[str, str]
+    ) -> list[tuple[str, Mapping[str, str], Progress]]:
+        """Tell the other ranks of this worker where this one is, what it runs and how far it is.
 
         Returns:
-            address and description of every rank, in rank order.
+            address, description and progress of every rank, in rank order.
         """
-        return self._ranks.gather((self.address, description))
+        return self._ranks.gather((self.address, description, self._state.progress()))
 
     def join(self, description: Mapping[str, str]) -> None:
         """Join the run with the first rank, which asks for all; raises what it failed with."""
         try:
             self.introduce(description)
-            match self._ranks.broadcast():
-                case Joined() as joined:
-                    self.joined(joined)
-                case Fail(error):
-                    raise error
-                case other:
-                    raise AssertionError(other)
+            while (told := self._ranks.broadcast()) is None:
+                pass  # the first rank waits for the registry, and is still there
+            if isinstance(told, Fail):
+                raise told.error
+            self.joined(told)
         except BaseException:
             self.close()
             raise

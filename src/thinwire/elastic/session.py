@@ -1,11 +1,11 @@
 """A worker in an elastic run, from joining to leaving: what its first rank decides for it."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 from thinwire.elastic.events import EventLog
@@ -101,8 +101,10 @@ class ElasticSession:
     def _open(self, description: Mapping[str, str]) -> None:
         settings, options = self._settings, self._settings.options
         introduced = self._here.introduce(description)
-        self._addresses = [address for address, _ in introduced]
-        description = merge_descriptions([described for _, described in introduced])
+        self._addresses = [address for address, _, _ in introduced]
+        # Not this rank's alone: its digest is that of its shards.
+        self._known_progress = progress_of_worker([progress for _, _, progress in introduced])
+        description = merge_descriptions([described for _, described, _ in introduced])
         described = json.dumps(description, sort_keys=True).encode()
         self._description_digest = hashlib.sha256(described).hexdigest()[:16]
         registry = RegistryClient(
@@ -113,7 +115,7 @@ class ElasticSession:
         self._registry = registry
         # A token or clock that is wrong at the start stays so: it is told at once.
         reply = self._with_retry(
-            lambda: registry.join(self._state.progress(), *self._addresses), ExchangeError
+            lambda: registry.join(self._known_progress, *self._addresses), ExchangeError
         )
         joined = Joined(self.name, reply.heartbeat_timeout_s)
         self._ranks.broadcast(joined)
@@ -152,7 +154,7 @@ class ElasticSession:
 
     def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
         def asked() -> T:
-            self._check_asked()
+            self._check_waiting()
             return ask()
 
         return with_retry(
@@ -190,13 +192,19 @@ class ElasticSession:
     def _progress(self) -> Progress:
         """How far this worker is, by what its ranks said last, and this one says now."""
         self._statuses[0] = self._here.status()
-        return progress_of_worker([status.progress for status in self._statuses])
+        self._known_progress = progress_of_worker([status.progress for status in self._statuses])
+        return self._known_progress
 
     def _glance(self) -> Progress:
-        """The same for heartbeats, at once: of several ranks, as they said before the round."""
-        if self._ranks.size == 1 or not self._statuses:
-            return self._state.glance()
-        return progress_of_worker([status.progress for status in self._statuses])
+        """The same for heartbeats, at once.
+
+        What the other ranks have after a round that has just counted is asked before the next one;
+        until then the digest of the worker's state is not known, and is "".
+        """
+        here, known = self._state.glance(), self._known_progress
+        if self._ranks.size == 1:
+            return here
+        return known if here.version <= known.version else replace(here, digest="", over=False)
 
     def _tell_failure(self, error: BaseException) -> None:
         """Let the other ranks of this worker fail with the same error, if they are still there."""
@@ -276,16 +284,16 @@ class ElasticSession:
         return self._round(quorum, phase, began_s)
 
     def _check_may_take_part(self) -> None:
-        self._check_asked()
+        self._check_waiting()
         if self._heartbeat.refusal is not None:
             raise self._heartbeat.refusal
         self._peers.check_alone()
+
+    def _check_waiting(self) -> None:
         if time.monotonic() - self._told_s > _STILL_THERE_S:
             # The other ranks of this worker wait with it, and would take long silence for a fault.
             self._ranks.broadcast(None)
             self._told_s = time.monotonic()
-
-    def _check_asked(self) -> None:
         if self._asked_to_leave():
             raise RunStopped(
                 "wait for the others",
@@ -439,7 +447,7 @@ class ElasticSession:
         for name in ("sent_bytes", "received_bytes"):
             known = [n for rank in ranks if (n := getattr(rank, name)) is not None]
             totals |= {name: sum(known)} if known else {}
-        self._registry.report(dataclasses.replace(metrics, **totals))
+        self._registry.report(replace(metrics, **totals))
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep a round for workers that missed it."""
