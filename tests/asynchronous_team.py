@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from exchanges import sealed
 from thinwire.asynchronous import (
     Assignment,
     AsyncOptions,
@@ -14,7 +15,7 @@ from thinwire.asynchronous import (
     Simulation,
     WorkerSpeeds,
 )
-from thinwire.exchange.message import Header, Kind, read_origin, seal
+from thinwire.exchange.message import Header, Kind, read_origin
 from toy import BuildOptimizer, adamw, build_model, loss
 
 
@@ -37,7 +38,7 @@ def with_number(message: torch.Tensor, value: float) -> torch.Tensor:
         elements=len(body),
         **read_origin(message)._asdict(),
     )
-    return seal(body.view(torch.uint8), header)
+    return sealed(body.view(torch.uint8), header)
 
 
 class AsyncTeam:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire.aggregate import Aggregate
+from thinwire.blocks import CPU, DenseVector
 from thinwire.codecs import Codec, Identity
 from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundResult
+from thinwire.exchange.message import HEADER_NBYTES, Header, blank_message, seal
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.storage import OnDevice
@@ -18,6 +20,13 @@ from thinwire.transport import RoundTag, Transport
 LAYOUT = Layout.of({"weight": (300, 70), "bias": (70,)})
 MEAN = tw.MeanOverWorkers()
 ANCHOR = b"an ancho"
+
+
+def sealed(body: Tensor, header: Header) -> Tensor:
+    """A message with `body`."""
+    message = blank_message(len(body), CPU)
+    message[HEADER_NBYTES:] = body
+    return seal(message, header)
 
 
 def tag_of(round: int = 1, anchor: bytes = ANCHOR) -> RoundTag:
@@ -70,7 +79,7 @@ def exchanged(
     """One round of workers that share a thread; `encode` makes a worker's messages."""
 
     def usual(rank: int, state: ExchangeState) -> Messages:
-        return state.encode(delta_of(rank, round=round), tag_of(round))
+        return state.encode(DenseVector(delta_of(rank, round=round)), tag_of(round))
 
     tag, encode = tag_of(round), usual if encode is None else encode
     rounds = [

@@ -20,6 +20,7 @@ from torch import nn
 
 import thinwire as tw
 from exchanges import LAYOUT, exchanged, state_of, tag_of
+from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.testing.transports import (
     announced,
@@ -109,9 +110,7 @@ def pair_means(transports) -> list[list[str]]:
         state_of(Pairs(), t.rank, t.world_size, codec=tw.codecs.Quantise(bits=4))
         for t in transports
     ]
-    means = [
-        [result.mean for result in exchanged(states, transports, round=n)] for n in range(1, 6)
-    ]
+    means = [[r.mean.whole() for r in exchanged(states, transports, round=n)] for n in range(1, 6)]
     return [
         [hashlib.sha256(mean.numpy().tobytes()).hexdigest() for mean in of_worker]
         for of_worker in zip(*means, strict=True)
@@ -449,7 +448,7 @@ def averaged_in_elastic() -> None:
     group = ElasticGroup(link, timeouts, on_broken=lambda why, lost_s: None)
     state = state_of(tw.ReduceScatter(), dist.get_rank(), 2)
     tag = tag_of()
-    messages = state.encode(torch.ones(LAYOUT.numel), tag)
+    messages = state.encode(DenseVector(torch.ones(LAYOUT.numel)), tag)
     report(lambda: group.run(state.run(messages, tag), tag).wait())
 
 

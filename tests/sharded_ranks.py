@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import thinwire as tw
+from thinwire.blocks import LazyVector
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.sharding import by_holders
 from thinwire.transport import Distributed, RoundTag
@@ -200,8 +201,8 @@ class Book:
         self.moved = self.sent = torch.zeros(fragment.layout.numel)
         encode = self.exchange.encode
 
-        def spied(delta: Tensor, tag: RoundTag):
-            self.moved = self.moved + delta
+        def spied(delta: LazyVector, tag: RoundTag):
+            self.moved = self.moved + delta.whole()
             messages = encode(delta, tag)
             codec, body = self.exchange._codec, messages["whole"][HEADER_NBYTES:]
             self.sent = self.sent + codec.decode(body, round=tag.round)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.live_vector import OpenWeights
 from thinwire.live_weights import LiveWeights
 from thinwire.testing import reference_diloco, reference_streaming
 from toy import Team, adamw, build_model, largest_difference, loss, muon, same_bits, sgd
@@ -868,7 +869,7 @@ def test_an_interrupt_while_weights_are_written_leaves_a_whole_outer_step(
         for worker in range(workers):
             train_one(team, worker, 11)
         with monkeypatch.context() as patch:
-            patch.setattr(team.loops[0]._live, "mix", interrupted)
+            patch.setattr(OpenWeights, "mix", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 team.loops[0].finish()
         digests.append([team.loops[0].digest(), *map(total, team.loops[0]._state.fragments)])
@@ -877,7 +878,7 @@ def test_an_interrupt_while_weights_are_written_leaves_a_whole_outer_step(
     assert digests[0] == digests[1]
 
 
-def interrupted(*_) -> None:
+def interrupted(*_, **__) -> None:
     raise KeyboardInterrupt
 
 

@@ -3,15 +3,18 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from thinwire.blocks import CPU, ComputedVector, DenseVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ConfigurationError, NonFiniteError
+from thinwire.fragments.layout import Layout, Segment
 from thinwire.rejection import Rejection, RejectReason
 
 __all__ = [
@@ -22,9 +25,12 @@ __all__ = [
     "MedianNormClip",
     "Payloads",
     "aggregate_valid",
+    "combined",
 ]
 
 _FEWEST_FOR_A_MEDIAN = 3
+# Means of numbers below it, and rows of a transform of them, are in the range of fp32.
+_FAR = 1e36
 
 
 @final
@@ -34,39 +40,41 @@ class Payloads:
 
     Args:
         coder: decodes them.
-        payloads: one per worker, in rank order, all on one device.
+        payloads: one per worker, in rank order.
         round: number of the exchange in which they were encoded.
-        scales: by which each worker's tensors are multiplied, fp32 [workers, segments of the
-            layout]; None where they are taken as they are.
+        scales: by which each worker's tensors are multiplied, fp32 [workers, tensors]; None where
+            they are taken as they are.
+        sizes: of these tensors, one after the other; by default the layout's segments.
     """
 
     coder: BoundCodec
     payloads: Sequence[Tensor]
     round: int = 0
     scales: Tensor | None = None
+    sizes: Sequence[int] | None = None
 
     @property
     def workers(self) -> int:
         """K."""
         return len(self.payloads)
 
+    @property
+    def numel(self) -> int:
+        """Of a vector."""
+        return self.coder.layout.numel
+
     def zeros(self) -> Tensor:
         """A vector to add to: fp32 [numel]."""
-        return torch.zeros(self.coder.layout.numel, device=self.payloads[0].device)
+        return torch.zeros(self.numel, device=self.payloads[0].device)
 
     def coefficients(self, worker: int) -> Tensor:
         """What one worker sent, before the codec's transform is inverted; not to be changed."""
         numbers = self.coder.coefficients(self.payloads[worker], self.round)
         if self.scales is None:
             return numbers
-        scaled = numbers.clone()
-        for s, scale in zip(self.coder.layout.segments, self.scales[worker], strict=True):
-            scaled[s.start : s.stop] *= scale
-        return scaled
-
-    def decode(self, worker: int) -> Tensor:
-        """The vector of one worker, fp32 [numel]; not to be changed."""
-        return self.to_vector(self.coefficients(worker))
+        of_segments = [s.numel for s in self.coder.layout.segments]
+        sizes = torch.tensor(self.sizes or of_segments, device=numbers.device)
+        return numbers * self.scales[worker].repeat_interleave(sizes, output_size=self.numel)
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
         """The vector of a sum of coefficients, which are overwritten: one inverse, not K."""
@@ -90,6 +98,53 @@ class Payloads:
             out += numbers * weight
             senders += numbers != 0
 
+    def pieces(self, device: torch.device) -> "Iterator[tuple[VectorPart, Payloads]]":
+        """The payloads of one part of the vector after the other, each brought to `device`."""
+        for piece in self.coder.pieces:
+            sent = [payload[piece.where].to(device) for payload in self.payloads]
+            one = Payloads(coder=piece.codec, payloads=sent, round=self.round)
+            if self.scales is not None:
+                runs = _runs(piece.part, self.coder.layout)
+                scales = self.scales[:, [place for place, _ in runs]]
+                sizes = [count for _, count in runs]
+                one = dataclasses.replace(one, scales=scales, sizes=sizes)
+            yield piece.part, one
+
+    def is_finite(self, worker: int) -> bool:
+        """Whether all numbers are that `worker` sent."""
+        found = (
+            p.to_vector(p.coefficients(0)).isfinite().all()
+            for _, p in self._of(worker).pieces(self.payloads[worker].device)
+        )
+        return all(map(bool, found))
+
+    def largest(self) -> float:
+        """A bound on the magnitude of any number sent; inf or NaN if one is not finite."""
+        if not self.payloads:
+            return 0.0
+        bounds = [self.coder.largest(payload, self.round) for payload in self.payloads]
+        return float(torch.stack(bounds).amax())
+
+    def norms(self) -> Tensor:
+        """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
+        squares = [self.coder.squared_norm(payload, self.round) for payload in self.payloads]
+        return torch.stack(squares).sqrt()
+
+    def segment_norms(self, device: torch.device) -> Tensor:
+        """The norms of each worker's tensors, fp64 [workers, segments of the layout].
+
+        Squares leave the range of fp32 before numbers do.
+        """
+        segments = len(self.coder.layout.segments)
+        squares = torch.zeros(self.workers, segments, dtype=torch.float64, device=device)
+        for part, sent in self.pieces(device):
+            runs = _runs(part, self.coder.layout)
+            for worker in range(self.workers):
+                numbers = sent.coefficients(worker).split([count for _, count in runs])
+                for (segment, _), values in zip(runs, numbers, strict=True):
+                    squares[worker, segment] += values.double().square().sum()
+        return squares.sqrt()
+
     def scaled(self, scales: Tensor) -> "Payloads":
         """These payloads with every worker's tensors multiplied by `scales`, also."""
         both = scales if self.scales is None else self.scales * scales
@@ -98,11 +153,37 @@ class Payloads:
     def without(self, left_out: Collection[int]) -> "Payloads":
         """These payloads without those at the places in `left_out`."""
         kept = [place for place in range(self.workers) if place not in left_out]
+        return self._only(kept)
+
+    def _of(self, worker: int) -> "Payloads":
+        return self._only([worker])
+
+    def _only(self, kept: list[int]) -> "Payloads":
         return dataclasses.replace(
             self,
             payloads=[self.payloads[place] for place in kept],
             scales=None if self.scales is None else self.scales[kept],
         )
+
+
+def _runs(part: VectorPart, layout: Layout) -> list[tuple[int, int]]:
+    """The segments that a part runs over, in its order, and how many of its numbers are in each."""
+    segments = layout.segments
+    if part.ranges is None:  # blocks of one matrix
+        return [(_segment_at(segments, part.start), part.numel)]
+    runs: list[tuple[int, int]] = []
+    for start, stop in part.ranges:
+        while start < stop:
+            place = _segment_at(segments, start)
+            end = min(stop, segments[place].stop)
+            runs.append((place, end - start))
+            start = end
+    return runs
+
+
+def _segment_at(segments: Sequence[Segment], place: int) -> int:
+    # Of segments that start at one place, all but the last are empty.
+    return bisect_right(segments, place, key=lambda s: s.start) - 1
 
 
 class Aggregate(ABC):
@@ -119,7 +200,17 @@ class Aggregate(ABC):
 
     @abstractmethod
     def combine(self, received: Payloads) -> Tensor:
-        """One new vector [numel] (fp32) from all payloads, in rank order."""
+        """One new vector [numel] (fp32) from all payloads, in rank order.
+
+        If it is elementwise it is called for one part of the vector after the other.
+        """
+
+    def by_parts(self, received: Payloads) -> "tuple[Aggregate, Payloads] | None":
+        """An elementwise aggregate of payloads that comes to the same; None if there is none.
+
+        By default this one of `received`, if it is elementwise.
+        """
+        return (self, received) if self.elementwise else None
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """The payloads to leave out before `combine`, by their place; by default none."""
@@ -232,22 +323,21 @@ class MedianNormClip(Aggregate):
 
     def combine(self, received: Payloads) -> Tensor:
         """The clipped vectors, combined by `aggregate`."""
-        norms = torch.stack([self._norms(received, w) for w in range(received.workers)])
+        return self.aggregate.combine(self._clipped(received))
+
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
+        """Norms first, then what `aggregate` makes of the clipped parts."""
+        return self.aggregate.by_parts(self._clipped(received))
+
+    def _clipped(self, received: Payloads) -> Payloads:
+        norms = received.segment_norms(received.payloads[0].device)
         median = norms.median(0).values
         scales = torch.where(norms > median, median / norms, torch.ones_like(norms))
-        return self.aggregate.combine(received.scaled(scales.float()))
+        return received.scaled(scales.float())
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """Those of `aggregate`."""
         return self.aggregate.outliers(received)
-
-    def _norms(self, received: Payloads, worker: int) -> Tensor:
-        """The norm of every tensor, in fp64: squares leave the range of fp32 before numbers do."""
-        values = received.coefficients(worker)
-        norms = values.new_zeros(len(received.coder.layout.segments), dtype=torch.float64)
-        for i, s in enumerate(received.coder.layout.segments):
-            norms[i] = torch.linalg.vector_norm(values[s.start : s.stop], dtype=torch.float64)
-        return norms
 
 
 @final
@@ -271,7 +361,7 @@ class DropOutliers(Aggregate):
     >>> coder = Identity().bind(Layout.vector(1))
     >>> sent = [coder.encode(torch.tensor([x])) for x in (1.0, 2.0, 100.0)]
     >>> mean, left_out = aggregate_valid(DropOutliers(), Payloads(coder=coder, payloads=sent))
-    >>> mean, list(left_out)
+    >>> mean.whole(), list(left_out)
     (tensor([1.5000]), [2])
     """
 
@@ -296,13 +386,16 @@ class DropOutliers(Aggregate):
         """Combine all of `received`; the caller left out what `outliers` returns."""
         return self.aggregate.combine(received)
 
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
+        """What the aggregate that combines the rest does."""
+        return self.aggregate.by_parts(received)
+
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """Payloads beyond the limit, and outliers of the inner aggregate."""
         found = self.aggregate.outliers(received)
         if received.workers < _FEWEST_FOR_A_MEDIAN:
             return found
-        vectors = (received.decode(w) for w in range(received.workers))
-        norms = [float(torch.linalg.vector_norm(v, dtype=torch.float64)) for v in vectors]
+        norms: list[float] = received.norms().tolist()
         median = sorted(n if math.isfinite(n) else math.inf for n in norms)[(len(norms) - 1) // 2]
         # With a median of 0 most sent zeros, and then any other norm would be an outlier.
         return found | {
@@ -315,23 +408,32 @@ class DropOutliers(Aggregate):
 
 
 def aggregate_valid(
-    aggregate: Aggregate, received: Payloads
-) -> tuple[Tensor, dict[int, Rejection]]:
+    aggregate: Aggregate, received: Payloads, device: torch.device = CPU
+) -> tuple[StreamedVector, dict[int, Rejection]]:
     """Combine the payloads that are finite and not outliers by the rule of `aggregate`.
 
+    Args:
+        aggregate: the rule.
+        received: on any device.
+        device: on which they are combined.
+
     Returns:
-        the combined vector (fp32 [numel]), and by place in `received` why a payload is not in it.
+        the combined vector, and by place in `received` why a payload is not in it.
 
     Raises:
+        ExchangeError: a payload is not one of the codec.
         NonFiniteError: no payload is finite.
     """
     rejected = aggregate.outliers(received)
-    combined = aggregate.combine(received.without(rejected) if rejected else received)
-    # One sum costs little, and a finite sum proves every term finite.
-    if bool(torch.isfinite(combined.sum())) or bool(torch.isfinite(combined).all()):
-        return combined, rejected
+    kept = received.without(rejected) if rejected else received
+    # A number of all workers' is a mean, and a transform is orthonormal: neither leaves the range.
+    if kept.largest() < _FAR:
+        return combined(aggregate, kept, device), rejected
+    vector = combined(aggregate, kept, device).whole()
+    if bool(vector.isfinite().all()):
+        return DenseVector(vector), rejected
     sent = [w for w in range(received.workers) if w not in rejected]
-    bad = [w for w in sent if not bool(torch.isfinite(received.decode(w)).all())]
+    bad = [w for w in sent if not received.is_finite(w)]
     rejected |= {w: Rejection(reason=RejectReason.NOT_FINITE) for w in bad}
     if not bad or len(rejected) == received.workers:
         raise NonFiniteError(
@@ -339,4 +441,19 @@ def aggregate_valid(
             because="none of it is finite" if bad else "the sum leaves the range of fp32",
             do="resume from the last checkpoint with a lower inner learning rate",
         )
-    return aggregate.combine(received.without(rejected)), rejected
+    return combined(aggregate, received.without(rejected), device), rejected
+
+
+def combined(aggregate: Aggregate, received: Payloads, device: torch.device) -> StreamedVector:
+    """What `aggregate` makes of `received`, part by part where it can be made so."""
+    by_parts = aggregate.by_parts(received)
+    if by_parts is None:
+        on_device = [payload.to(device) for payload in received.payloads]
+        return DenseVector(aggregate.combine(dataclasses.replace(received, payloads=on_device)))
+    rule, payloads = by_parts
+
+    def blocks() -> Iterator[tuple[VectorPart, Tensor]]:
+        for part, sent in payloads.pieces(device):
+            yield part, rule.combine(sent)
+
+    return ComputedVector(received.numel, device, blocks)

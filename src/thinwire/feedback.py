@@ -1,13 +1,15 @@
 """Error feedback: the part of earlier pseudo-gradients that was lost in encoding is sent again."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
+from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
 from thinwire.storage import StatePlacement, choose_storage
@@ -19,13 +21,24 @@ class FeedbackState(ABC):
     """The feedback of one vector on one worker."""
 
     @abstractmethod
-    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
-        """The payload for `delta` (fp32 [numel], finite) plus what earlier rounds did not send."""
+    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+        """Encode `delta` (finite) plus what earlier rounds did not send into `out`.
 
-    def absorb(self, mean: Tensor) -> Tensor:
+        Args:
+            out: uint8 [codec.nbytes].
+            delta: [numel]; read part by part, each of them once.
+            codec: of [numel].
+            round: number of the exchange.
+
+        Raises:
+            NonFiniteError: the sum leaves the range of fp32.
+        """
+
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
         """What the outer optimizer applies, once the `mean` of a round is known.
 
-        By default the mean itself. It is called once for each round, in their order.
+        By default the mean itself. It is called once for each round, in their order, and what it
+        returns is read once.
         """
         return mean
 
@@ -57,8 +70,9 @@ class Feedback(ABC):
 
 @final
 class _NoResidual(FeedbackState):
-    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
-        return codec.encode(delta, round)
+    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+        for piece in codec.pieces:
+            piece.codec.encode_to(out[piece.where], delta.read(piece.part), round)
 
     def prefetch(self) -> None:
         pass
@@ -94,28 +108,42 @@ class _Residual(FeedbackState):
         self._decay, self._returns_mean = decay, returns_mean
         self._memory = storage.zeros(numel)
 
-    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
-        wanted = self._memory.fetch()
-        wanted.mul_(self._decay).add_(delta)
-        # One sum costs little, and a finite sum proves every term finite.
-        if not bool(torch.isfinite(wanted.sum())) and not bool(torch.isfinite(wanted).all()):
+    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+        residual = self._memory.fetch()
+        left: list[Tensor] = []
+        for piece in codec.pieces:
+            part = piece.part.read(residual)
+            piece.codec.encode_feedback_to(
+                out[piece.where], part, delta.read(piece.part), decay=self._decay, round=round
+            )
+            piece.part.write(residual, part)
+            left.append(part.sum())
+        self._memory.store(residual)
+        # A finite sum proves every term finite, and what is left is if what was encoded is.
+        if left and not bool(torch.isfinite(torch.stack(left)).all()):
+            self._check_finite(residual)
+
+    def _check_finite(self, residual: Tensor) -> None:
+        if not bool(torch.isfinite(residual).all()):
             raise NonFiniteError(
                 "add a pseudo-gradient to the feedback",
                 because="the sum leaves the range of fp32",
                 do="resume from the last checkpoint with a lower inner learning rate",
             )
-        payload = codec.encode_residual(wanted, round)
-        self._memory.store(wanted)
-        return payload
 
-    def absorb(self, mean: Tensor) -> Tensor:
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
         if not self._returns_mean:
             return mean
+        return ComputedVector(mean.numel, mean.device, partial(self._absorbed, mean))
+
+    def _absorbed(self, mean: StreamedVector) -> Iterator[tuple[VectorPart, Tensor]]:
         momentum = self._memory.fetch()
-        momentum.add_(mean)
-        torch.mul(momentum, self._decay, out=mean)
+        for place, values in mean.blocks():
+            part = place.read(momentum)
+            part.add_(values)
+            place.write(momentum, part)
+            yield place, torch.mul(part, self._decay, out=values)
         self._memory.store(momentum)
-        return mean
 
     def prefetch(self) -> None:
         self._memory.prefetch()

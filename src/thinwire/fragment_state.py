@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.errors import MismatchError
 from thinwire.exchange import ExchangeState, RoundResult
 from thinwire.exchange.message import anchor_digest
@@ -105,7 +106,7 @@ class FragmentState:
 
     def send(
         self,
-        delta: Tensor,
+        delta: LazyVector,
         *,
         step: int,
         due_step: int,
@@ -114,7 +115,7 @@ class FragmentState:
     ) -> None:
         """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
         if self.watcher is not None:
-            self.watcher(delta)
+            self.watcher(delta.whole())
         tag = self._next_tag(anchor)
         messages = self.exchange.encode(self.outer.contribution(delta), tag)
         self._start(messages, tag, step, due_step, feedback_before)
@@ -258,7 +259,7 @@ class FragmentState:
             "counted": list(self.contributors.items()),
         }
 
-    def step_missed(self, mean: Tensor, facts: Mapping[str, Any]) -> None:
+    def step_missed(self, mean: StreamedVector, facts: Mapping[str, Any]) -> None:
         """Take the outer step of a round that this worker missed; `rebase` must follow."""
         self.outer.apply(mean)
         self._unused_optimizer_state = {}

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from thinwire.blocks import StreamedVector
 from thinwire.errors import CheckpointError, MismatchError, ThinwireError
 from thinwire.exchange import RoundResult
 from thinwire.fragment_builder import FragmentBuilder
@@ -208,7 +209,7 @@ class LoopState(SharedState):
             self.version = record.version
             fragment.rebase(self.name, local_delta)
 
-    def _mean_of(self, record: RoundRecord, fragment: FragmentState) -> Tensor:
+    def _mean_of(self, record: RoundRecord, fragment: FragmentState) -> StreamedVector:
         facts = record.facts
         # With overlap its messages were sent before the step that this one follows on.
         tag = RoundTag(

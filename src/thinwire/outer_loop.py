@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import torch
 from torch import Tensor, nn
 
+from thinwire.blocks import LazyVector
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
@@ -264,8 +265,11 @@ class OuterLoop:
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
-        delta = fragment.outer.pseudo_gradient()
-        names = fragment.fragment.names
+        with fragment.outer.measure() as delta:
+            self._send_measured(fragment, delta)
+
+    def _send_measured(self, fragment: FragmentState, delta: LazyVector) -> None:
+        step, names = self._state.step, fragment.fragment.names
         self._live.check_finite(names, delta, what="pseudo-gradient", when=f"inner step {step}")
         fragment.outer.on_sent(delta)
         # A lone worker cannot drift from others.

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from thinwire.blocks import DenseVector
 from thinwire.errors import NonFiniteError
 from thinwire.exchange import RoundResult
 from thinwire.fragment_builder import FragmentBuilder
@@ -92,7 +93,9 @@ class OuterParameters:
         exchange = self._builder.mean_exchange(fragment.fragment, workers, rank)
         tag = RoundTag(what=f"the outer parameters of {fragment.fragment.name}", round=version)
         anchor = fragment.outer.flat_anchor().to(self._builder.storage.device)
-        return self._transport.run(exchange.run(exchange.encode(anchor, tag), tag), tag)
+        return self._transport.run(
+            exchange.run(exchange.encode(DenseVector(anchor), tag), tag), tag
+        )
 
     @torch.no_grad()
     def consensus(self, *, version: int) -> dict[str, Tensor]:
@@ -109,7 +112,7 @@ class OuterParameters:
             results = [exchange.wait() for exchange in self._under_way]
             for result in results:
                 _check_complete(result)
-            self._means, self._under_way = [result.mean for result in results], []
+            self._means, self._under_way = [result.mean.whole() for result in results], []
         return self._by_name(self._means)
 
     @property

@@ -642,12 +642,15 @@ def test_small_tensors_share_chunks() -> None:
 def test_every_element_is_in_exactly_one_record(groups) -> None:
     layout = ragged_layout()
     flat = torch.arange(layout.numel, dtype=torch.float32)
-    seen = torch.cat([batch.read(flat).flatten() for batch in groups.batches(layout)])
+    batches = list(groups.batches(layout))
+    seen = torch.cat([batch.rows_of(batch.part.read(flat)).flatten() for batch in batches])
     assert torch.equal(seen.sort().values, flat)
-    for batch in groups.batches(layout):
-        part = batch.read(flat)
-        part += 1.0
-        batch.write(flat, part)
+    for batch in batches:
+        part = batch.part.read(flat)
+        rows = batch.rows_of(part)
+        rows += 1.0
+        batch.put_rows(part, rows)
+        batch.part.write(flat, part)
     assert torch.equal(flat, torch.arange(layout.numel) + 1.0)
 
 

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 import wire_reference as reference
+from exchanges import sealed
 from thinwire.aggregate import MeanOverWorkers, Payloads
 from thinwire.codecs import CastBF16, Codec, Identity, from_id, register, registry
 from thinwire.codecs.selection import random_places
 from thinwire.errors import ConfigurationError, ExchangeError
-from thinwire.exchange.message import Header, Kind, anchor_digest, open_message, seal
+from thinwire.exchange.message import Header, Kind, anchor_digest, open_message
 from thinwire.fragments.layout import Layout, wire_order
 
 _ROOT = Path(__file__).parents[2]
@@ -156,8 +157,8 @@ def make_messages() -> dict[str, str]:
     codec = from_id("topk-64/sign-levels/chunk")
     start, piece = layout.cut(3)[1]
     shard = x[start : start + piece.numel]
-    whole = seal(codec.bind(layout).encode(x), header_of("whole"))
-    mean = seal(codec.bind(piece).encode(shard), header_of("mean"))
+    whole = sealed(codec.bind(layout).encode(x), header_of("whole"))
+    mean = sealed(codec.bind(piece).encode(shard), header_of("mean"))
     return {"whole": raw(whole).hex(), "mean": (raw(mean) + bytes(16)).hex()}
 
 

@@ -25,7 +25,8 @@ from elastic_hub import (
     sum_of,
     train,
 )
-from thinwire.exchange.message import Header, Kind, seal
+from exchanges import sealed
+from thinwire.exchange.message import Header, Kind
 from thinwire.rejection import RejectReason
 from thinwire.testing import ElasticHub
 from toy import Team, adamw, build_model, muon, same_bits, sgd
@@ -390,7 +391,7 @@ def poisoned(message: torch.Tensor) -> torch.Tensor:
     anchor = bytes(message[48:56].tolist())
     body = torch.full((139,), math.nan, dtype=torch.bfloat16).view(torch.uint8)
     places = {"fragment": 0, "kind": Kind.WHOLE, "shard": 0, "round": 1, "sender": 1}
-    return seal(body, Header(codec="cast/bf16", elements=139, anchor=anchor, **places))
+    return sealed(body, Header(codec="cast/bf16", elements=139, anchor=anchor, **places))
 
 
 @pytest.mark.parametrize("fault", [RejectReason.NOT_FINITE, RejectReason.OUTLIER])

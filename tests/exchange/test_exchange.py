@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from exchanges import sealed
 from thinwire import codecs
 from thinwire.aggregate import Payloads
-from thinwire.exchange.message import HEADER_NBYTES, Header, Kind, seal
+from thinwire.exchange.message import HEADER_NBYTES, Header, Kind
 from thinwire.fragments.layout import Layout
 from thinwire.testing.faults import Change, Changing, with_payloads
 from thinwire.transport import AllGather, AllToAll, Request, in_process
@@ -279,7 +280,7 @@ def resealed(message: Tensor, **fields) -> Tensor:
         }
         | fields
     )
-    return seal(message[HEADER_NBYTES:], header)
+    return sealed(message[HEADER_NBYTES:], header)
 
 
 WRONG: dict[str, tuple[Tamper, str]] = {

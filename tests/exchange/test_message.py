@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 
+from exchanges import sealed
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.exchange.message import (
     HEADER_NBYTES,
@@ -11,7 +12,6 @@ from thinwire.exchange.message import (
     anchor_digest,
     open_message,
     read_origin,
-    seal,
 )
 
 BODY = torch.arange(12, dtype=torch.uint8)
@@ -31,8 +31,8 @@ def opened(message: torch.Tensor, expected: Header = HEADER) -> torch.Tensor:
     return open_message(message, expected, body_nbytes=len(BODY))
 
 
-def sealed(**changes: object) -> torch.Tensor:
-    return seal(BODY, dataclasses.replace(HEADER, **changes))
+def sealed_with(**changes: object) -> torch.Tensor:
+    return sealed(BODY, dataclasses.replace(HEADER, **changes))
 
 
 def flipped(message: torch.Tensor, byte: int, bit: int) -> torch.Tensor:
@@ -42,7 +42,7 @@ def flipped(message: torch.Tensor, byte: int, bit: int) -> torch.Tensor:
 
 
 def test_what_was_sealed_is_opened() -> None:
-    message = seal(BODY, HEADER)
+    message = sealed(BODY, HEADER)
     body = opened(message)
     assert body.tolist() == BODY.tolist()
     assert len(message) == HEADER_NBYTES + len(BODY)
@@ -51,42 +51,42 @@ def test_what_was_sealed_is_opened() -> None:
 
 
 def test_an_empty_body_travels() -> None:
-    message = seal(BODY[:0], HEADER)
+    message = sealed(BODY[:0], HEADER)
     assert len(message) == HEADER_NBYTES
     assert open_message(message, HEADER, body_nbytes=0).tolist() == []
 
 
 def test_a_body_need_not_be_contiguous() -> None:
     strided = torch.arange(24, dtype=torch.uint8)[::2]
-    body = opened(seal(strided, HEADER))
+    body = opened(sealed(strided, HEADER))
     assert body.tolist() == list(range(0, 24, 2))
 
 
 def test_a_message_need_not_be_contiguous() -> None:
-    message = torch.stack([seal(BODY, HEADER)] * 2, 1)[:, 1]
+    message = torch.stack([sealed(BODY, HEADER)] * 2, 1)[:, 1]
     assert opened(message).tolist() == BODY.tolist()
 
 
 def test_bytes_after_the_body_are_ignored() -> None:
-    padded = torch.cat([seal(BODY, HEADER), torch.full((9,), 255, dtype=torch.uint8)])
+    padded = torch.cat([sealed(BODY, HEADER), torch.full((9,), 255, dtype=torch.uint8)])
     assert opened(padded).tolist() == BODY.tolist()
 
 
 @pytest.mark.parametrize("left", [0, 1, 63, 64, 75])
 def test_a_truncated_message_is_refused(left: int) -> None:
     with pytest.raises(ExchangeError, match=f"it has {left} bytes of 76"):
-        opened(seal(BODY, HEADER)[:left])
+        opened(sealed(BODY, HEADER)[:left])
 
 
 def test_a_longer_body_than_was_sent_is_refused() -> None:
-    padded = torch.cat([seal(BODY, HEADER), torch.zeros(9, dtype=torch.uint8)])
+    padded = torch.cat([sealed(BODY, HEADER), torch.zeros(9, dtype=torch.uint8)])
     with pytest.raises(ExchangeError, match="its body does not match its checksum"):
         open_message(padded, HEADER, body_nbytes=len(BODY) + 1)
 
 
 @pytest.mark.parametrize("byte", range(HEADER_NBYTES))
 def test_any_bit_of_the_header_that_flips_is_noticed(byte: int) -> None:
-    message = seal(BODY, HEADER)
+    message = sealed(BODY, HEADER)
     for bit in range(8):
         with pytest.raises(ExchangeError):
             opened(flipped(message, byte, bit))
@@ -94,7 +94,7 @@ def test_any_bit_of_the_header_that_flips_is_noticed(byte: int) -> None:
 
 @pytest.mark.parametrize("byte", range(HEADER_NBYTES, HEADER_NBYTES + len(BODY)))
 def test_any_bit_of_the_body_that_flips_is_noticed(byte: int) -> None:
-    message = seal(BODY, HEADER)
+    message = sealed(BODY, HEADER)
     for bit in range(8):
         with pytest.raises(ExchangeError, match="its body does not match its checksum"):
             opened(flipped(message, byte, bit))
@@ -113,7 +113,7 @@ def test_any_bit_of_the_body_that_flips_is_noticed(byte: int) -> None:
 )
 def test_a_foreign_or_damaged_header_says_what_is_wrong(byte: int, because: str) -> None:
     with pytest.raises(ExchangeError) as caught:
-        opened(flipped(seal(BODY, HEADER), byte, 0))
+        opened(flipped(sealed(BODY, HEADER), byte, 0))
     assert caught.value.because == because
 
 
@@ -130,18 +130,18 @@ def test_a_foreign_or_damaged_header_says_what_is_wrong(byte: int, because: str)
 )
 def test_a_message_that_belongs_elsewhere_is_refused_by_name(field: str, theirs: int) -> None:
     with pytest.raises(ExchangeError, match="worker 7 for round 1099511627781") as caught:
-        opened(sealed(**{field: theirs}))
+        opened(sealed_with(**{field: theirs}))
     assert caught.value.because == f"its {field} is {theirs}, not {getattr(HEADER, field)}"
 
 
 def test_another_codec_is_refused_by_name() -> None:
     with pytest.raises(ExchangeError, match="it was written by another codec than 'cast/bf16'"):
-        opened(sealed(codec="cast/fp16"))
+        opened(sealed_with(codec="cast/fp16"))
 
 
 def test_another_anchor_is_drift_and_no_damage() -> None:
     with pytest.raises(MismatchError, match="replicas have drifted") as caught:
-        opened(sealed(anchor=b"anchor!?"))
+        opened(sealed_with(anchor=b"anchor!?"))
     assert b"anchor!?".hex() in caught.value.because
     assert b"ANCHOR!?".hex() in caught.value.because
     assert not isinstance(caught.value, ExchangeError)
@@ -149,19 +149,19 @@ def test_another_anchor_is_drift_and_no_damage() -> None:
 
 def test_damage_is_not_taken_for_drift() -> None:
     with pytest.raises(ExchangeError, match="its body does not match"):
-        opened(flipped(sealed(anchor=b"anchor!?"), -1, 0))
+        opened(flipped(sealed_with(anchor=b"anchor!?"), -1, 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float32])
 def test_a_message_of_another_dtype_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ExchangeError, match=r"\[76\], not a vector of uint8"):
-        opened(seal(BODY, HEADER).to(dtype))
+        opened(sealed(BODY, HEADER).to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(1, 76), (76, 1)])
 def test_a_message_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ExchangeError, match="not a vector of uint8"):
-        opened(seal(BODY, HEADER).view(shape))
+        opened(sealed(BODY, HEADER).view(shape))
 
 
 # -- anchor digest ---------------------------------------------------------------------------------
@@ -222,17 +222,22 @@ def test_the_limits_of_the_digest_are_those_that_the_specification_states() -> N
 
 
 def test_where_a_message_comes_from_is_read_before_it_is_opened() -> None:
-    assert read_origin(sealed()) == (7, 2**40 + 5, b"ANCHOR!?")
-    assert read_origin(sealed()[:HEADER_NBYTES]).sender == 7
+    assert read_origin(sealed_with()) == (7, 2**40 + 5, b"ANCHOR!?")
+    assert read_origin(sealed_with()[:HEADER_NBYTES]).sender == 7
 
 
 @pytest.mark.parametrize("byte", range(HEADER_NBYTES))
 def test_where_a_damaged_header_comes_from_is_not_believed(byte: int) -> None:
     with pytest.raises(ExchangeError, match="where a message comes from"):
-        read_origin(flipped(sealed(), byte, 3))
+        read_origin(flipped(sealed_with(), byte, 3))
 
 
 def test_where_no_header_comes_from_is_not_read() -> None:
-    for message in (sealed()[:63], sealed()[:0], torch.zeros(64), sealed().view(2, -1)):
+    for message in (
+        sealed_with()[:63],
+        sealed_with()[:0],
+        torch.zeros(64),
+        sealed_with().view(2, -1),
+    ):
         with pytest.raises(ExchangeError, match="where a message comes from"):
             read_origin(message)

@@ -5,6 +5,7 @@ import pytest
 import thinwire as tw
 from exchanges import LAYOUT, MEAN, delta_of, exchanged, state_of, tag_of
 from thinwire import codecs
+from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.exchange.pairs import peers_of
 from thinwire.exchange.votes import ballot_nbytes
@@ -39,7 +40,7 @@ EXCHANGES = [
 def test_sizes_are_those_of_messages_and_of_what_is_counted(exchange, codec, workers: int) -> None:
     meters = [Metered(t) for t in in_process(workers)]
     states = [state_of(exchange, rank, workers, codec=codec) for rank in range(workers)]
-    made = [state.encode(delta_of(r), tag_of()) for r, state in enumerate(states)]
+    made = [state.encode(DenseVector(delta_of(r)), tag_of()) for r, state in enumerate(states)]
     exchanged(states, meters, encode=lambda rank, _: made[rank])
     for rank, (state, meter) in enumerate(zip(states, meters, strict=True)):
         sizes = exchange.sizes(codec, LAYOUT, MEAN, workers=workers, rank=rank)

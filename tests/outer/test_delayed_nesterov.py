@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.blocks import DenseVector
 from thinwire.live_weights import LiveWeights
 from thinwire.outer import DelayedNesterov, FragmentContext, OuterState
 from thinwire.outer.delayed_nesterov import delayed_nesterov
@@ -43,7 +44,7 @@ def gradients(count: int, numel: int = 7) -> list[Tensor]:
 def after(outer: tw.outer.OuterOptimizer, arrivals: list[Tensor]) -> Tensor:
     state = bound(outer, len(arrivals[0]))
     for g in arrivals:
-        state.apply(g.clone())
+        state.apply(DenseVector(g.clone()))
     return state.flat_anchor().clone()
 
 
@@ -118,7 +119,7 @@ def test_by_hand() -> None:
     state = bound(outer, 1)
     anchors: list[float] = []
     for g in (4.0, 2.0, 0.0):
-        state.apply(torch.tensor([g]))
+        state.apply(DenseVector(torch.tensor([g])))
         anchors.append(float(state.flat_anchor()))
     assert anchors == [-3.0, -3.0 - 17 / 8, -3.0 - 17 / 8 - 3 / 8]
 
@@ -128,17 +129,17 @@ def test_a_checkpoint_keeps_the_place_among_the_arrivals() -> None:
     arrivals = gradients(9)
     state, resumed = bound(outer, 7), bound(outer, 7)
     for g in arrivals[:6]:
-        state.apply(g.clone())
+        state.apply(DenseVector(g.clone()))
     saved = {key: value.clone() for key, value in state.state_dict().items()}
     resumed.load_state_dict(saved)
     for g in arrivals[6:]:
-        state.apply(g.clone())
-        resumed.apply(g.clone())
+        state.apply(DenseVector(g.clone()))
+        resumed.apply(DenseVector(g.clone()))
     assert torch.equal(state.flat_anchor(), resumed.flat_anchor())
     assert int(state.state_dict()["optimizer.step"]) == 9
     resumed.load_state_dict(saved | {"optimizer.step": torch.tensor(0)})
     for g in arrivals[6:]:
-        resumed.apply(g.clone())
+        resumed.apply(DenseVector(g.clone()))
     assert not torch.equal(state.flat_anchor(), resumed.flat_anchor())
 
 

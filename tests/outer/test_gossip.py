@@ -12,10 +12,11 @@ from exchanges import delta_of
 from processes import run_ranks
 from ranks import gossip_in_process
 from thinwire import codecs
+from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.exchange.pairs import peers_of
 from thinwire.live_weights import LiveWeights
-from thinwire.outer import FragmentContext, Gossip
+from thinwire.outer import FragmentContext, Gossip, OuterState
 from thinwire.storage import OnDevice
 from thinwire.testing import OuterContract
 from thinwire.testing.reference import reference_noloco
@@ -64,28 +65,33 @@ def state_of_one_weight(anchor: float, dtype=torch.float32, outer_device: str = 
     return model.weight, Gossip(lr=0.5, momentum=0.5).bind(context, tw.Delay())
 
 
+def contribution(state: OuterState) -> torch.Tensor:
+    with state.measure() as delta:
+        return state.contribution(delta).whole()
+
+
 def test_two_steps_by_hand() -> None:
     """m1 = .5 (1 - .75) = .125; m2 = .5 m1 + .5 (.875 - 1) = 0."""
     weight, state = state_of_one_weight(1.0)
     with torch.no_grad():
         weight.fill_(0.5)
     assert float(state.pseudo_gradient()) == 0.5
-    assert float(state.contribution(state.pseudo_gradient())) == 0.5  # theta, not the difference
-    state.apply(torch.tensor([0.75]))
+    assert float(contribution(state)) == 0.5  # theta, not the difference
+    state.apply(DenseVector(torch.tensor([0.75])))
     assert float(weight.detach()) == float(state.flat_anchor()) == 0.875
-    state.apply(torch.tensor([1.0]))
+    state.apply(DenseVector(torch.tensor([1.0])))
     assert float(weight.detach()) == 0.875
 
 
 def test_the_weight_that_is_sent_lacks_nothing_that_16_bits_rounded_away() -> None:
     weight, state = state_of_one_weight(1.0, torch.bfloat16)
-    state.apply(torch.tensor([1.001]))
+    state.apply(DenseVector(torch.tensor([1.001])))
     anchor = float(state.flat_anchor())
     assert anchor != float(weight.detach())
-    assert float(state.contribution(state.pseudo_gradient())) == anchor
+    assert float(contribution(state)) == anchor
     with torch.no_grad():
         weight -= 0.25
-    assert float(state.contribution(state.pseudo_gradient())) == pytest.approx(anchor - 0.25)
+    assert float(contribution(state)) == pytest.approx(anchor - 0.25)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.blocks import DenseVector
 from thinwire.live_weights import LiveWeights
 from thinwire.outer import FragmentContext
 from thinwire.storage import OnDevice
@@ -67,7 +68,7 @@ def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]
             model.weight -= delta
         pseudo_gradient = state.pseudo_gradient()
         assert float(pseudo_gradient) == pytest.approx(delta)
-        state.apply(pseudo_gradient)
+        state.apply(DenseVector(pseudo_gradient))
         anchors.append(float(model.weight.detach()))
     return anchors
 

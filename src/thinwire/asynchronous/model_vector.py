@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.blocks import CPU, StreamedVector
 from thinwire.codecs import BoundCodec, Identity
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.exchange import Automatic, ExchangeState, Gather
@@ -15,6 +16,7 @@ from thinwire.exchange.message import (
     Header,
     Kind,
     Origin,
+    blank_message,
     body_of,
     examine,
     header_of,
@@ -89,7 +91,9 @@ class ModelVector:
 
     def seal_anchor(self, flat: Tensor, *, round: int, anchor: bytes) -> Tensor:
         """A message with `flat` (fp32 [numel]), of digest `anchor`, for the exchange `round`."""
-        return seal(self._plain.encode(flat).cpu(), self._anchor_header(round, anchor))
+        message = blank_message(self._plain.nbytes, CPU)
+        self._plain.encode_to(body_of(message, self._plain.nbytes), flat.cpu())
+        return seal(message, self._anchor_header(round, anchor))
 
     def open_anchor(self, message: Tensor, *, round: int, anchor: bytes) -> Tensor:
         """The vector fp32 [numel] in what `seal_anchor` made.
@@ -109,8 +113,8 @@ class ModelVector:
     # -- a pseudo-gradient, from a worker to the server --------------------------------------------
 
     @torch.no_grad()
-    def open_delta(self, message: Tensor, origin: Origin) -> Tensor | Rejection:
-        """What the aggregate makes of one message: fp32 [numel], or why it cannot be used."""
+    def open_delta(self, message: Tensor, origin: Origin) -> StreamedVector | Rejection:
+        """What the aggregate makes of one message, [numel], or why it cannot be used."""
         expected = header_of(
             self._codec,
             fragment=0,
@@ -122,10 +126,10 @@ class ModelVector:
         rejection = examine(message, expected, body_nbytes=self._codec.nbytes)
         if rejection is not None:
             return rejection
-        body = body_of(message, self._codec.nbytes).to(self._device)
+        body = body_of(message, self._codec.nbytes)
         payloads = Payloads(coder=self._codec, payloads=[body], round=origin.round)
         try:
-            return aggregate_valid(self._method.aggregate, payloads)[0]
+            return aggregate_valid(self._method.aggregate, payloads, self._device)[0]
         except NonFiniteError:
             return Rejection(reason=RejectReason.NOT_FINITE)
 

@@ -19,6 +19,7 @@ from thinwire.asynchronous.assignment import (
     dynamic_steps,
 )
 from thinwire.asynchronous.model_vector import ModelVector
+from thinwire.blocks import StreamedVector
 from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError
 from thinwire.exchange.message import Origin, anchor_digest, read_origin
 from thinwire.handshake import check_same, digest
@@ -263,7 +264,7 @@ class AsyncServer:
         self._refused[rejection.reason.name] += 1
         return Receipt(rejection=rejection)
 
-    def _apply(self, g: Tensor, origin: Origin, steps: int, now_s: float) -> Receipt:
+    def _apply(self, g: StreamedVector, origin: Origin, steps: int, now_s: float) -> Receipt:
         staleness = self.version - (origin.round - 1)
         self._outer.apply(g)
         self.version += 1

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from thinwire.asynchronous.assignment import Assignment, Receipt
 from thinwire.asynchronous.model_vector import ModelVector, tag_of
+from thinwire.blocks import DenseVector
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
@@ -114,7 +115,7 @@ class AsyncWorker:
             )
         names = self._vector.names
         self._live.check_unchanged()
-        delta = self._start.fetch() - self._live.read(names)
+        delta = DenseVector(self._start.fetch() - self._live.read(names))
         self._start.release()
         what = f"exchange {given.round}"
         self._live.check_finite(names, delta, what="pseudo-gradient", when=what)

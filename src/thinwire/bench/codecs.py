@@ -22,6 +22,7 @@ from thinwire.bench.naive import ChunkedTopK, NaiveTopK, Record, TensorTopK
 from thinwire.bench.result import BenchReport, BenchTable, seconds
 from thinwire.bench.shapes import gpt2, heavy_tailed
 from thinwire.bench.temporaries import peak_temporary_nbytes
+from thinwire.blocks import DenseVector
 from thinwire.codecs import (
     DCT,
     E3M0,
@@ -225,7 +226,9 @@ class _CodecSubject(_Subject[Tensor]):
         )
 
     def encode(self, delta: Tensor) -> Tensor:
-        return self._feedback.encode(delta, self._coder)
+        payload = torch.empty(self._coder.nbytes, dtype=torch.uint8)
+        self._feedback.encode_to(payload, DenseVector(delta), self._coder)
+        return payload
 
     def mean(self, payloads: Sequence[Tensor]) -> Tensor:
         # Into memory that is there: what fresh pages cost is the allocator's cost.

@@ -1,16 +1,19 @@
 """The codec interface: byte formats for vectors of fp32, and a format bound to one layout."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
+from thinwire.blocks import CPU, Span, VectorPart
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
 
-__all__ = ["BoundCodec", "Codec", "check_payload", "to_bytes"]
+__all__ = ["BoundCodec", "Codec", "CodecPiece", "PiecewiseCodec", "check_payload", "pieces_of"]
 
 
 class BoundCodec(ABC):
@@ -28,13 +31,59 @@ class BoundCodec(ABC):
     def __init__(self, id: str, layout: Layout, nbytes: int) -> None:
         self.id, self.layout, self.nbytes = id, layout, nbytes
 
-    @abstractmethod
-    def encode(self, x: Tensor, round: int = 0) -> Tensor:
-        """`x` [numel] (fp32, finite, contiguous) as a new uint8 [nbytes]; `x` is not modified."""
+    @property
+    def pieces(self) -> "Sequence[CodecPiece]":
+        """Parts of the vector that are encoded apart from each other, in the payload's order.
+
+        By default one: all of it.
+        """
+        return self._one_piece
+
+    @cached_property
+    def _one_piece(self) -> "tuple[CodecPiece, ...]":
+        whole = Span(0, self.layout.numel)
+        return (CodecPiece(part=whole, codec=self, where=slice(0, self.nbytes)),)
+
+    # -- encoding ----------------------------------------------------------------------------------
 
     @abstractmethod
+    def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        """Encode `x` [numel] (fp32, finite, contiguous) into `out`, uint8 [nbytes]."""
+
+    @abstractmethod
+    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        """Encode `x` [numel] and replace it, in place, by the error: x - decode(out)."""
+
+    def encode_feedback_to(
+        self, out: Tensor, residual: Tensor, delta: Tensor, *, decay: float, round: int = 0
+    ) -> None:
+        """e = decay e + delta; out = encode(e); e = e - decode(out): in one pass where it can be.
+
+        Args:
+            out: uint8 [nbytes].
+            residual: e, fp32 [numel]; changed in place.
+            delta: fp32 [numel]; it may be overwritten.
+            decay: the product is rounded before delta is added.
+            round: number of the exchange.
+        """
+        residual.mul_(decay).add_(delta)
+        self.encode_residual_to(out, residual, round)
+
+    @final
+    def encode(self, x: Tensor, round: int = 0) -> Tensor:
+        """`x` [numel] (fp32, finite, contiguous) as a new uint8 [nbytes]; `x` is not modified."""
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
+        self.encode_to(out, x, round)
+        return out
+
+    @final
     def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
         """Encode `x` [numel] and replace it, in place, by the error: x - decode(payload)."""
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
+        self.encode_residual_to(out, x, round)
+        return out
+
+    # -- decoding ----------------------------------------------------------------------------------
 
     @abstractmethod
     def add_to(
@@ -77,6 +126,25 @@ class BoundCodec(ABC):
         for payload in payloads:
             senders += self.coefficients(payload, round) != 0
 
+    def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.
+
+        It costs less than decoding where a payload says how large its numbers are.
+
+        Raises:
+            ExchangeError: `payload` is not one of this codec.
+        """
+        coefficients = self.coefficients(payload, round)
+        return coefficients.abs().max() if len(coefficients) else coefficients.sum()
+
+    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
+        """The sum of the squares of the coefficients, fp64 [].
+
+        Raises:
+            ExchangeError: `payload` is not one of this codec.
+        """
+        return self.coefficients(payload, round).double().square().sum()
+
     def to_vector(self, coefficients: Tensor) -> Tensor:
         """The vector [numel] of `coefficients`, which are overwritten; by default they are it.
 
@@ -98,6 +166,121 @@ class BoundCodec(ABC):
     def decode(self, payload: Tensor, round: int = 0) -> Tensor:
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory."""
         return self.to_vector(self.coefficients(payload, round))
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodecPiece:
+    """A part of a vector, and how it is encoded.
+
+    Args:
+        part: of the vector.
+        codec: of the part, seen as a vector of its own.
+        where: its bytes in the payload of the whole vector.
+    """
+
+    part: VectorPart
+    codec: BoundCodec
+    where: slice
+
+
+class PiecewiseCodec(BoundCodec):
+    """A codec of several pieces: what is done to a vector is done to one part after the other.
+
+    Args:
+        id: of the byte format.
+        layout: of the vectors.
+        pieces: in the payload's order, which have no place in common.
+    """
+
+    def __init__(self, id: str, layout: Layout, pieces: Sequence[CodecPiece]) -> None:
+        super().__init__(id, layout, max((piece.where.stop for piece in pieces), default=0))
+        self._pieces = tuple(pieces)
+
+    @property
+    def pieces(self) -> Sequence[CodecPiece]:
+        """The pieces, and where one of them has pieces of its own, those."""
+        return self._pieces
+
+    def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        """Encode part by part."""
+        for piece in self.pieces:
+            piece.codec.encode_to(out[piece.where], piece.part.read(x), round)
+
+    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        """Encode part by part."""
+        for piece in self.pieces:
+            part = piece.part.read(x)
+            piece.codec.encode_residual_to(out[piece.where], part, round)
+            piece.part.write(x, part)
+
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
+        """Add part by part."""
+        for piece, sent in self._split(payloads):
+            part = piece.part.read(out)
+            piece.codec.add_to(part, sent, weight=weight, round=round)
+            piece.part.write(out, part)
+
+    def add_counted(
+        self,
+        out: Tensor,
+        senders: Tensor,
+        payloads: Sequence[Tensor],
+        *,
+        weight: float,
+        round: int = 0,
+    ) -> None:
+        """Add and count part by part."""
+        for piece, sent in self._split(payloads):
+            part, counted = piece.part.read(out), piece.part.read(senders)
+            piece.codec.add_counted(part, counted, sent, weight=weight, round=round)
+            piece.part.write(out, part)
+            piece.part.write(senders, counted)
+
+    def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
+        """Those of all pieces."""
+        out = torch.zeros(self.layout.numel, device=payload.device)
+        for piece, (sent,) in self._split([payload]):
+            piece.part.write(out, piece.codec.coefficients(sent, round))
+        return out
+
+    def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        """The largest of all pieces."""
+        found = [piece.codec.largest(sent, round) for piece, (sent,) in self._split([payload])]
+        return torch.stack(found).amax() if found else torch.zeros((), device=payload.device)
+
+    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
+        """The sum over all pieces."""
+        found = [piece.codec.squared_norm(sent, round) for piece, (sent,) in self._split([payload])]
+        zero = torch.zeros((), dtype=torch.float64, device=payload.device)
+        return torch.stack(found).sum() if found else zero
+
+    def to_vector(self, coefficients: Tensor) -> Tensor:
+        """Invert part by part."""
+        for piece in self.pieces:
+            part = piece.part.read(coefficients)
+            piece.part.write(coefficients, piece.codec.to_vector(part))
+        return coefficients
+
+    def _split(self, payloads: Sequence[Tensor]) -> Iterator[tuple[CodecPiece, list[Tensor]]]:
+        for payload in payloads:
+            check_payload(self, payload)
+        for piece in self.pieces:
+            yield piece, [payload[piece.where] for payload in payloads]
+
+
+def pieces_of(codec: BoundCodec, *, start: int) -> list[CodecPiece]:
+    """The pieces of `codec`, whose payload lies at byte `start` of a longer one."""
+    return [
+        CodecPiece(
+            part=piece.part,
+            codec=piece.codec,
+            where=slice(start + piece.where.start, start + piece.where.stop),
+        )
+        for piece in codec.pieces
+    ]
 
 
 class Codec(ABC):
@@ -122,8 +305,11 @@ class Codec(ABC):
         return False
 
     @abstractmethod
-    def bind(self, layout: Layout) -> BoundCodec:
-        """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk."""
+    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+        """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk.
+
+        Bytes do not depend on the device that the vectors will be on; sizes of batches do.
+        """
 
     def nbytes(self, numel: int) -> int:
         """Payload size in bytes: exact, and a function of `numel` alone."""
@@ -142,15 +328,6 @@ class Codec(ABC):
         coder = self.bind(Layout.vector(numel))
         check_payload(coder, payload)
         return coder.decode(payload)
-
-
-def to_bytes(x: Tensor) -> Tensor:
-    """The memory of `x` as uint8, copied, so that the payload never changes with `x`.
-
-    >>> to_bytes(torch.tensor([1.0])).tolist()
-    [0, 0, 128, 63]
-    """
-    return x.contiguous().view(torch.uint8).clone()
 
 
 def check_payload(coder: BoundCodec, payload: Tensor) -> None:

@@ -1,19 +1,18 @@
 """Codecs that write each number on its own: fp32 as it is, or cast to 16 bits."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import BoundCodec, Codec, check_payload, to_bytes
+from thinwire.blocks import CPU, block_numel, spans
+from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.fragments.layout import Layout
 
 __all__ = ["CastBF16", "CastFP16", "Identity", "saturating_cast"]
-
-_BLOCK = 2**18
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,30 +30,27 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @final
-class _BoundCast(BoundCodec):
-    """The numbers of all segments, one after the other."""
+class _CastSpan(BoundCodec):
+    """The numbers of one span, one after the other."""
 
-    def __init__(self, id: str, layout: Layout, dtype: torch.dtype) -> None:
+    def __init__(self, id: str, numel: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._ranges = _merged([(s.start, s.stop) for s in layout.segments])
-        numel = sum(stop - start for start, stop in self._ranges)
-        super().__init__(id, layout, numel * dtype.itemsize)
+        super().__init__(id, Layout.vector(numel), numel * dtype.itemsize)
 
-    def encode(self, x: Tensor, round: int = 0) -> Tensor:
+    def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         del round
-        return to_bytes(saturating_cast(self._select(x), self._dtype))
+        out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
 
-    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
-        payload = self.encode(x, round)
-        self.add_to(x, [payload], weight=-1.0)
-        return payload
+    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        self.encode_to(out, x, round)
+        self.add_to(x, [out], weight=-1.0)
 
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         del round
-        for values, where in self._read(payloads):
-            out[where] += values * weight
+        for payload in payloads:
+            out += self._values(payload).float() * weight
 
     def add_counted(
         self,
@@ -66,39 +62,30 @@ class _BoundCast(BoundCodec):
         round: int = 0,
     ) -> None:
         del round
-        for values, where in self._read(payloads):
-            out[where] += values * weight
-            senders[where] += values != 0
+        for payload in payloads:
+            values = self._values(payload).float()
+            out += values * weight
+            senders += values != 0
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        check_payload(self, payload)
-        covers_all = self._ranges == [(0, self.layout.numel)]
-        return self._values(payload) if covers_all else super().coefficients(payload, round)
+        del round
+        return self._values(payload).float()
 
-    def _select(self, x: Tensor) -> Tensor:
-        if len(self._ranges) == 1:
-            start, stop = self._ranges[0]
-            return x[start:stop]
-        return torch.cat([x[start:stop] for start, stop in self._ranges] or [x[:0]])
+    def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        del round
+        low, high = self._values(payload).aminmax()
+        return torch.maximum(-low, high).float()
 
-    def _read(self, payloads: Sequence[Tensor]) -> Iterator[tuple[Tensor, slice]]:
-        """At most `_BLOCK` numbers of a payload, and their place: large temporaries are slow."""
-        size = self._dtype.itemsize
-        for payload in payloads:
-            check_payload(self, payload)
-            sent = 0
-            for start, stop in self._ranges:
-                for a in range(start, stop, _BLOCK):
-                    b = min(stop, a + _BLOCK)
-                    where = slice(sent * size, (sent + b - a) * size)
-                    yield self._values(payload[where]), slice(a, b)
-                    sent += b - a
+    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
+        del round
+        return self._values(payload).double().square().sum()
 
     def _values(self, payload: Tensor) -> Tensor:
+        check_payload(self, payload)
         # A message's body may begin at any byte, and a view as numbers needs an aligned start.
         if payload.storage_offset() % self._dtype.itemsize:
             payload = payload.clone()
-        return payload.view(self._dtype).float()
+        return payload.view(self._dtype)
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -117,9 +104,16 @@ class _Cast(Codec):
     def _dtype(self) -> torch.dtype:
         """Type of a number on the wire."""
 
-    def bind(self, layout: Layout) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
-        return _BoundCast(self.id, layout, self._dtype)
+        ranges = _merged([(s.start, s.stop) for s in layout.segments])
+        pieces: list[CodecPiece] = []
+        end = 0
+        for part in (p for a, b in ranges for p in spans(a, b, block_numel(device))):
+            codec = _CastSpan(self.id, part.numel, self._dtype)
+            begin, end = end, end + codec.nbytes
+            pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
+        return PiecewiseCodec(self.id, layout, pieces)
 
 
 @final

@@ -5,96 +5,96 @@ A payload holds the records of all batches in order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
+from thinwire.blocks import CPU, Ranges, Span, VectorPart, block_numel
 from thinwire.fragments.layout import CHUNK, Layout, Segment
 
 __all__ = ["Blocks", "Chunks", "Grouping", "RowBatch", "Rows", "Tensors"]
 
 _SIDE = 64
-# Elements of a batch: 256 chunks, so that temporaries stay in a core's cache.
-_BATCH = 256 * CHUNK
+_BATCH = block_numel(CPU)
 
 
-class RowBatch(ABC):
-    """A part of a flat vector, seen as a matrix.
+@final
+class RowBatch:
+    """A part of a vector as a matrix whose rows are records.
 
     Args:
+        part: of the vector.
         rows: records.
         columns: numbers in a record.
         is_block: whether a record is a block of 64x64.
+        across: blocks side by side, where the part lies row by row of a matrix and has to be cut
+            into blocks; 0 where a record's numbers follow each other already.
     """
 
-    def __init__(self, rows: int, columns: int, *, is_block: bool = False) -> None:
-        self.rows, self.columns = rows, columns
+    def __init__(
+        self,
+        part: VectorPart,
+        rows: int,
+        columns: int,
+        *,
+        is_block: bool = False,
+        across: int = 0,
+    ) -> None:
+        self.part, self.rows, self.columns, self._across = part, rows, columns, across
         self.shape = (_SIDE, _SIDE) if is_block else (columns,)
 
-    @abstractmethod
-    def read(self, flat: Tensor) -> Tensor:
-        """The matrix [rows, columns]; it may share the memory of `flat`."""
+    def rows_of(self, x: Tensor) -> Tensor:
+        """The numbers of the part, `x` [part.numel], as [rows, columns]; it may share memory."""
+        if not self._across:
+            return x.view(self.rows, self.columns)
+        return self._tiles(x).reshape(self.rows, self.columns)
 
-    @abstractmethod
-    def write(self, flat: Tensor, x: Tensor) -> None:
-        """Write `x`, a matrix that `read` returned and the caller changed, back into `flat`."""
+    def put_rows(self, x: Tensor, rows: Tensor) -> None:
+        """Write `rows`, a matrix that `rows_of` returned and the caller changed, back into `x`."""
+        if self._across:
+            self._tiles(x).copy_(rows.view(-1, self._across, _SIDE, _SIDE))
+        elif rows.data_ptr() != x.data_ptr():
+            x.view(self.rows, self.columns).copy_(rows)
 
-
-@final
-class _ContiguousRows(RowBatch):
-    """Rows that lie one after the other in the vector."""
-
-    def __init__(self, start: int, rows: int, columns: int, *, is_block: bool = False) -> None:
-        super().__init__(rows, columns, is_block=is_block)
-        self._start, self._stop = start, start + rows * columns
-
-    def read(self, flat: Tensor) -> Tensor:
-        return flat[self._start : self._stop].view(self.rows, self.columns)
-
-    def write(self, flat: Tensor, x: Tensor) -> None:
-        del flat, x  # x is a view into flat
+    def _tiles(self, x: Tensor) -> Tensor:
+        return x.view(-1, _SIDE, self._across, _SIDE).transpose(1, 2)
 
 
 @final
-class _GatheredRows(RowBatch):
-    """Rows that run over several ranges of the vector, laid one after the other."""
+class _Tiles(VectorPart):
+    """Some rows of 64x64 blocks of a matrix that has further columns at its right, block by block.
 
-    def __init__(self, ranges: list[tuple[int, int]], rows: int, columns: int) -> None:
-        super().__init__(rows, columns)
-        self._ranges = ranges
+    Args:
+        start: the first block's first place.
+        down: rows of blocks.
+        across: blocks side by side.
+        width: columns of the matrix.
+    """
 
-    def read(self, flat: Tensor) -> Tensor:
-        return torch.cat([flat[a:b] for a, b in self._ranges]).view(self.rows, self.columns)
+    def __init__(self, start: int, *, down: int, across: int, width: int) -> None:
+        self._down, self._across, self._width = down, across, width
+        rows = down * _SIDE
+        numel = rows * across * _SIDE
+        super().__init__(start, start + (rows - 1) * width + across * _SIDE, numel)
 
-    def write(self, flat: Tensor, x: Tensor) -> None:
-        parts = x.view(-1).split([b - a for a, b in self._ranges])
-        for (a, b), part in zip(self._ranges, parts, strict=True):
-            flat[a:b] = part
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        return self._tiles(flat, origin).reshape(self.numel)
 
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        self._tiles(flat, origin).copy_(x.view(self._down, self._across, _SIDE, _SIDE))
 
-@final
-class _BlockRows(RowBatch):
-    """Blocks of a matrix of `columns` columns: some rows of blocks, each block one record."""
+    def _shift(self, by: int) -> VectorPart:
+        return _Tiles(self.start + by, down=self._down, across=self._across, width=self._width)
 
-    def __init__(self, start: int, down: int, columns: int) -> None:
-        self._start, self._down, self._width = start, down, columns
-        self._across = columns // _SIDE
-        super().__init__(down * self._across, _SIDE * _SIDE, is_block=True)
-
-    def read(self, flat: Tensor) -> Tensor:
-        return self._tiles(flat).reshape(self.rows, self.columns)
-
-    def write(self, flat: Tensor, x: Tensor) -> None:
-        self._tiles(flat).copy_(x.view(self._down, self._across, _SIDE, _SIDE))
-
-    def _tiles(self, flat: Tensor) -> Tensor:
-        rows = self._down * _SIDE
-        matrix = flat[self._start : self._start + rows * self._width].view(rows, self._width)
-        whole = matrix[:, : self._across * _SIDE]
-        return whole.unflatten(0, (self._down, _SIDE)).unflatten(2, (-1, _SIDE)).transpose(1, 2)
+    def _tiles(self, flat: Tensor, origin: int) -> Tensor:
+        side = self._width
+        return flat.as_strided(
+            (self._down, self._across, _SIDE, _SIDE),
+            (_SIDE * side, _SIDE, side, 1),
+            flat.storage_offset() + self.start - origin,
+        )
 
 
 class Grouping(ABC):
@@ -111,16 +111,21 @@ class Grouping(ABC):
         return False
 
     @abstractmethod
-    def batches(self, layout: Layout) -> Iterator[RowBatch]:
-        """The batches of a layout; each element of its segments is in exactly one of them."""
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
+        """The batches of a layout; each element of its segments is in exactly one of them.
 
-    def sections(self, layout: Layout) -> Iterator[list[RowBatch]]:
+        Args:
+            layout: of the vector.
+            numel: of a batch at most, unless a record is larger. It decides no bytes.
+        """
+
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """The same rows in the same order: a list for each parameter, and one for its leftovers.
 
         By default without leftovers.
         """
         for s in layout.segments:
-            yield list(self.batches(Layout(segments=(s,), numel=layout.numel)))
+            yield list(self.batches(Layout(segments=(s,), numel=layout.numel), numel))
 
 
 @final
@@ -142,11 +147,12 @@ class Tensors(Grouping):
         """True."""
         return True
 
-    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """A batch of one row per parameter."""
+        del numel
         for s in layout.segments:
             if s.numel:
-                yield _ContiguousRows(s.start, 1, s.numel)
+                yield RowBatch(Span(s.start, s.stop), 1, s.numel)
 
 
 @final
@@ -163,11 +169,11 @@ class Rows(Grouping):
         """row."""
         return "row"
 
-    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Batches of whole rows of a parameter."""
         for s in layout.segments:
             if s.numel:
-                yield from _strips(s.start, *s.matrix)
+                yield from _strips([(s.start, s.stop)], s.matrix[1], numel)
 
 
 @final
@@ -188,7 +194,7 @@ class Chunks(Grouping):
         """chunk."""
         return "chunk"
 
-    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Runs of whole chunks, then the leftovers."""
         whole: list[tuple[int, int]] = []
         left: list[tuple[int, int]] = []
@@ -196,17 +202,17 @@ class Chunks(Grouping):
             end = s.start + s.numel // CHUNK * CHUNK
             _append(whole, s.start, end)
             _append(left, end, s.stop)
-        for start, stop in whole:
-            yield from _strips(start, (stop - start) // CHUNK, CHUNK)
-        yield from _leftovers(left)
+        yield from _strips(whole, CHUNK, numel)
+        yield from _strips(left, CHUNK, numel)
 
-    def sections(self, layout: Layout) -> Iterator[list[RowBatch]]:
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """The whole chunks of each parameter, then the leftovers of all."""
         left: list[tuple[int, int]] = []
         for s in layout.segments:
-            yield list(_strips(s.start, s.numel // CHUNK, CHUNK))
-            _append(left, s.start + s.numel // CHUNK * CHUNK, s.stop)
-        yield list(_leftovers(left))
+            end = s.start + s.numel // CHUNK * CHUNK
+            yield list(_strips([(s.start, end)], CHUNK, numel))
+            _append(left, end, s.stop)
+        yield list(_strips(left, CHUNK, numel))
 
 
 @final
@@ -229,39 +235,53 @@ class Blocks(Grouping):
         """block."""
         return "block"
 
-    def batches(self, layout: Layout) -> Iterator[RowBatch]:
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Rows of blocks, then the leftovers."""
-        for section in self.sections(layout):
+        for section in self.sections(layout, numel):
             yield from section
 
-    def sections(self, layout: Layout) -> Iterator[list[RowBatch]]:
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """The blocks of each parameter, then the leftovers of all."""
         left: list[tuple[int, int]] = []
         for s in layout.segments:
-            yield list(_tiles(s))
+            yield list(_blocks(s, numel))
             for start, stop in _edges(s):
                 _append(left, start, stop)
-        yield list(_leftovers(left))
+        yield list(_strips(left, CHUNK, numel))
 
 
-def _strips(start: int, rows: int, columns: int, *, is_block: bool = False) -> Iterator[RowBatch]:
-    step = max(1, _BATCH // columns)
-    for first in range(0, rows, step):
-        begin, count = start + first * columns, min(step, rows - first)
-        yield _ContiguousRows(begin, count, columns, is_block=is_block)
+def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:
+    """Rows over `ranges` laid one after the other, a batch at a time, a short row last.
+
+    Short ranges share batches: a batch costs some microseconds, whatever is in it.
+    """
+    waiting = sum(b - a for a, b in ranges)
+    queue = list(reversed([(a, b) for a, b in ranges if a < b]))
+    step = max(1, numel // columns)
+    while waiting:
+        width = min(columns, waiting)
+        rows = min(step, waiting // width)
+        taken = _take(queue, rows * width)
+        waiting -= rows * width
+        part = Span(*taken[0]) if len(taken) == 1 else Ranges(taken)
+        yield RowBatch(part, rows, width)
 
 
-def _tiles(s: Segment) -> Iterator[RowBatch]:
-    rows, columns = s.matrix
-    down, across = rows // _SIDE, columns // _SIDE
-    if columns == _SIDE:  # 64 columns: each block is one contiguous run
-        yield from _strips(s.start, down, CHUNK, is_block=True)
-        return
+def _blocks(s: Segment, numel: int) -> Iterator[RowBatch]:
+    rows, width = s.matrix
+    down, across = rows // _SIDE, width // _SIDE
     if not across:
         return
-    step = max(1, _BATCH // (across * CHUNK))
+    step = max(1, numel // (across * CHUNK))
     for first in range(0, down, step):
-        yield _BlockRows(s.start + first * _SIDE * columns, min(step, down - first), columns)
+        count, start = min(step, down - first), s.start + first * _SIDE * width
+        if across * _SIDE == width:
+            part: VectorPart = Span(start, start + count * _SIDE * width)
+            tiled = across if across > 1 else 0  # 64 columns: each block is one contiguous run
+            yield RowBatch(part, count * across, CHUNK, is_block=True, across=tiled)
+        else:
+            part = _Tiles(start, down=count, across=across, width=width)
+            yield RowBatch(part, count * across, CHUNK, is_block=True)
 
 
 def _edges(s: Segment) -> Iterator[tuple[int, int]]:
@@ -281,19 +301,6 @@ def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
         ranges[-1] = (ranges[-1][0], stop)
     else:
         ranges.append((start, stop))
-
-
-def _leftovers(ranges: list[tuple[int, int]]) -> Iterator[RowBatch]:
-    """Chunks over `ranges` laid one after the other, a batch at a time, the short one last."""
-    waiting, queue = sum(b - a for a, b in ranges), list(reversed(ranges))
-    while waiting:
-        rows, columns = (min(waiting, _BATCH) // CHUNK, CHUNK) if waiting >= CHUNK else (1, waiting)
-        taken = _take(queue, rows * columns)
-        waiting -= rows * columns
-        if len(taken) == 1:
-            yield _ContiguousRows(taken[0][0], rows, columns)
-        else:
-            yield _GatheredRows(taken, rows, columns)
 
 
 def _take(queue: list[tuple[int, int]], numel: int) -> list[tuple[int, int]]:

@@ -1,62 +1,15 @@
 """A codec per role: matrices, embeddings, the head and vectors may differ."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
-from thinwire.codecs.base import BoundCodec, Codec, check_payload
+from thinwire.blocks import CPU
+from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, pieces_of
 from thinwire.fragments.layout import Layout, Segment
 
 __all__ = ["PerRole"]
-
-
-@final
-class _BoundPerRole(BoundCodec):
-    """The payloads of several bound codecs one after the other; their segments do not overlap."""
-
-    def __init__(self, id: str, layout: Layout, parts: Sequence[BoundCodec]) -> None:
-        super().__init__(id, layout, sum(part.nbytes for part in parts))
-        self._parts = parts
-
-    def encode(self, x: Tensor, round: int = 0) -> Tensor:
-        return torch.cat([part.encode(x, round) for part in self._parts])
-
-    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
-        return torch.cat([part.encode_residual(x, round) for part in self._parts])
-
-    def add_to(
-        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
-    ) -> None:
-        for part, pieces in self._split(payloads):
-            part.add_to(out, pieces, weight=weight, round=round)
-
-    def add_counted(
-        self,
-        out: Tensor,
-        senders: Tensor,
-        payloads: Sequence[Tensor],
-        *,
-        weight: float,
-        round: int = 0,
-    ) -> None:
-        for part, pieces in self._split(payloads):
-            part.add_counted(out, senders, pieces, weight=weight, round=round)
-
-    def _split(self, payloads: Sequence[Tensor]) -> Iterator[tuple[BoundCodec, list[Tensor]]]:
-        for payload in payloads:
-            check_payload(self, payload)
-        sizes = [part.nbytes for part in self._parts]
-        pieces = [payload.split(sizes) for payload in payloads]
-        for i, part in enumerate(self._parts):
-            yield part, [piece[i] for piece in pieces]
-
-    def to_vector(self, coefficients: Tensor) -> Tensor:
-        for part in self._parts:
-            coefficients = part.to_vector(coefficients)
-        return coefficients
 
 
 @final
@@ -98,12 +51,18 @@ class PerRole(Codec):
         """Whether any of the codecs is."""
         return any(codec.is_sparse for codec in (self.default, *self._own().values()))
 
-    def bind(self, layout: Layout) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""
         own = self._own()
-        parts = [self.default.bind(layout.where(lambda s: s.role not in own))]
-        parts += [codec.bind(layout.where(_has_role(role))) for role, codec in own.items()]
-        return _BoundPerRole(self.id, layout, parts)
+        parts = [self.default.bind(layout.where(lambda s: s.role not in own), device=device)]
+        for role, codec in own.items():
+            parts.append(codec.bind(layout.where(_has_role(role)), device=device))
+        pieces: list[CodecPiece] = []
+        end = 0
+        for part in parts:
+            pieces += pieces_of(part, start=end)
+            end += part.nbytes
+        return PiecewiseCodec(self.id, layout, pieces)
 
     def _own(self) -> dict[str, Codec]:
         roles = {"embedding": self.embedding, "head": self.head, "vector": self.vector}

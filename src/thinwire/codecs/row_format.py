@@ -11,14 +11,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import BoundCodec, Codec, check_payload
+from thinwire.blocks import CPU, block_numel
+from thinwire.codecs.base import (
+    BoundCodec,
+    Codec,
+    CodecPiece,
+    PiecewiseCodec,
+    check_payload,
+)
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import Layout
 
 __all__ = [
-    "BatchedCodec",
     "Decoded",
     "DenseRows",
     "GroupedCodec",
@@ -46,7 +52,13 @@ class RoundKey:
 
 
 class Decoded(ABC):
-    """The numbers that the records of a batch stand for."""
+    """The numbers that the records of a batch stand for.
+
+    Args:
+        values: those that are in the records, fp32.
+    """
+
+    values: Tensor
 
     @abstractmethod
     def add_to(self, out: Tensor, *, weight: float) -> None:
@@ -171,24 +183,45 @@ def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return records.clone(memory_format=torch.contiguous_format).view(dtype).float()
 
 
-class BatchedCodec(BoundCodec):
-    """Decodes a batch at a time, so that temporaries stay small."""
+@final
+class _RowsCodec(BoundCodec):
+    """The rows of one batch, one record after the other."""
 
-    @abstractmethod
-    def read(
-        self, payloads: Sequence[Tensor], round: int
-    ) -> Iterator[tuple[RowBatch, Iterator[Decoded]]]:
-        """Every batch, with its numbers in one payload after the other."""
+    def __init__(self, codec: "GroupedCodec", batch: RowBatch, row: int) -> None:
+        self._format = codec.row_format().for_columns(batch.columns)
+        self._transform, self._batch, self._row = codec.transform, batch, row
+        nbytes = batch.rows * self._format.nbytes(batch.columns)
+        super().__init__(codec.id, Layout.vector(batch.part.numel), nbytes)
+
+    def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        rows = self._batch.rows_of(x)
+        if self._transform is not None:
+            rows = self._transform.forward(rows, self._batch.shape)
+        self._write(out, rows, round)
+
+    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        rows = self._batch.rows_of(x)
+        if self._transform is None:
+            self._write(out, rows, round).add_to(rows, weight=-1.0)
+        else:
+            sent = self._write(out, self._transform.forward(rows, self._batch.shape), round)
+            coefficients = torch.zeros_like(rows)
+            sent.add_to(coefficients, weight=1.0)
+            rows -= self._transform.inverse(coefficients, self._batch.shape)
+        self._batch.put_rows(x, rows)
+
+    def _write(self, out: Tensor, rows: Tensor, round: int) -> Decoded:
+        records, sent = self._format.write(rows, RoundKey(round=round, row=self._row))
+        out.view(self._batch.rows, -1).copy_(records)
+        return sent
 
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
-        """Add batch by batch."""
-        for batch, decoded in self.read(payloads, round):
-            part = batch.read(out)
-            for numbers in decoded:
-                numbers.add_to(part, weight=weight)
-            batch.write(out, part)
+        part = self._coefficient_rows(out)
+        for numbers in self._read(payloads, round):
+            numbers.add_to(part, weight=weight)
+        self._put_coefficients(out, part)
 
     def add_counted(
         self,
@@ -199,76 +232,42 @@ class BatchedCodec(BoundCodec):
         weight: float,
         round: int = 0,
     ) -> None:
-        """Add and count batch by batch, from one decoding."""
-        for batch, decoded in self.read(payloads, round):
-            part, counted = batch.read(out), batch.read(senders)
-            for numbers in decoded:
-                numbers.add_to(part, weight=weight)
-                numbers.count_to(counted)
-            batch.write(out, part)
-            batch.write(senders, counted)
+        part, counted = self._coefficient_rows(out), self._coefficient_rows(senders)
+        for numbers in self._read(payloads, round):
+            numbers.add_to(part, weight=weight)
+            numbers.count_to(counted)
+        self._put_coefficients(out, part)
+        self._put_coefficients(senders, counted)
 
+    def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        (numbers,) = self._read([payload], round)
+        return numbers.values.abs().amax()
 
-@final
-class _BoundRowCodec(BatchedCodec):
-    """Encodes a batch at a time, so that temporaries stay small."""
-
-    def __init__(self, codec: "GroupedCodec", layout: Layout) -> None:
-        self._transform = codec.transform
-        # For each batch its format, its bytes in the payload and the index of its first record.
-        self._plan: list[tuple[RowBatch, RowFormat, slice, int]] = []
-        end = row = 0
-        for batch in codec.groups.batches(layout):
-            records = codec.row_format().for_columns(batch.columns)
-            begin, end = end, end + batch.rows * records.nbytes(batch.columns)
-            self._plan.append((batch, records, slice(begin, end), row))
-            row += batch.rows
-        super().__init__(codec.id, layout, end)
-
-    def encode(self, x: Tensor, round: int = 0) -> Tensor:
-        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
-        for batch, records, where, row in self._plan:
-            coefficients = self._forward(batch.read(x), batch)
-            written, _ = records.write(coefficients, RoundKey(round=round, row=row))
-            payload[where].view(batch.rows, -1).copy_(written)
-        return payload
-
-    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
-        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
-        for batch, records, where, row in self._plan:
-            part = batch.read(x)
-            written, sent = records.write(
-                self._forward(part, batch), RoundKey(round=round, row=row)
-            )
-            payload[where].view(batch.rows, -1).copy_(written)
-            if self._transform is None:
-                sent.add_to(part, weight=-1.0)
-            else:
-                coefficients = torch.zeros_like(part)
-                sent.add_to(coefficients, weight=1.0)
-                part -= self._transform.inverse(coefficients, batch.shape)
-            batch.write(x, part)
-        return payload
-
-    def read(
-        self, payloads: Sequence[Tensor], round: int
-    ) -> Iterator[tuple[RowBatch, Iterator[Decoded]]]:
-        for payload in payloads:
-            check_payload(self, payload)
-        for batch, records, where, row in self._plan:
-            rows = [p[where].view(batch.rows, -1) for p in payloads]
-            yield batch, records.read(rows, batch.columns, RoundKey(round=round, row=row))
+    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
+        (numbers,) = self._read([payload], round)
+        return numbers.values.double().square().sum()
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
-        if self._transform is not None:
-            for batch, *_ in self._plan:
-                part = batch.read(coefficients)
-                part.copy_(self._transform.inverse(part, batch.shape))
-                batch.write(coefficients, part)
+        if self._transform is None:
+            return coefficients
+        rows = self._coefficient_rows(coefficients)
+        self._batch.put_rows(coefficients, self._transform.inverse(rows, self._batch.shape))
         return coefficients
 
-    def _forward(self, x: Tensor, batch: RowBatch) -> Tensor:
-        return x if self._transform is None else self._transform.forward(x, batch.shape)
+    def _coefficient_rows(self, x: Tensor) -> Tensor:
+        """The rows of coefficients in `x`: those of a transform lie record by record."""
+        return x.view(self._batch.rows, -1) if self._transform else self._batch.rows_of(x)
+
+    def _put_coefficients(self, x: Tensor, rows: Tensor) -> None:
+        if self._transform is None:
+            self._batch.put_rows(x, rows)
+
+    def _read(self, payloads: Sequence[Tensor], round: int) -> Iterator[Decoded]:
+        for payload in payloads:
+            check_payload(self, payload)
+        records = [payload.view(self._batch.rows, -1) for payload in payloads]
+        key = RoundKey(round=round, row=self._row)
+        return self._format.read(records, self._batch.columns, key)
 
 
 class GroupedCodec(Codec):
@@ -294,6 +293,12 @@ class GroupedCodec(Codec):
             return None
         return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
 
-    def bind(self, layout: Layout) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
-        return _BoundRowCodec(self, layout)
+        pieces: list[CodecPiece] = []
+        end = row = 0
+        for batch in self.groups.batches(layout, block_numel(device)):
+            codec = _RowsCodec(self, batch, row)
+            begin, end, row = end, end + codec.nbytes, row + batch.rows
+            pieces.append(CodecPiece(part=batch.part, codec=codec, where=slice(begin, end)))
+        return PiecewiseCodec(self.id, layout, pieces)

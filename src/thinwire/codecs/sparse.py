@@ -7,11 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import BoundCodec, check_payload
+from thinwire.blocks import CPU, block_numel, joined
+from thinwire.codecs.base import BoundCodec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
 from thinwire.codecs.row_format import (
-    BatchedCodec,
     Decoded,
     GroupedCodec,
     RoundKey,
@@ -161,98 +161,107 @@ class TopK(GroupedCodec):
         """Places and values."""
         return _TopKRows(k=self.k, values=self.values)
 
-    def bind(self, layout: Layout) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
-        if self.values.spans_rows:
-            return _BoundSections(self, layout)
-        return GroupedCodec.bind(self, layout)
+        if not self.values.spans_rows:
+            return GroupedCodec.bind(self, layout, device=device)
+        pieces: list[CodecPiece] = []
+        end = 0
+        for batches in filter(None, self.groups.sections(layout, block_numel(device))):
+            codec = _SectionCodec(self, batches)
+            begin, end = end, end + codec.nbytes
+            part = joined([batch.part for batch in batches])
+            pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
+        return PiecewiseCodec(self.id, layout, pieces)
 
 
 @final
-class _BoundSections(BatchedCodec):
-    """Of each section, the places of every row, then the kept values of all rows as one."""
+class _SectionCodec(BoundCodec):
+    """The places of every row of a parameter, then the kept values of all its rows as one."""
 
-    def __init__(self, codec: TopK, layout: Layout) -> None:
+    def __init__(self, codec: TopK, batches: Sequence[RowBatch]) -> None:
         self._k, self._values, self._plain = codec.k, codec.values, codec.values.verbatim
-        # For each section its batches, whether it is sparse, and its bytes in the payload.
-        self._plan: list[tuple[list[RowBatch], bool, slice]] = []
-        end = 0
-        for batches in filter(None, codec.groups.sections(layout)):
-            plain = sum(map(self._plain_nbytes, batches))
-            kept = sum(rows * k for rows, k in map(self._shape, batches))
-            sparse = sum(map(self._places_nbytes, batches)) + self._values.nbytes(kept)
-            begin, end = end, end + min(sparse, plain)
-            self._plan.append((batches, sparse < plain, slice(begin, end)))
-        super().__init__(codec.id, layout, end)
-
-    def encode(self, x: Tensor, round: int = 0) -> Tensor:
-        del round
-        return self._encode(x, residual=False)
-
-    def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
-        del round
-        return self._encode(x, residual=True)
-
-    def _encode(self, x: Tensor, *, residual: bool) -> Tensor:
-        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
-        for batches, sparse, where in self._plan:
-            write = self._write if sparse else self._write_plain
-            payload[where], decoded = write(x, batches)
-            if residual:
-                for batch, sent in zip(batches, decoded, strict=True):
-                    part = batch.read(x)
-                    sent.add_to(part, weight=-1.0)
-                    batch.write(x, part)
-        return payload
-
-    def _write(self, x: Tensor, batches: Sequence[RowBatch]) -> tuple[Tensor, list[Decoded]]:
-        places: list[Tensor] = []
-        chosen: list[Tensor] = []
+        # Each batch, and where it lies in the section's vector.
+        self._batches: list[tuple[RowBatch, slice]] = []
+        numel = 0
         for batch in batches:
-            part = batch.read(x)
-            places.append(largest(part, _k_of(self._k, batch.columns)))
-            chosen.append(part.gather(1, places[-1]).view(1, -1))
-        packed, kept = self._values.write(torch.cat(chosen, 1))
-        pairs = list(zip(places, batches, strict=True))
-        records = [pack_indices(p, batch.columns).view(-1) for p, batch in pairs]
-        return torch.cat([*records, packed[0]]), self._rows(places, kept)
+            self._batches.append((batch, slice(numel, numel + batch.part.numel)))
+            numel += batch.part.numel
+        plain = sum(map(self._plain_nbytes, batches))
+        kept = sum(rows * k for rows, k in map(self._shape, batches))
+        sparse = sum(map(self._places_nbytes, batches)) + self._values.nbytes(kept)
+        self._is_sparse = sparse < plain
+        super().__init__(codec.id, Layout.vector(numel), min(sparse, plain))
 
-    def _write_plain(self, x: Tensor, batches: Sequence[RowBatch]) -> tuple[Tensor, list[Decoded]]:
-        written = [self._plain.write(batch.read(x), RoundKey()) for batch in batches]
-        return torch.cat([record.view(-1) for record, _ in written]), [sent for _, sent in written]
+    def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        del round
+        self._write(out, x)
 
-    def read(
-        self, payloads: Sequence[Tensor], round: int
-    ) -> Iterator[tuple[RowBatch, Iterator[Decoded]]]:
-        """Every batch, with its numbers in one payload after the other."""
+    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
+        del round
+        for (batch, where), sent in zip(self._batches, self._write(out, x), strict=True):
+            rows = batch.rows_of(x[where])
+            sent.add_to(rows, weight=-1.0)
+            batch.put_rows(x[where], rows)
+
+    def _write(self, out: Tensor, x: Tensor) -> list[Decoded]:
+        rows = [batch.rows_of(x[where]) for batch, where in self._batches]
+        records, sent = (self._sparse if self._is_sparse else self._verbatim)(rows)
+        torch.cat([record.view(-1) for record in records], out=out)
+        return sent
+
+    def _sparse(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Decoded]]:
+        places = [largest(part, _k_of(self._k, part.shape[1])) for part in parts]
+        pairs = list(zip(parts, places, strict=True))
+        chosen = torch.cat([part.gather(1, where).view(1, -1) for part, where in pairs], 1)
+        packed, kept = self._values.write(chosen)
+        records = [pack_indices(where, part.shape[1]) for part, where in pairs]
+        return [*records, packed], self._rows(places, kept)
+
+    def _verbatim(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Decoded]]:
+        written = [self._plain.write(part, RoundKey()) for part in parts]
+        return [record for record, _ in written], [sent for _, sent in written]
+
+    def add_to(
+        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+    ) -> None:
         del round
         for payload in payloads:
-            check_payload(self, payload)
-        for batches, sparse, where in self._plan:
-            read = self._read if sparse else self._read_plain
-            of_payloads = [read(payload[where], batches) for payload in payloads]
-            for place, batch in enumerate(batches):
-                yield batch, (decoded[place] for decoded in of_payloads)
+            for (batch, where), numbers in zip(self._batches, self._read(payload), strict=True):
+                rows = batch.rows_of(out[where])
+                numbers.add_to(rows, weight=weight)
+                batch.put_rows(out[where], rows)
 
-    def _read(self, section: Tensor, batches: Sequence[RowBatch]) -> list[Decoded]:
-        sizes = [self._places_nbytes(batch) for batch in batches]
-        *records, packed = section.split([*sizes, len(section) - sum(sizes)])
+    def largest(self, payload: Tensor, round: int = 0) -> Tensor:
+        del round
+        return torch.stack([numbers.values.abs().amax() for numbers in self._read(payload)]).amax()
+
+    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
+        del round
+        norms = [numbers.values.double().square().sum() for numbers in self._read(payload)]
+        return torch.stack(norms).sum()
+
+    def _read(self, payload: Tensor) -> list[Decoded]:
+        check_payload(self, payload)
+        return self._read_sparse(payload) if self._is_sparse else self._read_verbatim(payload)
+
+    def _read_sparse(self, payload: Tensor) -> list[Decoded]:
+        sizes = [self._places_nbytes(batch) for batch, _ in self._batches]
+        *records, packed = payload.split([*sizes, len(payload) - sum(sizes)])
         places = [
             unpack_indices(
                 record.view(batch.rows, -1), batch.columns, _k_of(self._k, batch.columns)
             )
-            for record, batch in zip(records, batches, strict=True)
+            for record, (batch, _) in zip(records, self._batches, strict=True)
         ]
         kept = self._values.read(packed[None], sum(p.numel() for p in places))
         return self._rows(places, kept)
 
-    def _read_plain(self, section: Tensor, batches: Sequence[RowBatch]) -> list[Decoded]:
+    def _read_verbatim(self, payload: Tensor) -> list[Decoded]:
+        sizes = [self._plain_nbytes(batch) for batch, _ in self._batches]
         decoded: list[Decoded] = []
-        for batch, record in zip(
-            batches, section.split([*map(self._plain_nbytes, batches)]), strict=True
-        ):
-            rows = record.view(batch.rows, -1)
-            decoded += self._plain.read([rows], batch.columns, RoundKey())
+        for (batch, _), record in zip(self._batches, payload.split(sizes), strict=True):
+            decoded += self._plain.read([record.view(batch.rows, -1)], batch.columns, RoundKey())
         return decoded
 
     def _rows(self, places: Sequence[Tensor], kept: Tensor) -> list[Decoded]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate
+from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.codecs import BoundCodec, Codec
 from thinwire.exchange.message import Header, header_of
 from thinwire.feedback import Feedback
@@ -103,12 +104,12 @@ class RoundResult:
     """What an exchange returns: the mean, and which workers are not in it.
 
     Args:
-        mean: a new fp32 [numel].
+        mean: of the fragment's vector, decoded as it is read.
         left_out: why a worker is not in it, by rank.
         messages: that the mean was made of, in rank order: enough to make it again.
     """
 
-    mean: Tensor
+    mean: StreamedVector
     left_out: Mapping[int, Rejection]
     messages: Sequence[Tensor]
 
@@ -124,8 +125,8 @@ class ExchangeState(ABC):
         self.sizes = sizes
 
     @abstractmethod
-    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
-        """The messages for `delta` (fp32 [numel], finite; it may be overwritten), by name.
+    def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
+        """The messages for `delta` ([numel], finite), by name.
 
         Feedback keeps what they lack.
         """
@@ -142,16 +143,16 @@ class ExchangeState(ABC):
         """
 
     @abstractmethod
-    def absorb(self, mean: Tensor) -> Tensor:
-        """What the outer optimizer applies, by feedback's rule; `mean` may be overwritten.
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        """What the outer optimizer applies, by feedback's rule.
 
-        Called once for each result that is applied, in their order.
+        Called once for each result that is applied, in their order; it is read once.
         """
 
     @abstractmethod
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> Tensor:
+    ) -> StreamedVector:
         """The mean that others made of `messages` in a round that this worker missed.
 
         Args:

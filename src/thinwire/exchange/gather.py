@@ -8,7 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, combined
+from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.codecs import Codec
 from thinwire.exchange.base import (
     Exchange,
@@ -21,6 +22,7 @@ from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
     Kind,
+    blank_message,
     body_of,
     examine,
     open_message,
@@ -43,25 +45,27 @@ class WholeMessages(ExchangeState, ABC):
     def __init__(self, context: ExchangeContext, sizes: Sizes) -> None:
         super().__init__(sizes)
         self._context = context
-        self._codec = context.codec.bind(context.layout)
+        self._codec = context.codec.bind(context.layout, device=context.storage.device)
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = context.workers == 1
         self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
 
-    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
+    def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` as one message, named `whole`."""
-        body = self._feedback.encode(delta, self._codec, round=tag.round)
-        return {_WHOLE: body if self._alone else self._sealed(body, tag, Kind.WHOLE)}
+        message = blank_message(self._codec.nbytes, self._context.storage.device)
+        body = body_of(message, self._codec.nbytes)
+        self._feedback.encode_to(body, delta, self._codec, round=tag.round)
+        return {_WHOLE: body if self._alone else self._sealed(message, tag, Kind.WHOLE)}
 
     @final
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         """Make one message of zeros."""
-        body = torch.zeros(self._codec.nbytes, dtype=torch.uint8)
-        return {_WHOLE: self._sealed(body, tag, Kind.NOTHING)}
+        message = torch.zeros(HEADER_NBYTES + self._codec.nbytes, dtype=torch.uint8)
+        return {_WHOLE: self._sealed(message, tag, Kind.NOTHING)}
 
-    def _sealed(self, body: Tensor, tag: RoundTag, kind: int) -> Tensor:
-        return seal(body, self._header(tag, sender=self._context.rank, kind=kind))
+    def _sealed(self, message: Tensor, tag: RoundTag, kind: int) -> Tensor:
+        return seal(message, self._header(tag, sender=self._context.rank, kind=kind))
 
     def _header(self, tag: RoundTag, *, sender: int, kind: int = Kind.WHOLE) -> Header:
         return self._context.header(self._codec, tag, sender=sender, kind=kind)
@@ -82,21 +86,20 @@ class WholeMessages(ExchangeState, ABC):
         return open_message(message, expected, body_nbytes=self._codec.nbytes)
 
     def _payloads(self, bodies: Sequence[Tensor], tag: RoundTag) -> Payloads:
-        device = self._context.storage.device
-        on_device = [body.to(device) for body in bodies]
-        return Payloads(coder=self._codec, payloads=on_device, round=tag.round)
+        return Payloads(coder=self._codec, payloads=bodies, round=tag.round)
 
     def _aggregate_valid(
         self, bodies: Sequence[Tensor], tag: RoundTag
-    ) -> tuple[Tensor, dict[int, Rejection]]:
+    ) -> tuple[StreamedVector, dict[int, Rejection]]:
         payloads = self._payloads(bodies, tag)
-        mean, unusable = aggregate_valid(self._context.aggregate, payloads)
-        self._same_work.compare(payloads, mean)
+        device = self._context.storage.device
+        mean, unusable = aggregate_valid(self._context.aggregate, payloads, device)
+        self._same_work.compare(payloads)
         self._same_work.refuse(tag)
         return mean, unusable
 
     @final
-    def absorb(self, mean: Tensor) -> Tensor:
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
         """Hand the whole mean to the one feedback."""
         return self._feedback.absorb(mean)
 
@@ -169,11 +172,12 @@ class _GatherState(WholeMessages):
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> Tensor:
+    ) -> StreamedVector:
         senders = [rank for rank in range(len(messages)) if rank not in left_out]
         bodies = self._bodies(messages, senders, tag, is_checked=False)
         # Which messages were left out is known: no other turns out to be unusable.
-        return self._context.aggregate.combine(self._payloads(bodies, tag))
+        payloads, device = self._payloads(bodies, tag), self._context.storage.device
+        return combined(self._context.aggregate, payloads, device)
 
 
 @final

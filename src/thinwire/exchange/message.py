@@ -24,6 +24,7 @@ __all__ = [
     "Kind",
     "Origin",
     "anchor_digest",
+    "blank_message",
     "body_of",
     "examine",
     "header_of",
@@ -161,13 +162,18 @@ def anchor_digest(flat: Tensor) -> bytes:
     return hashlib.sha256(sums.cpu().numpy().tobytes()).digest()[:8]
 
 
-def seal(body: Tensor, header: Header) -> Tensor:
-    """A message: uint8 [64 + len(body)], on the device of `body`.
+def blank_message(body_nbytes: int, device: torch.device) -> Tensor:
+    """Room for a header and a body, uint8 [64 + body_nbytes]: its contents are undefined."""
+    return torch.empty(HEADER_NBYTES + body_nbytes, dtype=torch.uint8, device=device)
+
+
+def seal(message: Tensor, header: Header) -> Tensor:
+    """Write the header before the body that is in `message`, uint8 [64 + n], and return it.
 
     >>> header = Header(codec="identity/f32", fragment=0, kind=Kind.WHOLE, shard=0, round=1,
     ...     sender=0, elements=1, anchor=bytes(8))
-    >>> len(seal(torch.zeros(4, dtype=torch.uint8), header))
-    68
+    >>> bytes(seal(torch.zeros(68, dtype=torch.uint8), header)[:4].tolist())
+    b'TWIR'
     """
     start = _FIELDS.pack(
         *_Fields(
@@ -180,15 +186,15 @@ def seal(body: Tensor, header: Header) -> Tensor:
             shard=header.shard,
             round=header.round,
             sender=header.sender,
-            body_checksum=_checksum(body),
+            body_checksum=_checksum(message[HEADER_NBYTES:]),
             elements=header.elements,
             anchor=header.anchor,
         )
     )
     start = start.ljust(HEADER_NBYTES - _CHECKSUM.size, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
-    head = torch.frombuffer(bytearray(start), dtype=torch.uint8)
-    return torch.cat([head.to(body.device), body])
+    message[:HEADER_NBYTES] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
+    return message
 
 
 def read_origin(message: Tensor) -> Origin:

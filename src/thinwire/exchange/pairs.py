@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate
+from thinwire.blocks import StreamedVector
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigurationError
 from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
@@ -68,7 +69,7 @@ class _PairsState(WholeMessages):
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> Tensor:
+    ) -> StreamedVector:
         del messages, tag, left_out
         raise AssertionError("pairs are refused where rounds are replayed")
 

@@ -1,15 +1,18 @@
 """Reduce-scatter: every shard of the vector is combined by its owner, who sends the result."""
 
+import math
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import NonFiniteError, RoundDiscarded
 from thinwire.exchange.base import (
@@ -24,6 +27,7 @@ from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
     Kind,
+    blank_message,
     body_of,
     examine,
     open_message,
@@ -61,7 +65,9 @@ class _OwnerFeedback:
         with self._lock:
             return self._loads
 
-    def encode(self, mean: Tensor, codec: BoundCodec, *, round: int, loads: int) -> Tensor:
+    def encode_to(
+        self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, loads: int
+    ) -> None:
         """Encode `mean` and keep what is lost, for an exchange that began after `loads` loads."""
         with self._lock:
             if loads != self._loads:
@@ -71,7 +77,7 @@ class _OwnerFeedback:
                     do="nothing: the next round sends it again",
                 )
             self._before.append(self._copy())
-            return self._feedback.encode(mean, codec, round=round)
+            self._feedback.encode_to(out, DenseVector(mean), codec, round=round)
 
     def finished(self) -> None:
         """The oldest exchange was applied and need not be sent again."""
@@ -108,28 +114,29 @@ class _ReduceScatterState(ExchangeState):
         self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
         pieces = context.layout.cut(context.workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
-        self._codecs = [context.codec.bind(piece) for _, piece in pieces]
+        device = context.storage.device
+        self._codecs = [context.codec.bind(piece, device=device) for _, piece in pieces]
         self._feedback = [context.feedback.bind(p.numel, context.storage) for _, p in pieces]
         self._owner = _OwnerFeedback(
             owner_feedback.bind(pieces[self._rank][1].numel, context.storage)
         )
 
-    def encode(self, delta: Tensor, tag: RoundTag) -> dict[str, Tensor]:
-        parts = zip(self._shards, self._codecs, self._feedback, strict=True)
-        bodies = [
-            feedback.encode(delta[where], codec, round=tag.round)
-            for where, codec, feedback in parts
-        ]
-        return self._sealed(bodies, tag, Kind.SHARD)
+    def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
+        messages = [blank_message(c.nbytes, self._context.storage.device) for c in self._codecs]
+        parts = zip(messages, self._shards, self._codecs, self._feedback, strict=True)
+        for message, where, codec, feedback in parts:
+            shard = delta.piece(where.start, where.stop)
+            feedback.encode_to(body_of(message, codec.nbytes), shard, codec, round=tag.round)
+        return self._sealed(messages, tag, Kind.SHARD)
 
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
-        bodies = [torch.zeros(codec.nbytes, dtype=torch.uint8) for codec in self._codecs]
-        return self._sealed(bodies, tag, Kind.NOTHING)
+        sizes = (HEADER_NBYTES + codec.nbytes for codec in self._codecs)
+        return self._sealed([torch.zeros(n, dtype=torch.uint8) for n in sizes], tag, Kind.NOTHING)
 
-    def _sealed(self, bodies: Sequence[Tensor], tag: RoundTag, kind: int) -> dict[str, Tensor]:
+    def _sealed(self, messages: Sequence[Tensor], tag: RoundTag, kind: int) -> dict[str, Tensor]:
         return {
-            f"shard{shard}": seal(body, self._header(shard, tag, sender=self._rank, kind=kind))
-            for shard, body in enumerate(bodies)
+            f"shard{shard}": seal(message, self._header(shard, tag, sender=self._rank, kind=kind))
+            for shard, message in enumerate(messages)
         }
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
@@ -163,21 +170,25 @@ class _ReduceScatterState(ExchangeState):
         senders = [sender for sender in range(len(messages)) if sender not in rejected]
         bodies = [self._body(messages[sender], headers[sender]) for sender in senders]
         payloads = Payloads(coder=codec, payloads=bodies, round=tag.round)
-        mean, unusable = aggregate_valid(self._context.aggregate, payloads)
-        self._same_work.compare(payloads, mean)
-        body = self._owner.encode(mean, codec, round=tag.round, loads=loads)
-        message = seal(body, self._header(mine, tag, sender=mine, kind=Kind.MEAN))
+        device = self._context.storage.device
+        combined, unusable = aggregate_valid(self._context.aggregate, payloads, device)
+        self._same_work.compare(payloads)
+        mean = combined.whole()
         # Results travel in an all-gather, which takes equal sizes.
-        padding = message.new_zeros(self.sizes.result_nbytes - len(message))
+        padded = torch.empty(self.sizes.result_nbytes, dtype=torch.uint8, device=device)
+        end = HEADER_NBYTES + codec.nbytes
+        padded[end:] = 0
+        self._owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, loads=loads)
+        seal(padded[:end], self._header(mine, tag, sender=mine, kind=Kind.MEAN))
         left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
-        return torch.cat([message, padding]), left_out
+        return padded, left_out
 
     def _body(self, message: Tensor, header: Header) -> Tensor:
         """The body of a shard's message: examined already where bad messages are dropped."""
         nbytes = self._codecs[header.shard].nbytes
         if self._context.drops_bad_messages:
-            return body_of(message, nbytes).to(self._context.storage.device)
-        return open_message(message, header, body_nbytes=nbytes).to(self._context.storage.device)
+            return body_of(message, nbytes)
+        return open_message(message, header, body_nbytes=nbytes)
 
     def _examine_results(self, results: Sequence[Tensor], tag: RoundTag) -> dict[int, Rejection]:
         headers = [
@@ -195,25 +206,44 @@ class _ReduceScatterState(ExchangeState):
         return {sender: rejection for sender, rejection in found if rejection is not None}
 
     @torch.no_grad()
-    def _join(self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool) -> Tensor:
+    def _join(
+        self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
+    ) -> StreamedVector:
         """The mean that the owners made, shard by shard."""
-        device = self._context.storage.device
-        mean = torch.empty(self._context.layout.numel, device=device)
+        bodies: list[Tensor] = []
         for owner, (message, codec) in enumerate(zip(results, self._codecs, strict=True)):
             if is_checked:
-                payload = body_of(message, codec.nbytes)
+                bodies.append(body_of(message, codec.nbytes))
             else:
                 header = self._header(owner, tag, sender=owner, kind=Kind.MEAN)
-                payload = open_message(message, header, body_nbytes=codec.nbytes)
-            mean[self._shards[owner]] = codec.decode(payload.to(device), round=tag.round)
-        self._check_finite(mean, tag)
-        return mean
+                bodies.append(open_message(message, header, body_nbytes=codec.nbytes))
+        self._check_finite(bodies, tag)
+        device = self._context.storage.device
+        blocks = partial(self._decoded, bodies, tag)
+        return ComputedVector(self._context.layout.numel, device, blocks)
 
-    def _check_finite(self, mean: Tensor, tag: RoundTag) -> None:
+    def _decoded(
+        self, bodies: Sequence[Tensor], tag: RoundTag
+    ) -> Iterator[tuple[VectorPart, Tensor]]:
+        device = self._context.storage.device
+        for where, codec, body in zip(self._shards, self._codecs, bodies, strict=True):
+            for piece in codec.pieces:
+                payload = body[piece.where].to(device)
+                values = piece.codec.decode(payload, round=tag.round)
+                # A decoded number may lie in the payload, which is not to be changed.
+                yield piece.part.shifted(where.start), values.clone()
+
+    def _check_finite(self, bodies: Sequence[Tensor], tag: RoundTag) -> None:
         """Raise `NonFiniteError`: only the owner has made its shard, so it cannot be left out."""
-        if bool(torch.isfinite(mean.sum())) or bool(torch.isfinite(mean).all()):
+        shards = [
+            Payloads(coder=codec, payloads=[body], round=tag.round)
+            for codec, body in zip(self._codecs, bodies, strict=True)
+        ]
+        if all(math.isfinite(shard.largest()) for shard in shards):
             return
-        bad = [o for o, s in enumerate(self._shards) if not bool(torch.isfinite(mean[s]).all())]
+        bad = [owner for owner, shard in enumerate(shards) if not shard.is_finite(0)]
+        if not bad:
+            return
         raise NonFiniteError(
             f"use the combined shards of worker {', '.join(map(str, bad))} for round {tag.round}",
             because="they hold NaN or an infinity",
@@ -226,14 +256,18 @@ class _ReduceScatterState(ExchangeState):
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> Tensor:
+    ) -> StreamedVector:
         del left_out  # owners left them out of what they sent
         return self._join(messages, tag, is_checked=False)
 
-    def absorb(self, mean: Tensor) -> Tensor:
-        for where, feedback in zip(self._shards, self._feedback, strict=True):
-            mean[where] = feedback.absorb(mean[where])
-        return mean
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        if not self._context.feedback.gives_momentum:
+            return mean
+        whole = mean.whole()
+        shards = zip(self._shards, self._feedback, strict=True)
+        return DenseVector(
+            torch.cat([feedback.absorb(DenseVector(whole[at])).whole() for at, feedback in shards])
+        )
 
     def prefetch(self) -> None:
         for feedback in self._feedback:

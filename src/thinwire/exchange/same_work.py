@@ -3,7 +3,6 @@
 from typing import final
 
 import torch
-from torch import Tensor
 
 from thinwire.aggregate import Payloads
 from thinwire.errors import ConfigurationError
@@ -29,18 +28,18 @@ class SameWorkCheck:
         self.is_due = is_due
         self._is_same = False
 
-    def compare(self, payloads: Payloads, mean: Tensor) -> None:
-        """Note whether all payloads are equal and mean something; once.
+    def compare(self, payloads: Payloads) -> None:
+        """Note whether all payloads are equal and hold a number other than 0; once.
 
         Args:
             payloads: of several workers.
-            mean: that they make.
         """
         if not self.is_due or payloads.workers < 2:
             return
         self.is_due = False
         first, *others = payloads.payloads
-        self._is_same = all(torch.equal(first, other) for other in others) and bool(mean.any())
+        is_same = all(torch.equal(first, other) for other in others)
+        self._is_same = is_same and bool(payloads.coefficients(0).any())
 
     def refuse(self, what: object) -> None:
         """Raise `ConfigurationError` if they were equal.

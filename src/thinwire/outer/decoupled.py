@@ -1,11 +1,14 @@
 """Nesterov momentum on a worker's own displacement, where only the momentum is partly shared."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from torch import Tensor
 
+from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.errors import ConfigurationError
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
@@ -25,15 +28,21 @@ class _OwnDeltaState(OuterState):
     def prefetch(self, *, for_step: bool) -> None:
         self._inner.prefetch(for_step=for_step)
 
-    def pseudo_gradient(self) -> Tensor:
-        return self._inner.pseudo_gradient()
+    def measure(self) -> AbstractContextManager[LazyVector]:
+        return self._inner.measure()
 
-    def on_sent(self, delta: Tensor) -> None:
+    def on_sent(self, delta: LazyVector) -> None:
         self._inner.on_sent(delta)
 
-    def apply(self, mean: Tensor) -> None:
+    def apply(self, mean: StreamedVector) -> None:
         # Nothing was trained since Delta_k was sent, so the live weights still say what it is.
-        self._inner.apply(self._inner.pseudo_gradient().add_(mean))
+        blocks = partial(self._with_own, mean)
+        self._inner.apply(ComputedVector(mean.numel, mean.device, blocks))
+
+    def _with_own(self, mean: StreamedVector) -> Iterator[tuple[VectorPart, Tensor]]:
+        with self._inner.measure() as delta:
+            for part, values in mean.blocks():
+                yield part, values.add_(delta.read(part))
 
     def reset_live(self, local_delta: Tensor | None) -> None:
         self._inner.reset_live(local_delta)

@@ -1,21 +1,22 @@
 """Delayed Nesterov: an outer step for every arrival, and momentum for every N of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer.overlap import Overlap
-from thinwire.outer.torch_optimizers import TorchOptimizer, check_rate
+from thinwire.outer.torch_optimizers import ElementwiseOptimizer, check_rate
 
 __all__ = ["DelayedNesterov", "delayed_nesterov"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DelayedNesterov(TorchOptimizer):
+class DelayedNesterov(ElementwiseOptimizer):
     """Nesterov momentum where pseudo-gradients arrive one by one: it moves once in N arrivals.
 
         S = S + g
@@ -96,9 +97,18 @@ class DelayedNesterov(TorchOptimizer):
                 do="train with thinwire.asynchronous; for rounds, pass outer.SGD(nesterov=True)",
             )
 
-    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
-        """A torch optimizer that steps `position` by arrivals."""
-        return _ArrivalOptimizer(position, self)
+    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+        """By one arrival."""
+        direction = delayed_nesterov(
+            gradient,
+            state["momentum_buffer"],
+            state["arrived_sum"],
+            int(state["step"]),
+            beta=self.momentum,
+            every=self.every,
+            c=self.c,
+        )
+        position.sub_(direction, alpha=self.lr)
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """m and S of zeros, and a count of 0 arrivals."""
@@ -132,27 +142,3 @@ def delayed_nesterov(
         weight = 1 - c * every + c
     direction = g / every
     return direction.add_(m, alpha=weight * beta) if weight else direction
-
-
-class _ArrivalOptimizer(torch.optim.Optimizer):
-    def __init__(self, position: nn.Parameter, settings: DelayedNesterov) -> None:
-        super().__init__([position], {"lr": settings.lr})
-        self._settings = settings
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        del closure
-        settings = self._settings
-        for position in self.param_groups[0]["params"]:
-            state = self.state[position]
-            direction = delayed_nesterov(
-                position.grad,
-                state["momentum_buffer"],
-                state["arrived_sum"],
-                int(state["step"]),
-                beta=settings.momentum,
-                every=settings.every,
-                c=settings.c,
-            )
-            position.sub_(direction, alpha=settings.lr)
-            state["step"] += 1

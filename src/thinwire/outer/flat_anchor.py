@@ -1,41 +1,48 @@
-"""The outer parameters of one fragment as a vector, and the torch optimizer that moves them."""
+"""The outer parameters of one fragment as a vector, and the rule that moves them."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.errors import CheckpointError
 from thinwire.storage import StatePlacement, StoredTensor
 
-__all__ = ["FlatAnchor", "TorchOuter"]
+__all__ = ["FlatAnchor", "StepRule"]
 
 
-class TorchOuter(Protocol):
-    """Builds one of torch's optimizers and its state before the first step."""
-
-    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
-        """torch's optimizer for `position`."""
-        ...
+class StepRule(Protocol):
+    """What moves a vector: its buffers before the first step, and the step itself."""
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
-        """The optimizer's state before its first step, for a position like `like`."""
+        """The state before the first step, for a vector like `like`; `step` counts the steps."""
+        ...
+
+    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Move `position` [numel], a part of the vector, and the same part of the buffers in place.
+
+        Args:
+            position: fp32 [numel].
+            gradient: fp32 [numel]; it may be overwritten.
+            state: the buffers' parts, and `step` as it was before, which is not changed.
+        """
         ...
 
 
 @final
 class FlatAnchor:
-    """theta = OuterOpt(theta, mean), at rest between rounds.
+    """theta = OuterOpt(theta, mean), at rest between rounds, moved part by part.
 
-    torch's optimizer steps a *position*: the vector minus an origin. By default the origin is the
-    vector itself, so the position starts at zero and becomes the update. A lone worker passes its
-    own weights: (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the
-    rounded difference would be its weights with a rounding error.
+    A rule steps a *position*: the vector minus an origin. By default the origin is the vector
+    itself, so the position starts at zero and becomes the update. A lone worker passes its own
+    weights: (anchor - local) - 1 * (anchor - local) is exactly zero, where anchor minus the rounded
+    difference would be its weights with a rounding error.
 
     Args:
-        stepper: makes the optimizer.
+        rule: moves the vector.
         start: fp32 [numel]; the caller must not use it afterwards.
         storage: where vector and buffers rest.
         averages_weights: a mean is one of weights, and the gradient is the vector minus it.
@@ -43,18 +50,16 @@ class FlatAnchor:
 
     def __init__(
         self,
-        stepper: TorchOuter,
+        rule: StepRule,
         start: Tensor,
         storage: StatePlacement,
         *,
         averages_weights: bool = False,
     ) -> None:
-        self.averages_weights = averages_weights
-        self._position = nn.Parameter(start.new_empty(0))
-        self._optimizer = stepper.build(self._position)
-        # torch makes these at the first step. Here they exist from the start: then the
-        # checkpoint of a fresh loop has every key for torch.distributed.checkpoint to fill.
-        buffers = stepper.buffers(start)
+        self.averages_weights, self._rule = averages_weights, rule
+        # They exist from the start: then the checkpoint of a fresh loop has every key for
+        # torch.distributed.checkpoint to fill.
+        buffers = rule.buffers(start)
         # AdamW counts its steps in a scalar tensor on the host, which stays there.
         self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
@@ -81,38 +86,64 @@ class FlatAnchor:
         """The vector where it rests, not to be changed."""
         return self._vector.resting()
 
-    @contextmanager
-    def stepping(self, mean: Tensor, origin: Tensor | None = None) -> Generator[Tensor]:
-        """Take an outer step; yields the new vector on the device, not to be changed.
+    def step(
+        self,
+        mean: StreamedVector,
+        then: Callable[[VectorPart, Tensor], None],
+        origin: LazyVector | None = None,
+    ) -> None:
+        """Take an outer step.
 
         Args:
-            mean: fp32 [numel], of pseudo-gradients or of weights.
+            mean: [numel], of pseudo-gradients or of weights.
+            then: given every part of the new vector as it is made, not to be changed.
             origin: subtracted from the vector for the step; the vector itself by default.
         """
         vector = self._vector.fetch()
-        self._position.data = torch.zeros_like(vector) if origin is None else vector - origin
-        self._step_position(vector - mean if self.averages_weights else mean)
-        moved = self._position.data
-        # In place: a third vector of the fragment's size would count towards the peak memory.
-        vector = vector.add_(moved) if origin is None else moved.add_(origin)
-        # Only the vector and the optimizer's own buffers are kept between rounds.
-        self._position.data = mean.new_empty(0)
-        # Stored even if writing the live weights fails: the buffers have taken this step already.
-        try:
-            yield vector
-        finally:
-            self._vector.store(vector)
-
-    def _step_position(self, mean: Tensor) -> None:
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
-        self._optimizer.state[self._position] = {**buffers, **self._scalars}
-        self._position.grad = mean
-        self._optimizer.step()
-        self._position.grad = None
-        # Taken out of the optimizer, so that the buffers can rest on the host until the next step.
-        state = self._optimizer.state.pop(self._position)
-        for key, kept in self._buffers.items():
-            kept.store(state[key])
+        failure: BaseException | None = None
+        try:
+            for part, values in mean.blocks():
+                self._step_part(part, values, vector, buffers, origin)
+                # Also if writing the live weights is interrupted, all parts take this step.
+                if failure is None:
+                    try:
+                        then(part, part.read(vector))
+                    except BaseException as error:
+                        failure = error
+        finally:
+            for key, kept in self._buffers.items():
+                kept.store(buffers[key])
+            self._vector.store(vector)
+            for steps in self._scalars.values():
+                steps += 1
+        if failure is not None:
+            raise failure
+
+    def _step_part(
+        self,
+        part: VectorPart,
+        mean: Tensor,
+        vector: Tensor,
+        buffers: Mapping[str, Tensor],
+        origin: LazyVector | None,
+    ) -> None:
+        anchor = part.read(vector)
+        gradient = torch.sub(anchor, mean, out=mean) if self.averages_weights else mean
+        parts = {key: part.read(buffer) for key, buffer in buffers.items()}
+        state = {**parts, **self._scalars}
+        if origin is None:
+            position = torch.zeros_like(anchor)
+            self._rule.step(position, gradient, state)
+            anchor.add_(position)
+        else:
+            start = origin.read(part)
+            position = anchor - start
+            self._rule.step(position, gradient, state)
+            torch.add(position, start, out=anchor)
+        part.write(vector, anchor)
+        for key, buffer in buffers.items():
+            part.write(buffer, parts[key])
 
     def state_dict(self) -> dict[str, Tensor]:
         """`anchor` and the optimizer's buffers, where they rest."""

@@ -1,14 +1,17 @@
 """Data parallelism: the mean *gradient* goes to the worker's own optimizer."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.errors import ConfigurationError
+from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
@@ -35,6 +38,7 @@ class _GradientState(OuterState):
 
     def __init__(self, live: LiveWeights, names: Sequence[str], clip_norm: float | None) -> None:
         self.live, self._names, self._clip_norm = live, tuple(names), clip_norm
+        self._vector = LiveVector(live, names)
         self._captured: dict[torch.optim.Optimizer, _Settings] = {}
         self._gradients: dict[Tensor, Tensor] = {}
         self._stepping = False
@@ -82,7 +86,8 @@ class _GradientState(OuterState):
                 do="build the embedding with sparse=False",
             )
 
-    def pseudo_gradient(self) -> Tensor:
+    @contextmanager
+    def measure(self) -> Generator[LazyVector]:
         if len(self._captured) < len(self.live.optimizers):
             raise ConfigurationError(
                 "exchange gradients",
@@ -92,21 +97,24 @@ class _GradientState(OuterState):
             )
         tensors = [self.live.parameters[name] for name in self._names]
         gradients, self._gradients = self._gradients, {}
-        whole = self.live.flatten(
-            local_shard(gradients[p] if p in gradients else torch.zeros_like(p)) for p in tensors
-        )
+        scale = None
         if self._clip_norm is not None and gradients:
-            whole.mul_((self._clip_norm / (_norm(gradients.values()) + 1e-6)).clamp(max=1.0))
-        return whole
+            scale = (self._clip_norm / (_norm(gradients.values()) + 1e-6)).clamp(max=1.0)
+        parts = [gradients[p] if p in gradients else torch.zeros_like(p) for p in tensors]
+        yield _Gradients(self._vector.over(list(map(local_shard, parts))), scale)
 
-    def on_sent(self, delta: Tensor) -> None:
+    def on_sent(self, delta: LazyVector) -> None:
         del delta
 
-    def apply(self, mean: Tensor) -> None:
-        for name, gradient in self.live.unflatten(self._names, mean).items():
-            parameter = self.live.parameters[name]
-            parameter.grad = torch.empty_like(parameter)
-            local_shard(parameter.grad).copy_(gradient)
+    def apply(self, mean: StreamedVector) -> None:
+        parameters = [self.live.parameters[name] for name in self._names]
+        gradients = [torch.empty_like(parameter) for parameter in parameters]
+        means = self._vector.over(list(map(local_shard, gradients)))
+        for part, values in mean.blocks():
+            means.mix(part, values, 0.0)
+        means.close()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         self._stepping = True
         try:
             for optimizer, settings in self._captured.items():
@@ -136,6 +144,19 @@ class _GradientState(OuterState):
             hook.remove()
         for optimizer in self.live.optimizers:
             _OWNERS.pop(optimizer, None)
+
+
+@final
+class _Gradients(LazyVector):
+    """The gradients, and what clipping leaves of them."""
+
+    def __init__(self, gradients: OpenWeights, scale: Tensor | None) -> None:
+        super().__init__(gradients.numel, gradients.device)
+        self._gradients, self._scale = gradients, scale
+
+    def read(self, part: VectorPart) -> Tensor:
+        values = self._gradients.read(part)
+        return values if self._scale is None else values.mul_(self._scale)
 
 
 @final

@@ -2,14 +2,26 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from thinwire.blocks import (
+    ComputedVector,
+    DenseVector,
+    LazyVector,
+    StreamedVector,
+    VectorPart,
+    block_numel,
+    spans,
+)
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.storage import StoredTensor
@@ -64,9 +76,9 @@ class _DelayState(OuterState):
     """
 
     def __init__(self, overlap: "Delay", make: MakeVector, context: FragmentContext) -> None:
-        self._context, self._mixing = context, overlap.mixing
+        self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
-        self._origin: Tensor | None = None
+        self._is_measured = False
         self._vector = make()
 
     def prefetch(self, *, for_step: bool) -> None:
@@ -75,43 +87,43 @@ class _DelayState(OuterState):
         else:
             self._vector.prefetch_reading()
 
-    def pseudo_gradient(self) -> Tensor:
-        live, names = self._context.live, self._context.names
-        local = live.read(names)
+    @contextmanager
+    def measure(self) -> Generator[LazyVector]:
+        self._is_measured = True
         with self._vector.reading() as anchor:
-            if self._alone:
-                self._origin = local
-                return anchor - local
-            return torch.sub(live.as_written(names, anchor), local, out=local)
+            yield _Movement(self._live.open(), anchor, is_rounded=not self._alone)
 
-    def on_sent(self, delta: Tensor) -> None:
+    def on_sent(self, delta: LazyVector) -> None:
         del delta
 
-    def contribution(self, delta: Tensor) -> Tensor:
+    def contribution(self, delta: LazyVector) -> LazyVector:
         if not self._vector.averages_weights:
             return delta
-        live, names = self._context.live, self._context.names
-        weights, anchor = live.read(names), self._vector.resting()
-        written = live.as_written(names, anchor)
-        # What rounding took from live weights of 16 bits is no movement: it goes back in.
-        return weights if written is anchor else weights + (anchor.to(weights.device) - written)
+        return _UnroundedWeights(self._live.open(), self._vector.resting())
 
     @torch.no_grad()
-    def apply(self, mean: Tensor) -> None:
-        origin, self._origin = self._origin, None
-        with self._vector.stepping(mean, origin) as anchor:
-            self._context.live.mix(self._context.names, anchor, self._mixing)
+    def apply(self, mean: StreamedVector) -> None:
+        weights = self._live.open()
+        origin = weights if self._alone and self._is_measured else None
+        self._is_measured = False
+        try:
+            self._vector.step(mean, partial(weights.mix, alpha=self._mixing), origin)
+        finally:
+            weights.close()
 
     @torch.no_grad()
     def reset_live(self, local_delta: Tensor | None) -> None:
-        self._origin = None
-        live, names = self._context.live, self._context.names
+        self._is_measured = False
+        weights = self._live.open()
         with self._vector.reading() as anchor:
-            # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
-            at = anchor
-            if local_delta is not None:
-                at = live.as_written(names, anchor) - local_delta.to(anchor.device)
-            live.write(names, at)
+            for part in spans(0, weights.numel, block_numel(weights.device)):
+                at = part.read(anchor)
+                # From the rounded anchor, so that the next pseudo-gradient is `local_delta` again.
+                if local_delta is not None:
+                    moved = part.read(local_delta).to(at.device)
+                    at = weights.as_written(part, at) - moved
+                weights.mix(part, at, 0.0)
+        weights.close()
 
     def flat_anchor(self) -> Tensor:
         return self._vector.resting()
@@ -120,8 +132,43 @@ class _DelayState(OuterState):
         return self._vector.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._origin = None
+        self._is_measured = False
         self._vector.load_state_dict(state)
+
+
+@final
+class _Movement(LazyVector):
+    """anchor - local, from the anchor as the live weights had it."""
+
+    def __init__(self, weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> None:
+        super().__init__(weights.numel, weights.device)
+        self._weights, self._anchor, self._is_rounded = weights, anchor, is_rounded
+
+    def read(self, part: VectorPart) -> Tensor:
+        anchor = part.read(self._anchor)
+        if self._is_rounded:
+            return self._weights.difference(part, anchor)
+        local = self._weights.read(part)
+        return torch.sub(anchor, local, out=local)
+
+    def is_finite(self) -> bool:
+        # The anchor is: nothing else is let into it.
+        return self._weights.is_finite()
+
+
+@final
+class _UnroundedWeights(LazyVector):
+    """The live weights, with what rounding to 16 bits took from them: that is no movement."""
+
+    def __init__(self, weights: OpenWeights, anchor: Tensor) -> None:
+        super().__init__(weights.numel, weights.device)
+        self._weights, self._anchor = weights, anchor
+
+    def read(self, part: VectorPart) -> Tensor:
+        anchor = part.read(self._anchor).to(self.device)
+        written = self._weights.as_written(part, anchor)
+        weights = self._weights.read(part)
+        return weights if written is anchor else weights.add_(anchor - written)
 
 
 @final
@@ -201,7 +248,7 @@ class _EagerState(OuterState):
     """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
 
     def __init__(self, make: MakeVector, context: FragmentContext) -> None:
-        self._context = context
+        self._context, self._live = context, LiveVector(context.live, context.names)
         self._shared, self._own = make(), make()
         # Pseudo-gradients of rounds under way, the oldest first.
         self._sent: deque[StoredTensor] = deque()
@@ -212,36 +259,51 @@ class _EagerState(OuterState):
         else:
             self._own.prefetch_reading()
 
-    @torch.no_grad()
-    def pseudo_gradient(self) -> Tensor:
-        live, names = self._context.live, self._context.names
-        local = live.read(names)
+    @contextmanager
+    def measure(self) -> Generator[LazyVector]:
         with self._own.reading() as own:
-            return torch.sub(live.as_written(names, own), local, out=local)
+            moved = _Movement(self._live.open(), own, is_rounded=True).whole()
+        # Whole, because `on_sent` moves the live weights before it is encoded.
+        yield DenseVector(moved)
 
     @torch.no_grad()
-    def on_sent(self, delta: Tensor) -> None:
-        self._sent.append(self._context.storage.keep(delta.clone()))
+    def on_sent(self, delta: LazyVector) -> None:
+        self._sent.append(self._context.storage.keep(delta.whole().clone()))
         if len(self._sent) == 1:
             # No earlier round is on its way: take the own part of the step at once.
-            self._move_own(delta / self._context.workers)
+            self._move_own(lambda: self._shares(delta))
+
+    def _shares(self, delta: LazyVector) -> Iterator[tuple[VectorPart, Tensor]]:
+        for part in spans(0, delta.numel, block_numel(delta.device)):
+            yield part, delta.read(part).div_(self._context.workers)
 
     @torch.no_grad()
-    def apply(self, mean: Tensor) -> None:
-        with self._shared.stepping(mean.clone()):
-            pass
+    def apply(self, mean: StreamedVector) -> None:
+        self._shared.step(mean, _ignore)
         answered = self._sent.popleft()
-        own = mean.sub_(answered.fetch(), alpha=1 / self._context.workers)
+        latest = self._sent[-1] if self._sent else None
+        self._move_own(lambda: self._corrected(mean, answered, latest))
         answered.discard()
-        if self._sent:
-            latest = self._sent[-1]
-            own.add_(latest.fetch(), alpha=1 / self._context.workers)
-            latest.release()
-        self._move_own(own)
 
-    def _move_own(self, delta: Tensor) -> None:
-        with self._own.stepping(delta) as own:
-            self._context.live.mix(self._context.names, own, 0.0)
+    def _corrected(
+        self, mean: StreamedVector, answered: StoredTensor, latest: StoredTensor | None
+    ) -> Iterator[tuple[VectorPart, Tensor]]:
+        """The mean, less this worker's part of it, plus its part of the latest round."""
+        share = 1 / self._context.workers
+        for part, values in mean.blocks():
+            # From where they rest: whole, they would take room on the device.
+            values.sub_(part.read(answered.resting()).to(values.device), alpha=share)
+            if latest is not None:
+                values.add_(part.read(latest.resting()).to(values.device), alpha=share)
+            yield part, values
+
+    def _move_own(self, blocks: Callable[[], Iterator[tuple[VectorPart, Tensor]]]) -> None:
+        weights = self._live.open()
+        delta = ComputedVector(weights.numel, weights.device, blocks)
+        try:
+            self._own.step(delta, partial(weights.mix, alpha=0.0))
+        finally:
+            weights.close()
 
     def reset_live(self, local_delta: Tensor | None) -> None:
         del local_delta
@@ -283,6 +345,10 @@ class _EagerState(OuterState):
         blanks = 2 - len(self._sent)
         held["outer state"] -= blanks * self._shared.resting().nbytes
         return held
+
+
+def _ignore(part: VectorPart, values: Tensor) -> None:
+    del part, values
 
 
 @final

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
+from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.live_weights import LiveWeights
 from thinwire.storage import StatePlacement
 
@@ -37,22 +39,28 @@ class OuterState(ABC):
     """The outer parameters of one fragment: makes its pseudo-gradients and applies their means."""
 
     @abstractmethod
+    def measure(self) -> AbstractContextManager[LazyVector]:
+        """How far this worker has moved, [numel]: computed as it is read, until the block ends."""
+
+    @final
     def pseudo_gradient(self) -> Tensor:
-        """How far this worker has moved: a new fp32 [numel], which may yet be refused."""
+        """What `measure` gives, as a new fp32 [numel]."""
+        with self.measure() as delta:
+            return delta.whole()
 
     @abstractmethod
-    def on_sent(self, delta: Tensor) -> None:
-        """`delta`, the last pseudo-gradient, is finite and goes out now."""
+    def on_sent(self, delta: LazyVector) -> None:
+        """`delta`, which `measure` gave, is finite and goes out now."""
 
-    def contribution(self, delta: Tensor) -> Tensor:
-        """What is sent and averaged for the last pseudo-gradient, `delta` [numel]: by default it.
+    def contribution(self, delta: LazyVector) -> LazyVector:
+        """What is sent and averaged for `delta`, which `measure` gave: by default it.
 
         A state of an optimizer that `averages_weights` returns the weights.
         """
         return delta
 
     @abstractmethod
-    def apply(self, mean: Tensor) -> None:
+    def apply(self, mean: StreamedVector) -> None:
         """Move the outer parameters by the `mean` [numel] of contributions, then merge.
 
         Means come in the order in which their pseudo-gradients were taken.

@@ -1,6 +1,7 @@
 """Outer SGD and AdamW: torch optimizers whose gradient is the mean pseudo-gradient."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -13,19 +14,25 @@ from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 
-__all__ = ["SGD", "AdamW", "TorchOptimizer", "check_rate"]
+__all__ = ["SGD", "AdamW", "ElementwiseOptimizer", "check_rate"]
 
 
-class TorchOptimizer(OuterOptimizer):
-    """An optimizer of torch.optim that steps a fragment's flat anchor."""
-
-    @abstractmethod
-    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
-        """torch's optimizer for `position`."""
+class ElementwiseOptimizer(OuterOptimizer):
+    """An optimizer that steps every number of a fragment's anchor by itself."""
 
     @abstractmethod
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """The optimizer's state before its first step, for a position like `like`."""
+
+    @abstractmethod
+    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Move `position` [numel], a part of the anchor, and its part of the buffers in place.
+
+        Args:
+            position: fp32 [numel].
+            gradient: fp32 [numel]; it may be overwritten.
+            state: the buffers' parts, and `step` as it was before, which is not changed.
+        """
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""
@@ -36,7 +43,7 @@ class TorchOptimizer(OuterOptimizer):
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SGD(TorchOptimizer):
+class SGD(ElementwiseOptimizer):
     """m = mu m + Delta; theta = theta - eta (Delta + mu m) with Nesterov, else theta - eta m.
 
     Args:
@@ -72,11 +79,13 @@ class SGD(TorchOptimizer):
                 do="pass nesterov=False or momentum > 0",
             )
 
-    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
-        """`torch.optim.SGD` with these settings."""
-        return torch.optim.SGD(
-            [position], lr=self.lr, momentum=self.momentum, nesterov=self.nesterov
-        )
+    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+        """As `torch.optim.SGD` steps, with the same bits."""
+        if self.momentum:
+            momentum = state["momentum_buffer"].mul_(self.momentum).add_(gradient)
+            look_ahead = self.nesterov
+            gradient = gradient.add_(momentum, alpha=self.momentum) if look_ahead else momentum
+        position.add_(gradient, alpha=-self.lr)
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """A momentum buffer of zeros; no buffer without momentum."""
@@ -85,7 +94,7 @@ class SGD(TorchOptimizer):
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdamW(TorchOptimizer):
+class AdamW(ElementwiseOptimizer):
     """Adam on the mean pseudo-gradient; no weight decay, which belongs to the inner optimizer.
 
     Args:
@@ -115,11 +124,16 @@ class AdamW(TorchOptimizer):
                 do="pass two numbers in [0, 1)",
             )
 
-    def build(self, position: nn.Parameter) -> torch.optim.Optimizer:
-        """`torch.optim.AdamW` with these settings."""
-        return torch.optim.AdamW(
-            [position], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
+    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+        """By `torch.optim.AdamW`."""
+        parameter = nn.Parameter(position, requires_grad=False)
+        parameter.grad = gradient
+        optimizer = torch.optim.AdamW(
+            [parameter], lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=0.0
         )
+        # The step is counted once for all parts of the anchor.
+        optimizer.state[parameter] = {**state, "step": state["step"].clone()}
+        optimizer.step()
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """A step count of 0 and two moments of zeros."""

@@ -1,0 +1,327 @@
+"""Vectors in blocks: a round reads and writes a fragment a part at a time, and never has it whole.
+
+A part names some places of a flat vector. What is worked on (weights, anchor, feedback, payloads)
+is read part by part while it is in a core's cache, so a round makes no copy of a fragment's size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CPU",
+    "ComputedVector",
+    "DenseVector",
+    "LazyVector",
+    "Ranges",
+    "Span",
+    "StreamedVector",
+    "VectorPart",
+    "block_numel",
+    "copy_all",
+    "joined",
+    "spans",
+]
+
+CPU = torch.device("cpu")
+
+_CPU_BLOCK, _GPU_BLOCK = 2**18, 2**25
+
+
+def block_numel(device: torch.device) -> int:
+    """Numbers in a block: 1 MiB of fp32 stays in a CPU's cache; a GPU wants few, large kernels.
+
+    >>> block_numel(torch.device("cpu"))
+    262144
+    """
+    return _CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK
+
+
+class VectorPart(ABC):
+    """Some places of a flat vector, in an order of their own.
+
+    Args:
+        start: the first place.
+        stop: the place after the last.
+        numel: how many there are.
+    """
+
+    def __init__(self, start: int, stop: int, numel: int) -> None:
+        self.start, self.stop, self.numel = start, stop, numel
+        self._shifted: dict[int, VectorPart] = {}
+
+    @abstractmethod
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """The part of `flat`, contiguous [numel]; it may share memory.
+
+        Args:
+            flat: a vector, or the piece of one that begins at its place `origin`.
+            origin: see there.
+        """
+
+    @abstractmethod
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        """Put `x` [numel] where the part lies; nothing is done if `x` shares its memory."""
+
+    @property
+    def ranges(self) -> "Sequence[tuple[int, int]] | None":
+        """The places as ranges in the part's order; None if they are no few ranges."""
+        return None
+
+    @final
+    def shifted(self, by: int) -> "VectorPart":
+        """The same places of a piece of a vector, as places of the vector; `by` is its start."""
+        if not by:
+            return self
+        if by not in self._shifted:
+            self._shifted[by] = self._shift(by)
+        return self._shifted[by]
+
+    @abstractmethod
+    def _shift(self, by: int) -> "VectorPart":
+        """The part, `by` places further on."""
+
+
+@final
+class Span(VectorPart):
+    """The places from `start` to before `stop`.
+
+    >>> Span(1, 3).read(torch.arange(4.0))
+    tensor([1., 2.])
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(start, stop, stop - start)
+
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """A view."""
+        return flat[self.start - origin : self.stop - origin]
+
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        """Copy, unless `x` is that view."""
+        mine = flat[self.start - origin : self.stop - origin]
+        if mine.data_ptr() != x.data_ptr():
+            mine.copy_(x)
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """One range."""
+        return [(self.start, self.stop)]
+
+    def _shift(self, by: int) -> VectorPart:
+        return Span(self.start + by, self.stop + by)
+
+
+@final
+class Ranges(VectorPart):
+    """Several ranges, laid one after the other.
+
+    >>> Ranges([(0, 1), (2, 4)]).read(torch.arange(4.0))
+    tensor([0., 2., 3.])
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        sizes = [stop - start for start, stop in ranges]
+        super().__init__(ranges[0][0], max(stop for _, stop in ranges), sum(sizes))
+        self._ranges, self._sizes = tuple(ranges), sizes
+
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """A copy."""
+        return torch.cat([flat[a - origin : b - origin] for a, b in self._ranges])
+
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        """Copy every range."""
+        mine = [flat[a - origin : b - origin] for a, b in self._ranges]
+        copy_all(mine, x.split(self._sizes))
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """All of them."""
+        return self._ranges
+
+    def _shift(self, by: int) -> VectorPart:
+        return Ranges([(a + by, b + by) for a, b in self._ranges])
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy every source to its target: on a GPU a few kernels, however many tensors there are."""
+    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+@final
+class _Joined(VectorPart):
+    """Several parts, one after the other."""
+
+    def __init__(self, parts: Sequence[VectorPart]) -> None:
+        self._parts, self._sizes = parts, [part.numel for part in parts]
+        start, stop = min(p.start for p in parts), max(p.stop for p in parts)
+        super().__init__(start, stop, sum(self._sizes))
+
+    def read(self, flat: Tensor, origin: int = 0) -> Tensor:
+        return torch.cat([part.read(flat, origin) for part in self._parts])
+
+    def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
+        for part, values in zip(self._parts, x.split(self._sizes), strict=True):
+            part.write(flat, values, origin)
+
+    def _shift(self, by: int) -> VectorPart:
+        return _Joined([part.shifted(by) for part in self._parts])
+
+
+def joined(parts: Sequence[VectorPart]) -> VectorPart:
+    """All of `parts` in their order, as one part.
+
+    >>> both = joined([Span(0, 2), Span(2, 5)])
+    >>> both.ranges
+    [(0, 5)]
+    """
+    if len(parts) == 1:
+        return parts[0]
+    found = [part.ranges for part in parts]
+    if any(ranges is None for ranges in found):
+        return _Joined(parts)
+    merged: list[tuple[int, int]] = []
+    for start, stop in (r for ranges in found if ranges is not None for r in ranges):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return Span(*merged[0]) if len(merged) == 1 else Ranges(merged)
+
+
+def spans(start: int, stop: int, step: int) -> list[VectorPart]:
+    """Spans of at most `step` places from `start` to before `stop`.
+
+    >>> [(s.start, s.stop) for s in spans(0, 5, 2)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    return [Span(a, min(stop, a + step)) for a in range(start, stop, step)]
+
+
+class LazyVector(ABC):
+    """A vector of fp32 that is computed where it is read.
+
+    Args:
+        numel: of the vector.
+        device: on which it is computed.
+    """
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.numel, self.device = numel, device
+
+    @abstractmethod
+    def read(self, part: VectorPart) -> Tensor:
+        """The numbers of `part`, fp32 [part.numel]: to be overwritten, until the next `read`."""
+
+    def is_finite(self) -> bool:
+        """Whether all of it is; by default it is computed for that."""
+        step = block_numel(self.device)
+        totals = [self.read(part).sum() for part in spans(0, self.numel, step)]
+        if not totals or bool(torch.isfinite(torch.stack(totals)).all()):
+            return True  # a finite sum proves every term finite
+        return all(
+            bool(torch.isfinite(self.read(part)).all()) for part in spans(0, self.numel, step)
+        )
+
+    def piece(self, start: int, stop: int) -> "LazyVector":
+        """The places from `start` to before `stop`, as a vector."""
+        return _Piece(self, start, stop)
+
+    def whole(self) -> Tensor:
+        """All of it, as a new fp32 [numel]."""
+        out = torch.empty(self.numel, device=self.device)
+        for part in spans(0, self.numel, block_numel(self.device)):
+            part.write(out, self.read(part))
+        return out
+
+
+@final
+class _Piece(LazyVector):
+    def __init__(self, vector: LazyVector, start: int, stop: int) -> None:
+        super().__init__(stop - start, vector.device)
+        self._vector, self._start = vector, start
+
+    def read(self, part: VectorPart) -> Tensor:
+        return self._vector.read(part.shifted(self._start))
+
+
+class StreamedVector(ABC):
+    """A vector of fp32 that comes in blocks, each of them once and in an order of its own.
+
+    Args:
+        numel: of the vector.
+        device: on which the blocks are.
+    """
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.numel, self.device = numel, device
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+        """Every part with its numbers, fp32 [part.numel]: to be overwritten, until the next."""
+
+    def whole(self) -> Tensor:
+        """All of it, as a new fp32 [numel]; what no block holds is zero."""
+        out = torch.zeros(self.numel, device=self.device)
+        for part, values in self.blocks():
+            part.write(out, values)
+        return out
+
+
+@final
+class ComputedVector(StreamedVector):
+    """A vector whose blocks a function makes.
+
+    Args:
+        numel: of the vector.
+        device: on which the blocks are.
+        make: the blocks, each time anew.
+    """
+
+    def __init__(
+        self,
+        numel: int,
+        device: torch.device,
+        make: Callable[[], Iterator[tuple[VectorPart, Tensor]]],
+    ) -> None:
+        super().__init__(numel, device)
+        self._make = make
+
+    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+        """What the function makes."""
+        return self._make()
+
+
+@final
+class DenseVector(LazyVector, StreamedVector):
+    """A vector that is there, read as one that is not; it is not changed by what is done to blocks.
+
+    >>> vector = DenseVector(torch.arange(3.0))
+    >>> [values.mul_(2).tolist() for _, values in vector.blocks()], vector.whole()
+    ([[0.0, 2.0, 4.0]], tensor([0., 1., 2.]))
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__(len(values), values.device)
+        self._values = values
+
+    def read(self, part: VectorPart) -> Tensor:
+        """A copy of the part."""
+        values = part.read(self._values)
+        return values.clone() if values.data_ptr() == _address(self._values, part) else values
+
+    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+        """Copies, span by span."""
+        for part in spans(0, self.numel, block_numel(self.device)):
+            yield part, self.read(part)
+
+    def whole(self) -> Tensor:
+        """The vector itself."""
+        return self._values
+
+
+def _address(flat: Tensor, part: VectorPart) -> int:
+    return flat.data_ptr() + part.start * flat.element_size()
