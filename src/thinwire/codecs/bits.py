@@ -12,6 +12,7 @@ from thinwire.errors import ExchangeError
 
 __all__ = [
     "elias_fano_nbytes",
+    "no_indices",
     "pack",
     "pack_indices",
     "packed_nbytes",
@@ -110,17 +111,18 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     rows, low, high_length = len(packed), _low_bits(n, k), _high_length(n, k)
     high_bytes = packed_nbytes(high_length, 1)
     bitmap = unpack(packed[:, :high_bytes], 1, high_bytes * 8)
-    # Every row has k set bits, and nonzero lists them row by row: so the result can be reshaped.
-    if not bool((bitmap.sum(1, dtype=torch.int32) == k).all()):
-        raise _no_indices(n, k, "its bitmap holds another number of indices")
-    indices = bitmap.nonzero()[:, 1].view(rows, k) - torch.arange(k, device=packed.device)
+    # nonzero lists the set bits row by row: where every row has k of them, they can be reshaped.
+    wrong_number = (bitmap.sum(1, dtype=torch.int32) != k).any()
+    places = bitmap.nonzero_static(size=rows * k)[:, 1].view(rows, k)
+    indices = places - torch.arange(k, device=packed.device)
     indices <<= low
     if low:
         planes = unpack(packed[:, high_bytes:], 1, low * k).view(rows, low, k)
         indices |= _from_planes(planes)
-    ascend = bool((indices[:, 1:] > indices[:, :-1]).all())
-    if not ascend or bool((indices[:, -1] >= n).any()):
-        raise _no_indices(n, k, "its indices do not ascend within the chunk")
+    descend = (indices[:, 1:] <= indices[:, :-1]).any() | (indices[:, -1] >= n).any()
+    # Asked for together: each answer is a wait of the host for the device.
+    if any(answers := torch.stack([wrong_number, descend]).tolist()):
+        raise no_indices(n, k, wrong_number=answers[0])
     return indices
 
 
@@ -135,9 +137,19 @@ def _from_planes(planes: Tensor) -> Tensor:
     return total.to(torch.int64)
 
 
-def _no_indices(n: int, k: int, because: str) -> ExchangeError:
+def no_indices(n: int, k: int, *, wrong_number: bool) -> ExchangeError:
+    """The error for bytes that are no code of k indices below n.
+
+    Args:
+        n: above all indices.
+        k: how many there should be.
+        wrong_number: whether the bitmap of some row holds another number of them; otherwise they do
+            not ascend, or reach n.
+    """
     return ExchangeError(
         f"decode {k} indices below {n}",
-        because=because,
+        because="its bitmap holds another number of indices"
+        if wrong_number
+        else "its indices do not ascend within the chunk",
         do="check that the sender runs the same thinwire version; the payload was not used",
     )
