@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import final
 
 import torch
@@ -164,6 +165,7 @@ class Quantise(GroupedCodec):
 
 
 _MAGNITUDES = (0.0, *(2.0**-e for e in range(6, -1, -1)))
+_ZERO = 120  # the biased exponent that would be code 0
 
 
 @final
@@ -195,19 +197,29 @@ class _E3M0Rows(RowFormat):
             yield _powers(floats(r[:, :2]), codes)
 
     def _exponents(self, magnitudes: Tensor, key: RoundKey) -> Tensor:
-        """The code of the level below each magnitude, or of the one above."""
-        table = torch.tensor(_MAGNITUDES, device=magnitudes.device)
-        below = (torch.bucketize(magnitudes, table, right=True) - 1).clamp_(max=6)
-        part = (magnitudes - table[below]) / (table[below + 1] - table[below])
+        """The code of the level below each magnitude, or of the one above.
+
+        Code c > 0 is the level 2^(c - 7), whose biased exponent is c + 120; code 0 is the level 0.
+        """
+        below = (magnitudes.view(torch.int32) >> 23).sub_(_ZERO).clamp_(0, 6)
+        level = ((below + _ZERO) << 23).view(torch.float32).mul_(below > 0)
+        # The first two levels, 0 and 2^-6, lie as far apart as the second and the third.
+        inverse_gap = ((254 - _ZERO) - below.clamp(min=1) << 23).view(torch.float32)
+        part = (magnitudes - level).mul_(inverse_gap)
         # 1 + r may round to 2, and the code after the largest magnitude is minus zero.
-        up = (part + self.rounding.offsets(magnitudes, key)).floor().clamp_(max=1.0)
-        return (below + up).to(torch.uint8)
+        up = part.add_(self.rounding.offsets(magnitudes, key)).floor_().clamp_(max=1.0)
+        return below.add_(up.to(torch.int32)).to(torch.uint8)
+
+
+@cache
+def _signed_magnitudes(device: torch.device) -> Tensor:
+    """The levels of all codes for a scale of 1."""
+    return torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], device=device)
 
 
 def _powers(scale: Tensor, codes: Tensor) -> DenseRows:
-    signed = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], device=codes.device)
-    levels = signed * scale
-    levels[:, [0, len(_MAGNITUDES)]] = signed[[0, len(_MAGNITUDES)]]  # 0 also of a scale of NaN
+    signed = _signed_magnitudes(codes.device)
+    levels = torch.where(signed == 0, signed, signed * scale)  # 0 also of a scale of NaN
     return DenseRows(values=levels.gather(1, codes.to(torch.int64)))
 
 
