@@ -1,5 +1,7 @@
 """A second implementation of docs/wire-format.md, to read only: written from that text alone.
 
+Of encoding it has the sums, whose order the text fixes.
+
 It imports neither torch nor thinwire, and is as slow as it is plain.
 """
 
@@ -400,6 +402,59 @@ def read_section(f: Format, raw: bytes, rows: list[Places]) -> tuple[Places, Flo
 def _powers(scale: np.float32, codes: list[int]) -> Floats:
     magnitudes = [np.float32(0)] + [scale * np.float32(2.0 ** (c - 7)) for c in range(1, 8)]
     return np.array([-magnitudes[c & 7] if c & 8 else magnitudes[c & 7] for c in codes], np.float32)
+
+
+# -- how encoders add ------------------------------------------------------------------------------
+
+_F = np.float32
+
+
+def add_up(numbers: Iterable[np.float32]) -> np.float32:
+    left = [_F(x) for x in numbers]
+    while len(left).bit_count() != 1:
+        left.append(_F(0))
+    while len(left) > 1:
+        half = len(left) // 2
+        left = [a + b for a, b in zip(left[:half], left[half:], strict=True)]
+    return left[0] + _F(0)
+
+
+def mean_of(x: Floats) -> np.float32:
+    return add_up(v * _F(1 / len(x)) for v in x)
+
+
+def root_mean_square(x: Floats) -> np.float32:
+    largest = float(max(abs(v) for v in x))
+    power = 126 if largest == 0 else min(max(1 - math.frexp(largest)[1], -126), 126)
+    squares = [(v * _F(2.0**power)) * (v * _F(2.0**power)) for v in x]
+    return np.sqrt(add_up(squares)) * _F(1 / math.sqrt(len(x))) * _F(2.0**-power)
+
+
+def sigma_of(x: Floats) -> np.float32:
+    mean = mean_of(x)
+    return _F(2) * root_mean_square(np.array([v * _F(0.5) - mean * _F(0.5) for v in x], _F))
+
+
+def bin_mean(x: Floats, codes: Sequence[int], code: int) -> np.float32:
+    room = _F(2.0 ** (1 + math.floor(math.log2(len(x)))))
+    total = add_up(v / room if c == code else _F(0) for v, c in zip(x, codes, strict=True))
+    return total / _F(list(codes).count(code)) * room
+
+
+def sign_mean_level(values: Floats) -> np.float32:
+    return add_up(abs(v) * _F(1 / len(values)) for v in values)
+
+
+def sign_levels(values: Floats) -> tuple[np.float32, np.float32]:
+    """The low and the high one, before they are rounded to bf16."""
+    k = len(values)
+    scaled = [abs(v) * _F(1 / k) for v in values]
+    total = add_up(scaled)
+    is_high = [s >= total * _F(1 / k) for s in scaled]
+    above = add_up(s if high else _F(0) for s, high in zip(scaled, is_high, strict=True))
+    high = above * (_F(1) / _F(max(1, sum(is_high))) * _F(k))
+    low = (total - above) * (_F(1) / _F(max(1, k - sum(is_high))) * _F(k))
+    return max(low, _F(0)), high
 
 
 # -- transforms ------------------------------------------------------------------------------------

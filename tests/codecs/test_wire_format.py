@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,25 @@ from torch import Tensor
 import wire_reference as reference
 from exchanges import sealed
 from thinwire.aggregate import MeanOverWorkers, Payloads
-from thinwire.codecs import CastBF16, Codec, Identity, from_id, register, registry
+from thinwire.codecs import (
+    CastBF16,
+    Codec,
+    Identity,
+    SignLevels,
+    SignMean,
+    from_id,
+    register,
+    registry,
+)
+from thinwire.codecs.cast import saturating_cast
+from thinwire.codecs.levels import bin_means, mean_and_sigma
 from thinwire.codecs.selection import random_places
+from thinwire.codecs.sums import root_mean_square
 from thinwire.errors import ConfigurationError, ExchangeError
 from thinwire.exchange.message import Header, Kind, anchor_digest, open_message
 from thinwire.fragments.layout import Layout, wire_order
 
+_BF16 = torch.bfloat16
 _ROOT = Path(__file__).parents[2]
 GOLDEN = _ROOT / "tests" / "golden"
 SPECIFICATION = _ROOT / "docs" / "wire-format.md"
@@ -78,8 +92,6 @@ CASES: list[tuple[str, str]] = [
     ),
 ]
 ROUND = 3
-# Sums are exact where a row has 2^m numbers. In the few other rows, no mean lies within 8 ulp of
-# where its rounding to bf16 turns, so that the order of a sum does not matter there, either.
 SALT = 1
 
 
@@ -247,6 +259,47 @@ def test_a_mean_is_what_the_specification_says(id: str) -> None:
     assert theirs.tobytes() == raw(ours)
     other_order = reference.mean(id, reference_layout(layout), bodies[::-1], ROUND)
     assert other_order.tobytes() != raw(ours)
+
+
+# -- levels ----------------------------------------------------------------------------------------
+
+
+def rows_of(columns: int) -> Tensor:
+    """Ordinary numbers, heavy tails, numbers of all sizes, zeros."""
+    draws = torch.Generator().manual_seed(columns)
+    x = torch.randn(columns, generator=draws)
+    small = bit_patterns(max(9, columns))[-columns:] * 2.0**-13  # so that sums of them stay finite
+    return torch.stack([x, 1e-3 * x**5, small, torch.zeros(columns)])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 64, 811, 4096])
+def test_levels_are_sums_by_halves_as_the_specification_says(columns: int) -> None:
+    x = rows_of(columns)
+    rows = [row.numpy() for row in x]
+    codes = torch.randint(0, 4, x.shape, generator=torch.Generator().manual_seed(1))
+    mean, sigma = mean_and_sigma(x)
+    means = bin_means(x, codes.to(torch.uint8), torch.full((len(x), 4), torch.nan))
+    expected = [
+        [reference.bin_mean(row, c, code) if code in c else np.nan for code in range(4)]
+        for row, c in zip(rows, codes.tolist(), strict=True)
+    ]
+    assert raw(root_mean_square(x)) == raw_of(reference.root_mean_square(row) for row in rows)
+    assert raw(mean) == raw_of(reference.mean_of(row) for row in rows)
+    assert raw(sigma) == raw_of(reference.sigma_of(row) for row in rows)
+    assert np.array_equal(means.numpy(), np.array(expected, np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 64, 811, 1000])
+def test_levels_of_kept_values_are_those_of_the_specification(k: int) -> None:
+    x = rows_of(k)
+    one = saturating_cast(torch.tensor([reference.sign_mean_level(v.numpy()) for v in x]), _BF16)
+    two = saturating_cast(torch.tensor([reference.sign_levels(v.numpy()) for v in x]), _BF16)
+    assert raw(SignMean().write(x)[0][:, :2]) == raw(one.view(torch.uint8))
+    assert raw(SignLevels().write(x)[0][:, :4]) == raw(two.view(torch.uint8))
+
+
+def raw_of(numbers: Iterable[np.float32]) -> bytes:
+    return np.array(list(numbers), np.float32).tobytes()
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire.codecs.sums import root_mean_square, sum_by_halves
+
 __all__ = [
+    "MAX_STEPS",
     "TINY",
     "Levels",
     "Linear",
@@ -24,9 +27,11 @@ __all__ = [
     "steps",
 ]
 
-# The step, in sigmas, of the uniform quantiser of a Gaussian with the least squared error.
-# Source: J. Max, Quantizing for minimum distortion (1960), table II.
-_MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
+MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
+"""By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error.
+
+Source: J. Max, Quantizing for minimum distortion (1960), table II.
+"""
 
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
@@ -115,28 +120,18 @@ class MidRise(Levels):
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """The middle of the lowest bin, and the step."""
-        step = _root_mean_square(x) * _MAX_STEPS[bits]
+        step = root_mean_square(x) * MAX_STEPS[bits]
         if bits == 8:
             step = torch.maximum(step, x.abs().amax(1, keepdim=True) * (2.0 / 255))
         return step * (0.5 - 2 ** (bits - 1)), step
 
 
-def _root_mean_square(x: Tensor) -> Tensor:
-    """sqrt(mean(x^2)) of each row [rows, 1], also where squares leave the range of fp32."""
-    rms = torch.linalg.vector_norm(x, dim=1, keepdim=True) * x.shape[1] ** -0.5
-    unsafe = (~((rms > 1e-17) & (rms < 1e17)))[:, 0].nonzero()[:, 0]
-    if len(unsafe):
-        part = x[unsafe].double()
-        rms[unsafe] = part.square().mean(1, keepdim=True).sqrt().float()
-    return rms
-
-
 def mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (over n) of each row, [rows, 1]."""
-    mean = (x * (1.0 / x.shape[1])).sum(1, keepdim=True)
+    mean = sum_by_halves(x * (1.0 / x.shape[1]))
     # Halved: a number and the mean may lie at opposite ends of the range of fp32.
     half = x * 0.5 - mean * 0.5
-    return mean, 2.0 * _root_mean_square(half)
+    return mean, 2.0 * root_mean_square(half)
 
 
 def steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
@@ -155,10 +150,12 @@ def bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
     # A sum of numbers near the float range must not overflow; a power of two costs no precision.
     room = 2.0 ** x.shape[1].bit_length()
     scaled = x * (1.0 / room)
+    # Counted exactly, whatever the order: fp32 has no odd numbers beyond 2^24.
+    counter = torch.float32 if x.shape[1] <= 2**24 else torch.float64
     means: list[Tensor] = []
     for code in range(levels.shape[1]):
         torch.eq(placed, code, out=inside)
-        count = inside.sum(1, keepdim=True)
-        mean = inside.mul_(scaled).sum(1, keepdim=True) / count.clamp(min=1) * room
+        count = inside.sum(1, keepdim=True, dtype=counter).float()
+        mean = sum_by_halves(inside.mul_(scaled)) / count.clamp(min=1) * room
         means.append(torch.where(count > 0, mean, levels[:, code : code + 1]))
     return torch.cat(means, 1)

@@ -1,5 +1,6 @@
 """How the values that a sparse codec keeps are written."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
@@ -11,6 +12,7 @@ from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.levels import bin_means, mean_and_sigma, steps
 from thinwire.codecs.row_format import Raw, RowFormat, bytes_of, floats
+from thinwire.codecs.sums import sum_by_halves
 
 __all__ = ["BF16", "F32", "SignLevels", "SignMean", "TensorLevels", "Values"]
 
@@ -71,7 +73,7 @@ class SignMean(Values):
         k = values.shape[1]
         negative = values.signbit()
         # Scaled before it is summed: values near the float range must not overflow.
-        level = _level((values.abs() * (1.0 / k)).sum(1, keepdim=True))
+        level = _level(sum_by_halves(values.abs() * (1.0 / k)))
         packed = torch.cat([bytes_of(level), pack(negative.to(torch.uint8), 1)], 1)
         return packed, _signed(level.float(), negative)
 
@@ -105,12 +107,15 @@ class SignLevels(Values):
         """Bit 0 of a code is high, bit 1 is negative."""
         k = values.shape[1]
         scaled, negative = values.abs() * (1.0 / k), values.signbit()
-        total = scaled.sum(1, keepdim=True)
+        total = sum_by_halves(scaled)
         high = scaled >= total * (1.0 / k)
-        count = high.sum(1, keepdim=True)
-        above = (scaled * high).sum(1, keepdim=True)
-        # (k / count) times a sum of terms / k: the same order keeps every number in range.
-        means = [(total - above) * (k / (k - count).clamp(min=1)), above * (k / count.clamp(min=1))]
+        count = high.sum(1, keepdim=True).float()
+        above = sum_by_halves(scaled * high)
+        # k (1 / count) times a sum of terms / k: this order keeps every number in range.
+        means = [
+            (total - above) * ((k - count).clamp(min=1).reciprocal() * k),
+            above * (count.clamp(min=1).reciprocal() * k),
+        ]
         levels = _level(torch.cat(means, 1).clamp(min=0))
         codes = high.to(torch.uint8) | (negative.to(torch.uint8) << 1)
         return torch.cat([bytes_of(levels), pack(codes, 2)], 1), _pick(levels.float(), codes)
@@ -154,7 +159,7 @@ class TensorLevels(Values):
         """One table for each row of `values`, which holds all kept values of a tensor."""
         k = values.shape[1]
         mean, sigma = mean_and_sigma(values)
-        step = sigma * (6.0 / 4 * (k / max(1, k - 1)) ** 0.5)
+        step = sigma * (6.0 / 4 * math.sqrt(k / max(1, k - 1)))
         codes = (steps(values, mean, step) + 2.0).round_().clamp_(0, 3).to(torch.uint8)
         levels = bin_means(values, codes, mean.expand(-1, 4))
         return torch.cat([bytes_of(levels), pack(codes, 2)], 1), _look_up(levels, codes)

@@ -1,0 +1,58 @@
+"""Sums by halves, and the root mean square that is made of them."""
+
+import math
+
+import pytest
+import torch
+
+from thinwire.codecs.sums import root_mean_square, sum_by_halves
+
+
+def test_the_second_half_is_added_to_the_first() -> None:
+    # ((2^24 + 1) - 2^24) + (1 + 1): 2^24 + 1 rounds to 2^24. In order it would be 1 + 1 + 1.
+    x = torch.tensor([[2.0**24, 1.0, -(2.0**24), 1.0], [2.0**24, -(2.0**24), 1.0, 1.0]])
+    assert sum_by_halves(x).tolist() == [[2.0], [1.0]]
+
+
+def test_a_row_is_followed_by_zeros_up_to_a_power_of_two() -> None:
+    x = torch.tensor([[2.0**24, 1.0, 1.0, 1.0, -(2.0**24), 1.0]])
+    # (2^24 - 2^24) + 1 and (1 + 1) + 1, where three and three would lose a one.
+    assert sum_by_halves(x).item() == 4.0
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 64, 1009, 4096, 70_001])
+def test_a_sum_of_integers_is_exact(columns: int) -> None:
+    x = torch.randint(-100, 100, (3, columns), generator=torch.Generator().manual_seed(1)).float()
+    assert torch.equal(sum_by_halves(x), x.sum(1, keepdim=True))
+    assert torch.equal(sum_by_halves(x.mT.contiguous().mT), x.sum(1, keepdim=True))
+    assert sum_by_halves(x[:0]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4096])
+def test_zeros_add_up_to_plus_zero(columns: int) -> None:
+    assert not sum_by_halves(torch.full((2, columns), -0.0)).signbit().any()
+
+
+def test_the_numbers_stay_as_they_are() -> None:
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
+    before = x.clone()
+    sum_by_halves(x)
+    root_mean_square(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 811, 4096])
+@pytest.mark.parametrize("power", [-149, -140, -127, -126, -64, 0, 64, 120, 125])
+def test_the_root_mean_square_of_numbers_of_any_size(columns: int, power: int) -> None:
+    x = torch.randn(2, columns, generator=torch.Generator().manual_seed(1)).clamp_(-4, 4)
+    x = (x.double() * 2.0**power).float()
+    exact = x.double().square().mean(1, keepdim=True).sqrt()
+    smallest = 2.0**-149  # half of which is lost where the result is subnormal
+    assert ((root_mean_square(x) - exact).abs() <= exact * 2.0**-21 + smallest).all()
+
+
+def test_the_root_mean_square_of_the_largest_numbers_is_finite_and_of_zeros_zero() -> None:
+    largest = torch.finfo(torch.float32).max
+    found = root_mean_square(torch.tensor([[largest, -largest], [0.0, -0.0], [math.inf, 1.0]]))
+    assert found[:2].tolist() == [[pytest.approx(largest, rel=2.0**-22)], [0.0]]
+    assert not found[2].isfinite()
