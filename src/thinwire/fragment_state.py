@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector
+from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
 from thinwire.exchange import ExchangeState, RoundResult
-from thinwire.exchange.message import anchor_digest
 from thinwire.fragments import Fragment
 from thinwire.fragments.layout import Layout
 from thinwire.outer import OuterState

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
 from thinwire.transport import Announce, Requests
 
@@ -20,11 +21,15 @@ __all__ = [
     "encode_description",
     "first_difference",
     "flatten_description",
+    "weights_digest",
 ]
 
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
 _CONSEQUENCES = (_WEIGHTS, _FROZEN, "wire order", "fragment sizes")
+# Numbers whose column sums are hashed at once: rows that change places across them are found. Fewer
+# numbers than the second are hashed as they are, which takes as long as the sums and their hash.
+_BLOCK, _FEW = 1 << 20, 1 << 14
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -35,13 +40,44 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """
     total = hashlib.sha256()
     for name in sorted(tensors):
-        values = tensors[name].detach()
-        # What is frozen may be complex, and float() would drop half of it.
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        values = values.float().cpu().contiguous()
+        values = _as_real(tensors[name]).float().cpu().contiguous()
         total.update(f"{name}{tuple(values.shape)}".encode())
         total.update(values.numpy().data)
     return total.hexdigest()
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """What tells the weights of two workers apart, at the speed of memory where `digest` hashes.
+
+    SHA-256 of names, shapes and the column sums of every 2^20 numbers, in the order of the names;
+    of a few numbers, of these. Not proof against an adversary. fp16 and bf16 count as the fp32 that
+    they are, since workers may hold what is frozen in either; other numbers count as their bytes.
+
+    Args:
+        tensors: by name, of any dtype and on any device.
+
+    >>> weights_digest({"w": torch.zeros(2)}) == weights_digest({"w": torch.zeros(2).bfloat16()})
+    True
+    """
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        values = _as_real(tensors[name])
+        total.update(f"{name}{tuple(values.shape)}".encode())
+        is_short = values.is_floating_point() and values.itemsize < torch.float32.itemsize
+        for block in values.reshape(-1).split(_BLOCK):
+            block = block.float() if is_short else block
+            total.update(anchor_digest(block) if len(block) > _FEW else _bytes(block))
+    return total.hexdigest()
+
+
+def _bytes(flat: Tensor) -> bytes:
+    return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _as_real(values: Tensor) -> Tensor:
+    values = values.detach()
+    # What is frozen may be complex, and float() would drop half of it.
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def flatten_description(value: Any, path: str = "") -> dict[str, str]:
@@ -76,9 +112,9 @@ def encode_description(
     """
     flat = flatten_description(description)
     if weights is not None:
-        flat[_WEIGHTS] = digest(weights)
+        flat[_WEIGHTS] = weights_digest(weights)
     if frozen:
-        flat[_FROZEN] = digest(frozen)
+        flat[_FROZEN] = weights_digest(frozen)
     return json.dumps(flat, sort_keys=True).encode()
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 import wire_reference as reference
 from exchanges import sealed
 from thinwire.aggregate import MeanOverWorkers, Payloads
+from thinwire.checksums import anchor_digest
 from thinwire.codecs import (
     CastBF16,
     Codec,
@@ -37,7 +38,7 @@ from thinwire.codecs.levels import bin_means, mean_and_sigma
 from thinwire.codecs.selection import random_places
 from thinwire.codecs.sums import root_mean_square
 from thinwire.errors import ConfigurationError, ExchangeError
-from thinwire.exchange.message import Header, Kind, anchor_digest, open_message
+from thinwire.exchange.message import Header, Kind, open_message
 from thinwire.fragments.layout import Layout, wire_order
 
 _BF16 = torch.bfloat16

@@ -1,4 +1,5 @@
 import dataclasses
+from hashlib import sha256
 
 import pytest
 import torch
@@ -167,6 +168,7 @@ def test_a_message_of_another_shape_is_refused(shape: tuple[int, int]) -> None:
 # -- anchor digest ---------------------------------------------------------------------------------
 
 LENGTHS = [1, 2, 2047, 2048, 2049, 4099]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64]
 
 
 def vector(numel: int) -> torch.Tensor:
@@ -207,9 +209,41 @@ def test_neighbours_that_swap_change_the_digest(numel: int) -> None:
         assert anchor_digest(y) != anchor_digest(x)
 
 
+def by_hand(raw: bytes) -> bytes:
+    """The specification, a word at a time."""
+    sums = [0] * 1024
+    for place in range(0, len(raw), 8):
+        sums[place // 8 % 1024] += int.from_bytes(raw[place : place + 8], "little")
+    return sha256(b"".join((s % 2**64).to_bytes(8, "little") for s in sums)).digest()[:8]
+
+
+def random_bits(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(numel)
+    if dtype is torch.bool:
+        return torch.randint(2, (numel,), generator=generator).bool()
+    size = numel * dtype.itemsize
+    return torch.randint(256, (size,), generator=generator, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("numel", [0, 1, 2, 3, 1023, 2048, 2049, 8192, 10_007])
+def test_the_digest_is_that_of_the_words(numel: int, dtype: torch.dtype) -> None:
+    """Words of all bits, NaN among them, so that most columns overflow."""
+    x = random_bits(numel, dtype)
+    assert anchor_digest(x) == by_hand(x.view(torch.uint8).numpy().tobytes())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("numel", [0, 1, 10_007])
+def test_a_gpu_has_the_same_digest(numel: int) -> None:
+    x = random_bits(numel, torch.float32)
+    assert anchor_digest(x.cuda()) == anchor_digest(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_a_digest_does_not_depend_on_where_a_vector_lies(offset: int) -> None:
-    x = vector(5000)
+def test_a_digest_does_not_depend_on_where_a_vector_lies(offset: int, dtype: torch.dtype) -> None:
+    x = random_bits(5003, dtype)
     assert anchor_digest(x[offset:]) == anchor_digest(x[offset:].clone())
     assert anchor_digest(x[::offset]) == anchor_digest(x[::offset].clone())
 

@@ -20,8 +20,9 @@ from thinwire.asynchronous.assignment import (
 )
 from thinwire.asynchronous.model_vector import ModelVector
 from thinwire.blocks import StreamedVector
+from thinwire.checksums import anchor_digest
 from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError
-from thinwire.exchange.message import Origin, anchor_digest, read_origin
+from thinwire.exchange.message import Origin, read_origin
 from thinwire.handshake import check_same, digest
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method

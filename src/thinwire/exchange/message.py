@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from thinwire.checksums import checksum
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.rejection import Rejection, RejectReason
@@ -23,7 +23,6 @@ __all__ = [
     "Header",
     "Kind",
     "Origin",
-    "anchor_digest",
     "blank_message",
     "body_of",
     "examine",
@@ -34,11 +33,10 @@ __all__ = [
 ]
 
 HEADER_NBYTES = 64
-_MAGIC, _VERSION = b"TWIR", 1
+_MAGIC, _VERSION = b"TWIR", 2
 # `_Fields` in order; the header's own checksum follows.
 _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
-_SUMS = 1024  # columns of a digest, see `anchor_digest`
 
 
 @final
@@ -140,28 +138,6 @@ def header_of(
     )
 
 
-def anchor_digest(flat: Tensor) -> bytes:
-    """Eight bytes that tell two vectors apart: equal on any device, at the speed of its memory.
-
-    The bytes of the vector, filled up with zeros to a multiple of 8192, are 64-bit words in rows of
-    1024. The columns are summed mod 2^64; the digest is the first 8 bytes of the SHA-256 of the
-    1024 sums.
-
-    Args:
-        flat: fp32 [numel].
-
-    >>> anchor_digest(torch.ones(3)) == anchor_digest(torch.tensor([1.0, 1.0, 2.0]))
-    False
-    """
-    # A view as int64 needs aligned memory.
-    flat = flat.clone() if flat.storage_offset() % 2 else flat.contiguous()
-    per_row = 2 * _SUMS
-    whole = len(flat) // per_row * per_row
-    rest = F.pad(flat[whole:], (0, per_row - (len(flat) - whole)))
-    sums = flat[:whole].view(torch.int64).view(-1, _SUMS).sum(0) + rest.view(torch.int64)
-    return hashlib.sha256(sums.cpu().numpy().tobytes()).digest()[:8]
-
-
 def blank_message(body_nbytes: int, device: torch.device) -> Tensor:
     """Room for a header and a body, uint8 [64 + body_nbytes]: its contents are undefined."""
     return torch.empty(HEADER_NBYTES + body_nbytes, dtype=torch.uint8, device=device)
@@ -186,7 +162,7 @@ def seal(message: Tensor, header: Header) -> Tensor:
             shard=header.shard,
             round=header.round,
             sender=header.sender,
-            body_checksum=_checksum(message[HEADER_NBYTES:]),
+            body_checksum=checksum(message[HEADER_NBYTES:]),
             elements=header.elements,
             anchor=header.anchor,
         )
@@ -238,7 +214,7 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     _check_place(whose, found, expected)
     if len(message) < HEADER_NBYTES + body_nbytes:
         raise _refused(whose, truncated)
-    if found.body_checksum != _checksum(body):
+    if found.body_checksum != checksum(body):
         raise _refused(whose, "its body does not match its checksum")
     if found.anchor != expected.anchor:
         raise MismatchError(
@@ -312,10 +288,6 @@ def _check_place(whose: str, found: _Fields, expected: Header) -> None:
 
 def _codec_digest(id: str) -> bytes:
     return hashlib.sha256(id.encode()).digest()[:8]
-
-
-def _checksum(body: Tensor) -> int:
-    return zlib.crc32(body.cpu().contiguous().numpy().data)
 
 
 def _refused(whose: str, because: str) -> ExchangeError:
