@@ -82,7 +82,7 @@ def read_header(message: bytes) -> Header:
     if message[:4] != b"TWIR":
         raise Refused("magic")
     version, header_bytes = struct.unpack_from("<HH", message, 4)
-    if version != 1 or header_bytes != 64:
+    if version not in (1, 2) or header_bytes != 64:
         raise Refused("version")
     if struct.unpack_from("<I", message, 60)[0] != zlib.crc32(message[:60]):
         raise Refused("header checksum")
@@ -108,19 +108,23 @@ def read_body(message: bytes, body_nbytes: int) -> bytes:
     body = message[64 : 64 + body_nbytes]
     if len(body) < body_nbytes:
         raise Refused("too short")
-    if zlib.crc32(body) != header.body_checksum:
+    checked = body if message[4] == 1 else column_sums(body) + struct.pack("<Q", len(body))
+    if zlib.crc32(checked) != header.body_checksum:
         raise Refused("body checksum")
     return body
 
 
 def anchor_digest(vector: Floats) -> bytes:
-    raw = vector.astype("<f4").tobytes()
+    return hashlib.sha256(column_sums(vector.astype("<f4").tobytes())).digest()[:8]
+
+
+def column_sums(raw: bytes) -> bytes:
     raw += bytes(-len(raw) % 8192)
     sums = [0] * 1024
     for row in range(0, len(raw), 8192):
         words = struct.unpack_from("<1024Q", raw, row)
         sums = [(a + b) % 2**64 for a, b in zip(sums, words, strict=True)]
-    return hashlib.sha256(struct.pack("<1024Q", *sums)).digest()[:8]
+    return struct.pack("<1024Q", *sums)
 
 
 # -- layout ----------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def anchor_digest(flat: Tensor) -> bytes:
 
 
 def checksum(body: Tensor) -> int:
-    """Four bytes that tell whether a message is whole: the CRC-32 of its body's column sums.
+    """Four bytes that tell whether a message is whole.
+
+    The CRC-32 of its body's column sums, followed by its length as 64 bits: sums do not see zeros.
 
     Args:
         body: uint8 [n].
@@ -66,4 +68,4 @@ def checksum(body: Tensor) -> int:
     >>> checksum(torch.zeros(3, dtype=torch.uint8)) == checksum(torch.ones(3, dtype=torch.uint8))
     False
     """
-    return zlib.crc32(column_sums(body).tobytes())
+    return zlib.crc32(column_sums(body).tobytes() + len(body).to_bytes(8, "little"))

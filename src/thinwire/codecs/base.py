@@ -239,13 +239,6 @@ class PiecewiseCodec(BoundCodec):
             piece.part.write(out, part)
             piece.part.write(senders, counted)
 
-    def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        """Those of all pieces."""
-        out = torch.zeros(self.layout.numel, device=payload.device)
-        for piece, (sent,) in self._split([payload]):
-            piece.part.write(out, piece.codec.coefficients(sent, round))
-        return out
-
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """The largest of all pieces."""
         found = [piece.codec.largest(sent, round) for piece, (sent,) in self._split([payload])]

@@ -1,0 +1,104 @@
+"""Checksums by column sums: what they tell apart, on any device and from any place in memory."""
+
+from hashlib import sha256
+
+import pytest
+import torch
+
+from thinwire.checksums import anchor_digest, checksum
+
+LENGTHS = [1, 2, 2047, 2048, 2049, 4099]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64]
+
+
+def vector(numel: int) -> torch.Tensor:
+    return torch.arange(1, numel + 1, dtype=torch.float32) / 64
+
+
+@pytest.mark.parametrize("numel", [0, *LENGTHS])
+def test_equal_vectors_have_equal_digests(numel: int) -> None:
+    x = vector(numel)
+    assert len(anchor_digest(x)) == 8
+    assert anchor_digest(x) == anchor_digest(x.clone())
+
+
+@pytest.mark.parametrize("numel", LENGTHS)
+def test_a_single_ulp_changes_the_digest(numel: int) -> None:
+    x = vector(numel)
+    for place in {0, numel // 2, numel - 1}:
+        y = x.clone()
+        y[place] = torch.nextafter(y[place], torch.tensor(torch.inf))
+        assert anchor_digest(y) != anchor_digest(x)
+
+
+@pytest.mark.parametrize("numel", LENGTHS)
+def test_a_sign_changes_the_digest(numel: int) -> None:
+    x = vector(numel)
+    for place in {0, numel // 2, numel - 1}:
+        y = x.clone()
+        y[place] = -y[place]
+        assert anchor_digest(y) != anchor_digest(x)
+
+
+@pytest.mark.parametrize("numel", LENGTHS[1:])
+def test_neighbours_that_swap_change_the_digest(numel: int) -> None:
+    x = vector(numel)
+    for place in {0, numel // 2 - 1, numel - 2}:
+        y = x.clone()
+        y[place], y[place + 1] = x[place + 1], x[place]
+        assert anchor_digest(y) != anchor_digest(x)
+
+
+def by_hand(raw: bytes) -> bytes:
+    """The specification, a word at a time."""
+    sums = [0] * 1024
+    for place in range(0, len(raw), 8):
+        sums[place // 8 % 1024] += int.from_bytes(raw[place : place + 8], "little")
+    return sha256(b"".join((s % 2**64).to_bytes(8, "little") for s in sums)).digest()[:8]
+
+
+def random_bits(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(numel)
+    if dtype is torch.bool:
+        return torch.randint(2, (numel,), generator=generator).bool()
+    size = numel * dtype.itemsize
+    return torch.randint(256, (size,), generator=generator, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("numel", [0, 1, 2, 3, 1023, 2048, 2049, 8192, 10_007])
+def test_the_digest_is_that_of_the_words(numel: int, dtype: torch.dtype) -> None:
+    """Words of all bits, NaN among them, so that most columns overflow."""
+    x = random_bits(numel, dtype)
+    assert anchor_digest(x) == by_hand(x.view(torch.uint8).numpy().tobytes())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("numel", [0, 1, 10_007])
+def test_a_gpu_has_the_same_digest(numel: int) -> None:
+    x = random_bits(numel, torch.float32)
+    assert anchor_digest(x.cuda()) == anchor_digest(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_a_digest_does_not_depend_on_where_a_vector_lies(offset: int, dtype: torch.dtype) -> None:
+    x = random_bits(5003, dtype)
+    assert anchor_digest(x[offset:]) == anchor_digest(x[offset:].clone())
+    assert anchor_digest(x[::offset]) == anchor_digest(x[::offset].clone())
+
+
+def test_the_limits_of_the_digest_are_those_that_the_specification_states() -> None:
+    x = vector(3 * 2048)
+    rows = x.view(3, 2048)
+    assert anchor_digest(rows[[1, 0, 2]].reshape(-1)) == anchor_digest(x)
+    assert anchor_digest(torch.cat([x, torch.zeros(5)])) == anchor_digest(x)
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 8191, 8192, 8193, 100_003])
+def test_one_damaged_bit_anywhere_changes_the_checksum(nbytes: int) -> None:
+    body = torch.randint(256, (nbytes,), dtype=torch.uint8)
+    for place in (0, nbytes // 2, nbytes - 1):
+        damaged = body.clone()
+        damaged[place] ^= 1
+        assert checksum(damaged) != checksum(body)
