@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.codecs.sums import root_mean_square, sum_by_halves
 
 __all__ = [
+    "FAR",
     "MAX_STEPS",
     "TINY",
     "Levels",
@@ -35,6 +36,9 @@ Source: J. Max, Quantizing for minimum distortion (1960), table II.
 
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
+
+FAR = 0.5 * torch.finfo(torch.float32).max
+"""An origin and all steps together stay finite if neither is larger."""
 
 
 class Levels(ABC):
@@ -68,9 +72,11 @@ class Linear(Levels):
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """The row's minimum, and (max - min) / (2^bits - 1)."""
-        low, high = x.aminmax(dim=1, keepdim=True)
-        parts = 2**bits - 1
-        return low, high / parts - low / parts  # high - low may overflow
+        # Of a row's zeros of both signs a machine may take either: + 0 makes both +0.
+        low, high = (extreme + 0.0 for extreme in x.aminmax(dim=1, keepdim=True))
+        # A product, for a GPU divides by a constant so; and high - low may overflow.
+        share = 1.0 / (2**bits - 1)
+        return low, high * share - low * share
 
 
 @final

@@ -11,7 +11,8 @@ from torch import Tensor
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.grouping import Chunks, Grouping
-from thinwire.codecs.levels import TINY, Levels, MidRise, bin_means, steps
+from thinwire.codecs.kernels.base import AffineSpec, E3M0Spec, TableSpec
+from thinwire.codecs.levels import FAR, TINY, Levels, MidRise, bin_means, steps
 from thinwire.codecs.rounding import Nearest, Rounding
 from thinwire.codecs.row_format import (
     DenseRows,
@@ -23,12 +24,9 @@ from thinwire.codecs.row_format import (
 )
 from thinwire.codecs.transforms import Transform
 from thinwire.errors import ConfigurationError
+from thinwire.fragments.layout import CHUNK
 
 __all__ = ["E3M0", "Quantise"]
-
-
-# An origin and all steps together stay finite if neither is larger.
-_FAR = 0.5 * torch.finfo(torch.float32).max
 
 
 def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -41,8 +39,8 @@ def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     top = 2**bits - 1
     flat = (step > 0) & (step <= TINY)
     nearest = origin.clamp(min=0) + (origin + top * step).clamp(max=0)
-    origin = torch.where(flat, nearest, origin).clamp(-_FAR, _FAR)
-    return origin, step.masked_fill(flat, 0.0).clamp(max=_FAR / top)
+    origin = torch.where(flat, nearest, origin).clamp(-FAR, FAR)
+    return origin, step.masked_fill(flat, 0.0).clamp(max=FAR / top)
 
 
 @final
@@ -60,6 +58,11 @@ class _TableRows(RowFormat):
 
     def nbytes(self, columns: int) -> int:
         return 2 * 2**self.bits + packed_nbytes(columns, self.bits)
+
+    def kernel_spec(self) -> TableSpec | None:
+        if not isinstance(self.rounding, Nearest):
+            return None
+        return TableSpec(nbytes=self.nbytes(CHUNK), bits=self.bits, grid=self.grid)
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         origin, step = _place(self.grid, x, self.bits)
@@ -98,6 +101,11 @@ class _AffineRows(RowFormat):
 
     def nbytes(self, columns: int) -> int:
         return 8 + columns
+
+    def kernel_spec(self) -> AffineSpec | None:
+        if not isinstance(self.rounding, Nearest):
+            return None
+        return AffineSpec(nbytes=self.nbytes(CHUNK), grid=self.grid)
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         origin, step = _place(self.grid, x, 8)
@@ -181,6 +189,9 @@ class _E3M0Rows(RowFormat):
 
     def nbytes(self, columns: int) -> int:
         return 2 + packed_nbytes(columns, 4)
+
+    def kernel_spec(self) -> E3M0Spec | None:
+        return E3M0Spec(nbytes=self.nbytes(CHUNK)) if isinstance(self.rounding, Nearest) else None
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         scale = saturating_cast(x.abs().amax(1, keepdim=True), torch.bfloat16)

@@ -1,6 +1,6 @@
 """Row formats: a row of numbers as a record, bytes of a size that depends on its length alone.
 
-A faster kernel belongs in `write` and `read` for [chunks, 4096]; it must produce the same bytes.
+They are the reference of `thinwire.codecs.kernels`, which give the same bytes for rows of 4096.
 """
 
 from abc import ABC, abstractmethod
@@ -21,6 +21,7 @@ from thinwire.codecs.base import (
 )
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
+from thinwire.codecs.kernels.base import KernelSpec
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import Layout
 
@@ -118,6 +119,10 @@ class RowFormat(ABC):
     @abstractmethod
     def nbytes(self, columns: int) -> int:
         """Bytes of a record."""
+
+    def kernel_spec(self) -> KernelSpec | None:
+        """What a kernel for rows of 4096 numbers has to do; by default no kernel can."""
+        return None
 
     @abstractmethod
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:

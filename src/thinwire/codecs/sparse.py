@@ -11,6 +11,7 @@ from thinwire.blocks import CPU, block_numel, joined
 from thinwire.codecs.base import BoundCodec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
+from thinwire.codecs.kernels.base import TopKSpec
 from thinwire.codecs.row_format import (
     Decoded,
     GroupedCodec,
@@ -20,7 +21,7 @@ from thinwire.codecs.row_format import (
 )
 from thinwire.codecs.selection import largest, random_places
 from thinwire.codecs.transforms import Transform
-from thinwire.codecs.values import SignLevels, Values
+from thinwire.codecs.values import SignLevels, SignMean, Values
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK, Layout
 
@@ -79,6 +80,12 @@ class _TopKRows(RowFormat):
     def nbytes(self, columns: int) -> int:
         k = _k_of(self.k, columns)
         return elias_fano_nbytes(columns, k) + self.values.nbytes(k)
+
+    def kernel_spec(self) -> TopKSpec | None:
+        if not isinstance(self.values, SignLevels | SignMean):
+            return None
+        two_levels = isinstance(self.values, SignLevels)
+        return TopKSpec(nbytes=self.nbytes(CHUNK), k=self.k, two_levels=two_levels)
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, SparseRows]:
         del key

@@ -8,5 +8,16 @@ from thinwire.codecs.kernels.base import (
     TableSpec,
     TopKSpec,
 )
+from thinwire.codecs.kernels.find import VARIABLE, find_kernel, kernel_backend
 
-__all__ = ["AffineSpec", "E3M0Spec", "KernelSpec", "RowKernel", "TableSpec", "TopKSpec"]
+__all__ = [
+    "VARIABLE",
+    "AffineSpec",
+    "E3M0Spec",
+    "KernelSpec",
+    "RowKernel",
+    "TableSpec",
+    "TopKSpec",
+    "find_kernel",
+    "kernel_backend",
+]

@@ -1,0 +1,216 @@
+"""What numba kernels share: bits of floats, sums by halves, bf16, feedback.
+
+Functions here and in the files beside it take rows of constant length, in loops that begin at 0: so
+that no index can be negative, and LLVM makes vectors of them. Nothing is fused or reordered, for no
+function is compiled with fastmath. `nogil`: a caller gives ranges of rows to threads.
+
+numba looks at an entry point's own file alone to see whether what it has cached is old: who changes
+this file must touch the others, or delete `__pycache__`.
+"""
+# pyright: basic
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba.extending
+import numpy as np
+from llvmlite import ir
+from numba import (
+    carray,  # pyright: ignore[reportPrivateImportUsage]
+    njit,
+    types,
+)
+
+__all__ = [
+    "EIGHTH",
+    "add_feedback",
+    "bits_of",
+    "compiled",
+    "float_of",
+    "fold",
+    "get_bf16",
+    "get_f32",
+    "largest_bits",
+    "put_bf16",
+    "put_f32",
+    "records_at",
+    "root_mean_square",
+    "scaled_sum",
+    "sum_of_eighth",
+    "trailing_zeros",
+]
+
+_intrinsic: Any = numba.extending.intrinsic
+_F, _I = np.float32, np.int32
+_N = 4096
+EIGHTH = 512
+"""An eighth of a row: what three halvings leave."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """`function` compiled at its first call, and kept on disk where a folder can be written."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # numba found no folder for its cache
+        return njit(**options)(function)
+
+
+# -- bits ------------------------------------------------------------------------------------------
+
+
+@_intrinsic
+def bits_of(typingctx, x):
+    """The bits of a float32 as int32."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
+@_intrinsic
+def float_of(typingctx, x):
+    """The float32 with these bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+@_intrinsic
+def trailing_zeros(typingctx, x):
+    """Of a uint64 that is not 0."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@_intrinsic
+def _pointer(typingctx, address):
+    """An address as a pointer to bytes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.uint8)(types.int64), codegen
+
+
+@compiled
+def records_at(address, rows, nbytes):
+    """The records at an address, uint8 [rows, nbytes]: any number of workers in one call."""
+    return carray(_pointer(address), (rows, nbytes))
+
+
+@compiled
+def put_bf16(record, at, value):
+    """`value` in bf16 (nearest even, saturating) at two bytes of `record`; what it stands for."""
+    limit = _F(3.3895313892515355e38)
+    u = bits_of(min(max(value, -limit), limit))
+    u = (u + _I(0x7FFF) + ((u >> _I(16)) & _I(1))) & _I(-65536)
+    record[at], record[at + 1] = np.uint8(u >> _I(16)), np.uint8(u >> _I(24))
+    return float_of(u)
+
+
+@compiled
+def get_bf16(record, at):
+    """The number that two bytes stand for."""
+    return float_of(_I(_I(record[at]) << _I(16) | _I(record[at + 1]) << _I(24)))
+
+
+@compiled
+def put_f32(record, at, value):
+    """`value` at four bytes of `record`."""
+    u = bits_of(value)
+    for j in range(4):
+        record[at + j] = np.uint8(u >> _I(8 * j))
+
+
+@compiled
+def get_f32(record, at):
+    """The number that four bytes stand for."""
+    u = _I(0)
+    for j in range(4):
+        u |= _I(_I(record[at + j]) << _I(8 * j))
+    return float_of(u)
+
+
+@compiled
+def add_feedback(x, delta, decay):
+    """x = decay * x + delta, for a row."""
+    for i in range(_N):
+        x[i] = decay * x[i] + delta[i]
+
+
+@compiled
+def largest_bits(x):
+    """Bits of a row's largest magnitude: at least those of infinity if something is not finite."""
+    most = _I(0)
+    for i in range(_N):
+        most = max(most, bits_of(x[i]) & _I(0x7FFFFFFF))
+    return most
+
+
+# -- sums by halves --------------------------------------------------------------------------------
+#
+# Three halvings at once: of eight numbers, an eighth of the row apart, first those half a row
+# apart are added.
+
+
+@compiled
+def fold(x, out):
+    """out[j] = what three halvings leave at j; `x` is eight times as long as `out`."""
+    n = len(out)
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
+    for j in range(n):
+        even, odd = (a[j] + e[j]) + (c[j] + g[j]), (b[j] + f[j]) + (d[j] + h[j])
+        out[j] = even + odd
+
+
+@compiled
+def sum_of_eighth(eighth, scratch):
+    """The sum of a row of which `fold` has left an eighth; `scratch`: 72 float32."""
+    fold(eighth[:EIGHTH], scratch[:64])
+    fold(scratch[:64], scratch[64:72])
+    s = scratch[64:72]
+    return (((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))) + _F(0)
+
+
+@compiled
+def scaled_sum(x, scale, eighth, scratch):
+    """The sum of scale * x; `eighth`: 512 float32 of scratch."""
+    n = EIGHTH
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
+    for j in range(EIGHTH):
+        even = (a[j] * scale + e[j] * scale) + (c[j] * scale + g[j] * scale)
+        odd = (b[j] * scale + f[j] * scale) + (d[j] * scale + h[j] * scale)
+        eighth[j] = even + odd
+    return sum_of_eighth(eighth, scratch)
+
+
+@compiled
+def _square(x, scale):
+    y = x * scale
+    return y * y
+
+
+@compiled
+def root_mean_square(x, largest, eighth, scratch):
+    """`thinwire.codecs.sums.root_mean_square` of a row; `largest`: its `largest_bits`."""
+    exponent = min(max(_I(254) - (largest >> _I(23)), _I(1)), _I(253))
+    s, inverse = float_of(exponent << _I(23)), float_of((_I(254) - exponent) << _I(23))
+    n = EIGHTH
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
+    for j in range(EIGHTH):
+        even = (_square(a[j], s) + _square(e[j], s)) + (_square(c[j], s) + _square(g[j], s))
+        odd = (_square(b[j], s) + _square(f[j], s)) + (_square(d[j], s) + _square(h[j], s))
+        eighth[j] = even + odd
+    root = _F(math.sqrt(sum_of_eighth(eighth, scratch)))
+    return root * _F(1.0 / 64) * inverse

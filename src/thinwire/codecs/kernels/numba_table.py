@@ -1,0 +1,330 @@
+"""Tables of 1, 2 and 4 bits, and lines of 8, on all grids: rows of 4096 numbers."""
+# pyright: basic
+
+import numpy as np
+
+from thinwire.codecs.kernels.numba_rows import (
+    EIGHTH,
+    add_feedback,
+    bits_of,
+    compiled,
+    float_of,
+    get_bf16,
+    get_f32,
+    largest_bits,
+    put_bf16,
+    put_f32,
+    records_at,
+    root_mean_square,
+    scaled_sum,
+    sum_of_eighth,
+)
+from thinwire.codecs.levels import FAR, TINY
+
+__all__ = [
+    "LINEAR",
+    "MID_RISE",
+    "STATISTICAL",
+    "add",
+    "add_sixteen",
+    "affine_add",
+    "affine_encode",
+    "affine_largest",
+    "encode",
+    "largest",
+    "pack_nibbles",
+]
+
+MID_RISE, LINEAR, STATISTICAL = 0, 1, 2
+
+_F, _I = np.float32, np.int32
+_N = 4096
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+
+
+# -- where levels lie ------------------------------------------------------------------------------
+
+
+@compiled
+def _range(x):
+    """The smallest and the largest number; a zero is +0."""
+    low, high = _MAGNITUDE, _I(-(2**31))
+    for i in range(_N):
+        u = bits_of(x[i])
+        ordered = u ^ ((u >> _I(31)) & _MAGNITUDE)  # in the order of the numbers
+        low, high = min(low, ordered), max(high, ordered)
+    low, high = low ^ ((low >> _I(31)) & _MAGNITUDE), high ^ ((high >> _I(31)) & _MAGNITUDE)
+    return float_of(low) + _F(0), float_of(high) + _F(0)
+
+
+@compiled
+def _sigma(x, mean, centred, eighth, scratch):
+    middle = mean * _F(0.5)
+    for i in range(_N):
+        centred[i] = x[i] * _F(0.5) - middle
+    return _F(2) * root_mean_square(centred, largest_bits(centred), eighth, scratch)
+
+
+@compiled
+def _place(x, grid, bits, factor, centred, eighth, scratch):
+    """Origin and step of a row, as `thinwire.codecs.levels` has them.
+
+    `factor`: of MID_RISE the step in sigmas, of LINEAR the inverse of the number of steps, of
+    STATISTICAL the sigmas in a step.
+    """
+    top, half = _F((1 << bits) - 1), _F(1 << (bits - 1))
+    if grid == MID_RISE:
+        most = largest_bits(x)
+        step = root_mean_square(x, most, eighth, scratch) * factor
+        if bits == 8:
+            step = max(step, float_of(most) * _F(2.0 / 255))
+        origin = step * (_F(0.5) - half)
+    elif grid == LINEAR:
+        low, high = _range(x)
+        origin, step = low, high * factor - low * factor
+    else:
+        mean = scaled_sum(x, _F(1.0 / _N), eighth, scratch)
+        step = _sigma(x, mean, centred, eighth, scratch) * factor
+        origin = mean - step * half
+    if step > _F(0) and step <= _F(TINY):
+        origin = max(origin, _F(0)) + min(origin + top * step, _F(0))
+        step = _F(0)
+    origin = min(max(origin, _F(-FAR)), _F(FAR))
+    return origin, min(step, _F(FAR / ((1 << bits) - 1)))
+
+
+@compiled
+def _codes_of(x, origin, step, top, codes):
+    """clamp(floor((x - origin) / step + 1/2), 0, top)."""
+    inverse = _F(1) / step if step > _F(TINY) else _F(0)
+    shift = origin * inverse
+    for i in range(_N):
+        t = (x[i] * inverse - shift) + _F(0.5)
+        t = t if t > _F(0) else _F(0)  # NaN becomes 0, which `max` does not promise
+        codes[i] = _I(t if t < top else top)
+
+
+@compiled
+def _masked(y, code, of):
+    return y * _F(1.0 / 8192) if code == of else _F(0)
+
+
+@compiled
+def _eighth_of_code(x, codes, code, eighth):
+    """What three halvings leave of the row where only the numbers of one code are not 0."""
+    n = EIGHTH
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
+    p, q, r, s = codes[:n], codes[n : 2 * n], codes[2 * n : 3 * n], codes[3 * n : 4 * n]
+    t, u = codes[4 * n : 5 * n], codes[5 * n : 6 * n]
+    v, w = codes[6 * n : 7 * n], codes[7 * n : 8 * n]
+    for j in range(EIGHTH):
+        ae = _masked(a[j], p[j], code) + _masked(e[j], t[j], code)
+        cg = _masked(c[j], r[j], code) + _masked(g[j], v[j], code)
+        bf = _masked(b[j], q[j], code) + _masked(f[j], u[j], code)
+        dh = _masked(d[j], s[j], code) + _masked(h[j], w[j], code)
+        eighth[j] = (ae + cg) + (bf + dh)
+
+
+@compiled
+def _bin_mean(x, codes, code, level, eighth, scratch):
+    """The mean of a code's numbers, or `level` if no number has it."""
+    count = _I(0)
+    for i in range(_N):
+        count += _I(codes[i] == code)
+    if count == 0:
+        return level
+    _eighth_of_code(x, codes, code, eighth)
+    return sum_of_eighth(eighth, scratch) / _F(count) * _F(8192)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+@compiled
+def pack_nibbles(codes, packed):
+    """4096 codes of 4 bits."""
+    a, b = codes[: _N // 2], codes[_N // 2 : _N]
+    for j in range(_N // 2):
+        packed[j] = np.uint8(a[j] | b[j] << 4)
+
+
+@compiled
+def _pack(codes, packed, bits):
+    """Planar: byte j has the codes j, j + m, j + 2m, ... from its lowest bits up."""
+    m = len(packed)
+    if bits == 4:
+        pack_nibbles(codes, packed)
+    elif bits == 2:
+        a, b, c, d = codes[:m], codes[m : 2 * m], codes[2 * m : 3 * m], codes[3 * m : 4 * m]
+        for j in range(m):
+            packed[j] = np.uint8(a[j] | b[j] << 2 | c[j] << 4 | d[j] << 6)
+    else:
+        for j in range(m):
+            packed[j] = np.uint8(codes[j])
+        for plane in range(1, 8):
+            a = codes[plane * m : (plane + 1) * m]
+            for j in range(m):
+                packed[j] |= np.uint8(a[j] << plane)
+
+
+@compiled
+def _pick_of_four(q, a, b, c, d):
+    """The q-th: selections are vectors where a table would be a gather."""
+    low, high = b if q & 1 else a, d if q & 1 else c
+    return high if q & 2 else low
+
+
+@compiled
+def _take_off(x, codes, levels, bits):
+    """x -= levels[codes]."""
+    a, b, c, d = levels[0], levels[1], levels[2], levels[3]
+    if bits < 4:
+        for i in range(_N):
+            x[i] -= _pick_of_four(codes[i], a, b, c, d)
+        return
+    e, f, g, h = levels[4], levels[5], levels[6], levels[7]
+    p, q, r, s = levels[8], levels[9], levels[10], levels[11]
+    t, u, v, w = levels[12], levels[13], levels[14], levels[15]
+    for i in range(_N):
+        code = codes[i]
+        low = _pick_of_four(code, e, f, g, h) if code & 4 else _pick_of_four(code, a, b, c, d)
+        high = _pick_of_four(code, t, u, v, w) if code & 4 else _pick_of_four(code, p, q, r, s)
+        x[i] -= high if code & 8 else low
+
+
+@compiled
+def encode(x, delta, decay, out, bits, grid, factor):
+    """Encode rows; see `RowKernel.encode`. No row of `delta`: nothing is added."""
+    count = 1 << bits
+    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
+    eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
+    levels = np.zeros(16, np.float32)
+    for row in range(len(x)):
+        numbers, record = x[row], out[row]
+        if len(delta):
+            add_feedback(numbers, delta[row], decay)
+        origin, step = _place(numbers, grid, bits, factor, centred, eighth, scratch)
+        _codes_of(numbers, origin, step, _F(count - 1), codes)
+        for code in range(count):
+            level = origin + step * _F(code)
+            if grid != LINEAR:
+                level = _bin_mean(numbers, codes, _I(code), level, eighth, scratch)
+            levels[code] = put_bf16(record, 2 * code, level)
+        _pack(codes, record[2 * count :], bits)
+        _take_off(numbers, codes, levels, bits)
+
+
+@compiled
+def add_sixteen(part, packed, shift, levels):
+    """part += levels[packed >> shift], where `shift` is 0 or 4."""
+    a, b, c, d = levels[0], levels[1], levels[2], levels[3]
+    e, f, g, h = levels[4], levels[5], levels[6], levels[7]
+    p, q, r, s = levels[8], levels[9], levels[10], levels[11]
+    t, u, v, w = levels[12], levels[13], levels[14], levels[15]
+    for j in range(len(part)):
+        code = _I(packed[j]) >> _I(shift)
+        low = _pick_of_four(code, e, f, g, h) if code & 4 else _pick_of_four(code, a, b, c, d)
+        high = _pick_of_four(code, t, u, v, w) if code & 4 else _pick_of_four(code, p, q, r, s)
+        part[j] += high if code & 8 else low
+
+
+@compiled
+def _add_levels(x, packed, levels, bits):
+    """x += levels[codes]."""
+    m = len(packed)
+    if bits == 4:
+        add_sixteen(x[:m], packed, 0, levels)
+        add_sixteen(x[m : 2 * m], packed, 4, levels)
+        return
+    a, b, c, d = levels[0], levels[1], levels[2], levels[3]
+    for plane in range(8 // bits):
+        part, shift = x[plane * m : (plane + 1) * m], _I(plane * bits)
+        if bits == 2:
+            for j in range(m):
+                part[j] += _pick_of_four(_I(packed[j]) >> shift, a, b, c, d)
+        else:
+            for j in range(m):
+                part[j] += b if _I(packed[j]) >> shift & 1 else a
+
+
+@compiled
+def add(out, senders, addresses, nbytes, weight, bits):
+    """Add the records at `addresses`; 0, for any bytes are a record.
+
+    No row of `senders`: nothing is counted.
+    """
+    count = 1 << bits
+    levels, counts = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    for row in range(len(out)):
+        for address in addresses:
+            record = records_at(address, len(out), nbytes)[row]
+            for code in range(count):
+                level = get_bf16(record, 2 * code)
+                levels[code], counts[code] = level * weight, _F(level != 0)
+            _add_levels(out[row], record[2 * count : 2 * count + _N * bits // 8], levels, bits)
+            if len(senders):
+                packed = record[2 * count : 2 * count + _N * bits // 8]
+                _add_levels(senders[row], packed, counts, bits)
+    return 0
+
+
+@compiled
+def largest(records, bits):
+    """0, and the bits of the largest magnitude of a level."""
+    most = _I(0)
+    for row in range(len(records)):
+        for code in range(1 << bits):
+            most = max(most, bits_of(get_bf16(records[row], 2 * code)) & _MAGNITUDE)
+    return 0, most
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+@compiled
+def affine_encode(x, delta, decay, out, grid, factor):
+    """As `encode`, with 8 bits."""
+    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
+    eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
+    for row in range(len(x)):
+        numbers, record = x[row], out[row]
+        if len(delta):
+            add_feedback(numbers, delta[row], decay)
+        origin, step = _place(numbers, grid, 8, factor, centred, eighth, scratch)
+        _codes_of(numbers, origin, step, _F(255), codes)
+        put_f32(record, 0, origin)
+        put_f32(record, 4, step)
+        packed = record[8 : 8 + _N]
+        for i in range(_N):
+            packed[i] = np.uint8(codes[i])
+        for i in range(_N):
+            numbers[i] -= _F(codes[i]) * step + origin
+
+
+@compiled
+def affine_add(out, senders, addresses, nbytes, weight):
+    """As `add`, with 8 bits."""
+    for row in range(len(out)):
+        for address in addresses:
+            record = records_at(address, len(out), nbytes)[row]
+            origin, step = get_f32(record, 0), get_f32(record, 4)
+            x, packed = out[row], record[8 : 8 + _N]
+            for i in range(_N):
+                x[i] += (_F(packed[i]) * step + origin) * weight
+            if len(senders):
+                counted = senders[row]
+                for i in range(_N):
+                    counted[i] += _F(_F(packed[i]) * step + origin != 0)
+    return 0
+
+
+@compiled
+def affine_largest(records):
+    """0, and the bits of the largest magnitude at the ends of a line."""
+    most = _I(0)
+    for row in range(len(records)):
+        origin, step = get_f32(records[row], 0), get_f32(records[row], 4)
+        end = _F(255) * step + origin
+        most = max(most, bits_of(origin) & _MAGNITUDE, bits_of(end) & _MAGNITUDE)
+    return 0, most

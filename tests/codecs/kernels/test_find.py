@@ -1,0 +1,127 @@
+"""Which backend is taken, and for which formats there are kernels."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire.codecs import BF16, E3M0, Levels, Quantise, Stochastic, TopK
+from thinwire.codecs.kernels import VARIABLE, find, find_kernel, kernel_backend
+from thinwire.errors import ConfigurationError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+TWO_BITS = Quantise(bits=2).row_format()
+
+
+@pytest.fixture(autouse=True)
+def chosen_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    find._backend.cache_clear()
+    yield
+    find._backend.cache_clear()
+
+
+@pytest.fixture
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in [n for n in sys.modules if n.startswith("thinwire.codecs.kernels.numba")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_numba_is_taken_on_cpus() -> None:
+    numba = pytest.importorskip("numba")
+    assert kernel_backend(CPU) == f"numba {numba.__version__}"
+    assert find_kernel(TWO_BITS, 4096, CPU) is find_kernel(TWO_BITS, 4096, CPU)
+
+
+@dataclass(frozen=True)
+class MyGrid(Levels):
+    means = False  # type: ignore[assignment]
+
+    def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(x), 1), torch.ones(len(x), 1)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Quantise(bits=2, rounding=Stochastic()),
+        Quantise(bits=8, rounding=Stochastic()),
+        Quantise(bits=2, grid=MyGrid()),
+        Quantise(bits=8, grid=MyGrid()),
+        E3M0(rounding=Stochastic()),
+        TopK(values=BF16()),
+        TopK(k=2049),
+    ],
+    ids=lambda codec: codec.id,
+)
+def test_other_formats_have_no_kernel(codec) -> None:
+    assert find_kernel(codec.row_format(), 4096, CPU) is None
+
+
+def test_rows_of_other_lengths_have_no_kernel() -> None:
+    assert find_kernel(TWO_BITS, 4095, CPU) is None
+
+
+def test_torch_can_be_forced(monkeypatch) -> None:
+    monkeypatch.setenv(VARIABLE, "torch")
+    assert find_kernel(TWO_BITS, 4096, CPU) is None
+    assert kernel_backend(CPU) == kernel_backend(CUDA) == "torch"
+
+
+@pytest.mark.usefixtures("without_numba")
+def test_without_numba_torch_is_taken() -> None:
+    assert find_kernel(TWO_BITS, 4096, CPU) is None
+    assert kernel_backend(CPU) == "torch"
+
+
+@pytest.mark.usefixtures("without_numba")
+def test_a_forced_backend_that_is_missing_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setenv(VARIABLE, "numba")
+    with pytest.raises(ConfigurationError, match=r"pip install 'thinwire\[fast\]'"):
+        find_kernel(TWO_BITS, 4096, CPU)
+
+
+def test_an_unknown_backend_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv(VARIABLE, "nunba")
+    with pytest.raises(ConfigurationError, match="did you mean 'numba'"):
+        kernel_backend(CPU)
+
+
+def test_a_forced_backend_of_another_device_is_refused(monkeypatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv(VARIABLE, "numba")
+    with pytest.raises(ConfigurationError, match="THINWIRE_KERNELS=numba on cuda"):
+        find_kernel(TWO_BITS, 4096, CUDA)
+
+
+def test_numba_is_imported_only_for_a_format_that_has_a_kernel() -> None:
+    script = """
+import sys, torch
+from thinwire.codecs import BF16, Quantise, TopK
+from thinwire.codecs.kernels import find_kernel
+find_kernel(TopK(values=BF16()).row_format(), 4096, torch.device("cpu"))
+assert "numba" not in sys.modules
+found = find_kernel(Quantise(bits=2).row_format(), 4096, torch.device("cpu"))
+assert (found is not None) == ("numba" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch) -> None:
+    rows = pytest.importorskip("thinwire.codecs.kernels.numba_rows")
+
+    def no_folder(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: (function, options)
+
+    monkeypatch.setattr(rows, "njit", no_folder)
+    function, options = rows.compiled(len)
+    assert function is len
+    assert options["nogil"]
+    assert "fastmath" not in options
