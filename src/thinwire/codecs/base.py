@@ -44,6 +44,13 @@ class BoundCodec(ABC):
         whole = Span(0, self.layout.numel)
         return (CodecPiece(part=whole, codec=self, where=slice(0, self.nbytes)),)
 
+    def prepare(self, device: torch.device) -> None:
+        """Load and compile what encodes vectors on `device`, before the first of them is there.
+
+        By default nothing.
+        """
+        del device
+
     # -- encoding ----------------------------------------------------------------------------------
 
     @abstractmethod
@@ -201,6 +208,11 @@ class PiecewiseCodec(BoundCodec):
     def pieces(self) -> Sequence[CodecPiece]:
         """The pieces, and where one of them has pieces of its own, those."""
         return self._pieces
+
+    def prepare(self, device: torch.device) -> None:
+        """Prepare all pieces."""
+        for piece in self.pieces:
+            piece.codec.prepare(device)
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         """Encode part by part."""

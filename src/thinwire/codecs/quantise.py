@@ -82,6 +82,10 @@ class _TableRows(RowFormat):
             codes = unpack(r[:, split:], self.bits, columns)
             yield _look_up(floats(r[:, :split]), codes)
 
+    def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
+        del columns, key
+        return floats(records[:, : 2 * 2**self.bits]).abs().amax()
+
 
 def _look_up(levels: Tensor, codes: Tensor) -> DenseRows:
     return DenseRows(values=levels.float().gather(1, codes.to(torch.int64)))
@@ -118,6 +122,11 @@ class _AffineRows(RowFormat):
         del columns, key
         for r in records:
             yield _on_line(floats(r[:, :8], torch.float32), r[:, 8:])
+
+    def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
+        del columns, key
+        origin, step = floats(records[:, :8], torch.float32).unbind(1)
+        return torch.maximum(origin.abs(), (origin + 255 * step).abs()).amax()
 
 
 def _on_line(affine: Tensor, codes: Tensor) -> DenseRows:
@@ -192,6 +201,10 @@ class _E3M0Rows(RowFormat):
 
     def kernel_spec(self) -> E3M0Spec | None:
         return E3M0Spec(nbytes=self.nbytes(CHUNK)) if isinstance(self.rounding, Nearest) else None
+
+    def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
+        del columns, key
+        return floats(records[:, :2]).abs().amax()
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, DenseRows]:
         scale = saturating_cast(x.abs().amax(1, keepdim=True), torch.bfloat16)

@@ -21,7 +21,8 @@ from thinwire.codecs.base import (
 )
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
-from thinwire.codecs.kernels.base import KernelSpec
+from thinwire.codecs.kernels import find_kernel
+from thinwire.codecs.kernels.base import KernelSpec, RowKernel
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import Layout
 
@@ -136,6 +137,15 @@ class RowFormat(ABC):
             ExchangeError: the bytes are not such records.
         """
 
+    def largest(self, records: Tensor, columns: int, key: RoundKey) -> Tensor:
+        """A bound on the magnitudes in one worker's `records`, fp32 []; by default the largest.
+
+        Raises:
+            ExchangeError: the bytes are not such records.
+        """
+        (numbers,) = self.read([records], columns, key)
+        return numbers.values.abs().amax()
+
     def for_columns(self, columns: int) -> "RowFormat":
         """This format, or plain numbers where they are not larger."""
         plain = self.verbatim
@@ -195,38 +205,85 @@ class _RowsCodec(BoundCodec):
     def __init__(self, codec: "GroupedCodec", batch: RowBatch, row: int) -> None:
         self._format = codec.row_format().for_columns(batch.columns)
         self._transform, self._batch, self._row = codec.transform, batch, row
+        self._kernels: dict[str, RowKernel | None] = {}
         nbytes = batch.rows * self._format.nbytes(batch.columns)
         super().__init__(codec.id, Layout.vector(batch.part.numel), nbytes)
 
+    def prepare(self, device: torch.device) -> None:
+        self._kernel(device)
+
+    def _kernel(self, device: torch.device) -> RowKernel | None:
+        if device.type not in self._kernels:
+            self._kernels[device.type] = find_kernel(self._format, self._batch.columns, device)
+        return self._kernels[device.type]
+
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        rows = self._batch.rows_of(x)
+        rows, kernel = self._batch.rows_of(x), self._kernel(x.device)
         if self._transform is not None:
             rows = self._transform.forward(rows, self._batch.shape)
+        elif kernel is not None and rows.data_ptr() == x.data_ptr():
+            rows = rows.clone()  # a kernel leaves the error behind
         self._write(out, rows, round)
 
     def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         rows = self._batch.rows_of(x)
         if self._transform is None:
-            self._write(out, rows, round).add_to(rows, weight=-1.0)
+            self._write_residual(out, rows, None, 1.0, round)
         else:
-            sent = self._write(out, self._transform.forward(rows, self._batch.shape), round)
-            coefficients = torch.zeros_like(rows)
-            sent.add_to(coefficients, weight=1.0)
-            rows -= self._transform.inverse(coefficients, self._batch.shape)
+            coefficients = self._transform.forward(rows, self._batch.shape)
+            self._write(out, coefficients, round)
+            sent = torch.zeros_like(rows)
+            self._add(sent, [out], 1.0, round)
+            rows -= self._transform.inverse(sent, self._batch.shape)
         self._batch.put_rows(x, rows)
 
-    def _write(self, out: Tensor, rows: Tensor, round: int) -> Decoded:
-        records, sent = self._format.write(rows, RoundKey(round=round, row=self._row))
+    def encode_feedback_to(
+        self, out: Tensor, residual: Tensor, delta: Tensor, *, decay: float, round: int = 0
+    ) -> None:
+        if self._transform is not None:
+            super().encode_feedback_to(out, residual, delta, decay=decay, round=round)
+            return
+        rows = self._batch.rows_of(residual)
+        self._write_residual(out, rows, self._batch.rows_of(delta), decay, round)
+        self._batch.put_rows(residual, rows)
+
+    def _write(self, out: Tensor, rows: Tensor, round: int) -> None:
+        """Encode `rows`, which are overwritten where there is a kernel."""
+        kernel = self._kernel(rows.device)
+        if kernel is None:
+            records, _ = self._format.write(rows, self._key(round))
+            out.view(self._batch.rows, -1).copy_(records)
+        else:
+            kernel.encode(rows, out.view(self._batch.rows, -1), delta=None, decay=1.0)
+
+    def _write_residual(
+        self, out: Tensor, rows: Tensor, delta: Tensor | None, decay: float, round: int
+    ) -> None:
+        """rows = decay rows + delta; encode them and leave the error."""
+        kernel = self._kernel(rows.device)
+        if kernel is not None:
+            kernel.encode(rows, out.view(self._batch.rows, -1), delta=delta, decay=decay)
+            return
+        if delta is not None:
+            rows.mul_(decay).add_(delta)
+        records, sent = self._format.write(rows, self._key(round))
         out.view(self._batch.rows, -1).copy_(records)
-        return sent
+        sent.add_to(rows, weight=-1.0)
 
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         part = self._coefficient_rows(out)
-        for numbers in self._read(payloads, round):
-            numbers.add_to(part, weight=weight)
+        self._add(part, payloads, weight, round)
         self._put_coefficients(out, part)
+
+    def _add(self, rows: Tensor, payloads: Sequence[Tensor], weight: float, round: int) -> None:
+        kernel = self._kernel(rows.device)
+        if kernel is not None:
+            kernel.add_to(rows, self._records(payloads), weight=weight)
+            return
+        for numbers in self._read(payloads, round):
+            numbers.add_to(rows, weight=weight)
 
     def add_counted(
         self,
@@ -238,15 +295,21 @@ class _RowsCodec(BoundCodec):
         round: int = 0,
     ) -> None:
         part, counted = self._coefficient_rows(out), self._coefficient_rows(senders)
-        for numbers in self._read(payloads, round):
-            numbers.add_to(part, weight=weight)
-            numbers.count_to(counted)
+        kernel = self._kernel(out.device)
+        if kernel is not None:
+            kernel.add_counted(part, counted, self._records(payloads), weight=weight)
+        else:
+            for numbers in self._read(payloads, round):
+                numbers.add_to(part, weight=weight)
+                numbers.count_to(counted)
         self._put_coefficients(out, part)
         self._put_coefficients(senders, counted)
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
-        (numbers,) = self._read([payload], round)
-        return numbers.values.abs().amax()
+        kernel, (records,) = self._kernel(payload.device), self._records([payload])
+        if kernel is not None:
+            return kernel.largest(records)
+        return self._format.largest(records, self._batch.columns, self._key(round))
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
         (numbers,) = self._read([payload], round)
@@ -268,11 +331,15 @@ class _RowsCodec(BoundCodec):
             self._batch.put_rows(x, rows)
 
     def _read(self, payloads: Sequence[Tensor], round: int) -> Iterator[Decoded]:
+        return self._format.read(self._records(payloads), self._batch.columns, self._key(round))
+
+    def _records(self, payloads: Sequence[Tensor]) -> list[Tensor]:
         for payload in payloads:
             check_payload(self, payload)
-        records = [payload.view(self._batch.rows, -1) for payload in payloads]
-        key = RoundKey(round=round, row=self._row)
-        return self._format.read(records, self._batch.columns, key)
+        return [payload.view(self._batch.rows, -1) for payload in payloads]
+
+    def _key(self, round: int) -> RoundKey:
+        return RoundKey(round=round, row=self._row)
 
 
 class GroupedCodec(Codec):

@@ -46,6 +46,7 @@ class WholeMessages(ExchangeState, ABC):
         super().__init__(sizes)
         self._context = context
         self._codec = context.codec.bind(context.layout, device=context.storage.device)
+        self._codec.prepare(context.storage.device)
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = context.workers == 1

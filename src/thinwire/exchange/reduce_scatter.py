@@ -116,6 +116,8 @@ class _ReduceScatterState(ExchangeState):
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
         device = context.storage.device
         self._codecs = [context.codec.bind(piece, device=device) for _, piece in pieces]
+        for codec in self._codecs:
+            codec.prepare(device)
         self._feedback = [context.feedback.bind(p.numel, context.storage) for _, p in pieces]
         self._owner = _OwnerFeedback(
             owner_feedback.bind(pieces[self._rank][1].numel, context.storage)
