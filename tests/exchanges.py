@@ -24,7 +24,7 @@ ANCHOR = b"an ancho"
 
 def sealed(body: Tensor, header: Header) -> Tensor:
     """A message with `body`."""
-    message = blank_message(len(body), CPU)
+    message = blank_message(len(body), OnDevice(CPU))
     message[HEADER_NBYTES:] = body
     return seal(message, header)
 

@@ -45,6 +45,7 @@ class Payloads:
         scales: by which each worker's tensors are multiplied, fp32 [workers, tensors]; None where
             they are taken as they are.
         sizes: of these tensors, one after the other; by default the layout's segments.
+        room: memory for `zeros`, of [numel] or more; by default it is taken anew.
     """
 
     coder: BoundCodec
@@ -52,6 +53,7 @@ class Payloads:
     round: int = 0
     scales: Tensor | None = None
     sizes: Sequence[int] | None = None
+    room: Tensor | None = None
 
     @property
     def workers(self) -> int:
@@ -64,7 +66,9 @@ class Payloads:
         return self.coder.layout.numel
 
     def zeros(self) -> Tensor:
-        """A vector to add to: fp32 [numel]."""
+        """A vector to add to: fp32 [numel]; one at a time where there is `room` for it."""
+        if self.room is not None:
+            return self.room[: self.numel].zero_()
         return torch.zeros(self.numel, device=self.payloads[0].device)
 
     def coefficients(self, worker: int) -> Tensor:
@@ -100,9 +104,11 @@ class Payloads:
 
     def pieces(self, device: torch.device) -> "Iterator[tuple[VectorPart, Payloads]]":
         """The payloads of one part of the vector after the other, each brought to `device`."""
-        for piece in self.coder.pieces:
+        pieces = self.coder.pieces
+        room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
+        for piece in pieces:
             sent = [payload[piece.where].to(device) for payload in self.payloads]
-            one = Payloads(coder=piece.codec, payloads=sent, round=self.round)
+            one = Payloads(coder=piece.codec, payloads=sent, round=self.round, room=room)
             if self.scales is not None:
                 runs = _runs(piece.part, self.coder.layout)
                 scales = self.scales[:, [place for place, _ in runs]]
@@ -118,12 +124,16 @@ class Payloads:
         )
         return all(map(bool, found))
 
-    def largest(self) -> float:
-        """A bound on the magnitude of any number sent; inf or NaN if one is not finite."""
-        if not self.payloads:
+    def largest(self, *, but: int | None = None) -> float:
+        """A bound on the magnitude of any number sent; inf or NaN if one is not finite.
+
+        Args:
+            but: the place of a worker whose numbers are known to be finite.
+        """
+        others = [payload for place, payload in enumerate(self.payloads) if place != but]
+        if not others:
             return 0.0
-        bounds = [self.coder.largest(payload, self.round) for payload in self.payloads]
-        return float(torch.stack(bounds).amax())
+        return float(torch.stack([self.coder.largest(p, self.round) for p in others]).amax())
 
     def norms(self) -> Tensor:
         """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
@@ -273,8 +283,8 @@ class MeanOverSenders(Aggregate):
 
     def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
-        workers = received.workers
-        total, senders = received.zeros(), received.zeros()
+        workers, total = received.workers, received.zeros()
+        senders = torch.zeros_like(total)
         # Divided by K before summing: a plain sum may leave the range of fp32.
         received.add_counted(total, senders, weight=1.0 / workers)
         total.mul_(senders.clamp_(min=1).reciprocal_().mul_(workers))
@@ -408,7 +418,11 @@ class DropOutliers(Aggregate):
 
 
 def aggregate_valid(
-    aggregate: Aggregate, received: Payloads, device: torch.device = CPU
+    aggregate: Aggregate,
+    received: Payloads,
+    device: torch.device = CPU,
+    *,
+    mine: int | None = None,
 ) -> tuple[StreamedVector, dict[int, Rejection]]:
     """Combine the payloads that are finite and not outliers by the rule of `aggregate`.
 
@@ -416,6 +430,7 @@ def aggregate_valid(
         aggregate: the rule.
         received: on any device.
         device: on which they are combined.
+        mine: the place of this worker's, which it has checked before it sent them.
 
     Returns:
         the combined vector, and by place in `received` why a payload is not in it.
@@ -427,7 +442,7 @@ def aggregate_valid(
     rejected = aggregate.outliers(received)
     kept = received.without(rejected) if rejected else received
     # A number of all workers' is a mean, and a transform is orthonormal: neither leaves the range.
-    if kept.largest() < _FAR:
+    if kept.largest(but=None if rejected else mine) < _FAR:
         return combined(aggregate, kept, device), rejected
     vector = combined(aggregate, kept, device).whole()
     if bool(vector.isfinite().all()):

@@ -146,9 +146,9 @@ class Ranges(VectorPart):
         return Ranges([(a + by, b + by) for a, b in self._ranges])
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy every source to its target: on a GPU a few kernels, however many tensors there are."""
-    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    torch._foreach_copy_(targets, list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 @final
@@ -213,8 +213,13 @@ class LazyVector(ABC):
         self.numel, self.device = numel, device
 
     @abstractmethod
-    def read(self, part: VectorPart) -> Tensor:
-        """The numbers of `part`, fp32 [part.numel]: to be overwritten, until the next `read`."""
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
+        """The numbers of `part`, fp32 [part.numel]: to be overwritten, until the next `read`.
+
+        Args:
+            part: of the vector.
+            out: fp32 [part.numel] to write them to; by default memory of the vector's own.
+        """
 
     def is_finite(self) -> bool:
         """Whether all of it is; by default it is computed for that."""
@@ -234,7 +239,7 @@ class LazyVector(ABC):
         """All of it, as a new fp32 [numel]."""
         out = torch.empty(self.numel, device=self.device)
         for part in spans(0, self.numel, block_numel(self.device)):
-            part.write(out, self.read(part))
+            self.read(part, part.read(out))
         return out
 
 
@@ -244,8 +249,8 @@ class _Piece(LazyVector):
         super().__init__(stop - start, vector.device)
         self._vector, self._start = vector, start
 
-    def read(self, part: VectorPart) -> Tensor:
-        return self._vector.read(part.shifted(self._start))
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
+        return self._vector.read(part.shifted(self._start), out)
 
 
 class StreamedVector(ABC):
@@ -308,10 +313,10 @@ class DenseVector(LazyVector, StreamedVector):
         super().__init__(len(values), values.device)
         self._values = values
 
-    def read(self, part: VectorPart) -> Tensor:
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         """A copy of the part."""
         values = part.read(self._values)
-        return values.clone() if values.data_ptr() == _address(self._values, part) else values
+        return values.clone() if out is None else out.copy_(values)
 
     def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
         """Copies, span by span."""
@@ -321,7 +326,3 @@ class DenseVector(LazyVector, StreamedVector):
     def whole(self) -> Tensor:
         """The vector itself."""
         return self._values
-
-
-def _address(flat: Tensor, part: VectorPart) -> int:
-    return flat.data_ptr() + part.start * flat.element_size()

@@ -5,14 +5,16 @@ They tell damage and drift, not an adversary: for that there is SHA-256.
 
 import hashlib
 import zlib
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["anchor_digest", "checksum", "column_sums"]
+from thinwire.blocks import VectorPart
+
+__all__ = ["BlockSums", "anchor_digest", "checksum", "column_sums"]
 
 _COLUMNS = 1024
 _ROW_NBYTES = 8 * _COLUMNS
@@ -54,7 +56,45 @@ def anchor_digest(flat: Tensor) -> bytes:
     >>> anchor_digest(torch.ones(3)) == anchor_digest(torch.tensor([1.0, 1.0, 2.0]))
     False
     """
-    return hashlib.sha256(column_sums(flat).tobytes()).digest()[:8]
+    return _digest_of(column_sums(flat))
+
+
+def _digest_of(sums: Any) -> bytes:
+    return hashlib.sha256(sums.tobytes()).digest()[:8]
+
+
+@final
+class BlockSums:
+    """The column sums of a vector of fp32 that comes in parts.
+
+    >>> from thinwire.blocks import Span
+    >>> whole, sums = torch.arange(5.0), BlockSums()
+    >>> for part in (Span(3, 5), Span(0, 3)):
+    ...     sums.add(part, part.read(whole))
+    >>> sums.digest() == anchor_digest(whole), sums.numel
+    (True, 5)
+    """
+
+    def __init__(self) -> None:
+        self._sums: Any = np.zeros(_COLUMNS, np.int64)
+        self.numel = 0
+
+    def add(self, part: VectorPart, values: Tensor) -> None:
+        """Add the numbers of a part, fp32 [part.numel], that has not been added yet."""
+        ranges = part.ranges
+        if ranges is None:
+            return
+        for (start, stop), run in zip(
+            ranges, values.split([b - a for a, b in ranges]), strict=True
+        ):
+            # A run that does not begin a row has zeros before it.
+            before = start * values.itemsize % _ROW_NBYTES // values.itemsize
+            self._sums += column_sums(F.pad(run, (before, 0)) if before else run)
+            self.numel += stop - start
+
+    def digest(self) -> bytes:
+        """The `anchor_digest` of the vector, once all of it was added."""
+        return _digest_of(self._sums)
 
 
 def checksum(body: Tensor) -> int:

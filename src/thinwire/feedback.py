@@ -72,7 +72,11 @@ class Feedback(ABC):
 class _NoResidual(FeedbackState):
     def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
         for piece in codec.pieces:
-            piece.codec.encode_to(out[piece.where], delta.read(piece.part), round)
+            payload = out[piece.where]
+            numbers = piece.codec.as_numbers(payload)
+            values = delta.read(piece.part, numbers)
+            if numbers is None:
+                piece.codec.encode_to(payload, values, round)
 
     def prefetch(self) -> None:
         pass

@@ -288,7 +288,7 @@ class FragmentState:
 
     def digest(self) -> bytes:
         """Eight bytes that tell the outer parameters of two workers apart."""
-        return anchor_digest(self.outer.flat_anchor())
+        return self.outer.digest()
 
     def shared_digest(self) -> bytes:
         """Eight bytes that tell the shared states of workers apart.

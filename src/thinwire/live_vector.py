@@ -107,9 +107,10 @@ class OpenWeights(LazyVector):
             flat.dtype == torch.float32 and flat.device == self.device for flat in self._flat
         )
 
-    def read(self, part: VectorPart) -> Tensor:
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         """A copy of them, rounded to fp32."""
-        places, out = self._vector.places(part), self._vector.scratch(part.numel)
+        places = self._vector.places(part)
+        out = self._vector.scratch(part.numel) if out is None else out
         if places.inside is not None:
             index, origin = places.inside
             return out.copy_(part.read(self._flat[index], origin))
@@ -120,14 +121,15 @@ class OpenWeights(LazyVector):
             mine.copy_(view)
         return out
 
-    def difference(self, part: VectorPart, anchor: Tensor) -> Tensor:
-        """`as_written(anchor) - read()` of `part`, for an `anchor` of fp32 [part.numel]."""
+    def subtract_from(self, part: VectorPart, anchor: Tensor, out: Tensor | None) -> Tensor:
+        """anchor - local of `part`, for an `anchor` of fp32 [part.numel]; `out` as in `read`."""
         places = self._vector.places(part)
         if self._is_plain and len(places.pieces) == 1:
             (view,) = self._views(places)
-            return torch.sub(anchor, view, out=self._vector.scratch(part.numel))
-        local = self.read(part)
-        return torch.sub(self.as_written(part, anchor), local, out=local)
+            out = self._vector.scratch(part.numel) if out is None else out
+            return torch.sub(anchor, view, out=out)
+        local = self.read(part, out)
+        return torch.sub(anchor, local, out=local)
 
     def as_written(self, part: VectorPart, values: Tensor) -> Tensor:
         """`values` [part.numel] as `read` would return them once written: rounded to the dtypes."""

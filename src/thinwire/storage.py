@@ -8,6 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
 
 __all__ = ["Ledger", "OnDevice", "OnHost", "StatePlacement", "StoredTensor", "choose_storage"]
@@ -104,10 +105,17 @@ class StatePlacement(ABC):
     Args:
         device: the worker's.
         ledger: counts the bytes; by default one of its own.
+        buffers: for messages; by default a pool of its own.
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        ledger: Ledger | None = None,
+        buffers: BufferPool | None = None,
+    ) -> None:
         self.device, self.ledger = device, Ledger() if ledger is None else ledger
+        self.buffers = BufferPool() if buffers is None else buffers
 
     @abstractmethod
     def keep(self, value: Tensor) -> StoredTensor:

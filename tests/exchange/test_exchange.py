@@ -15,6 +15,7 @@ import thinwire as tw
 from exchanges import sealed
 from thinwire import codecs
 from thinwire.aggregate import Payloads
+from thinwire.checksums import checksum
 from thinwire.exchange.message import HEADER_NBYTES, Header, Kind
 from thinwire.fragments.layout import Layout
 from thinwire.testing.faults import Change, Changing, with_payloads
@@ -287,7 +288,7 @@ WRONG: dict[str, tuple[Tamper, str]] = {
     "body, first bit": (of_worker_1(lambda m: flipped(m, HEADER_NBYTES)), "body does not match"),
     "body, last bit": (of_worker_1(lambda m: flipped(m, -1, 7)), "body does not match"),
     "magic": (of_worker_1(lambda m: flipped(m, 0)), "not a thinwire message"),
-    "version": (of_worker_1(lambda m: flipped(m, 4)), "version 0"),
+    "version": (of_worker_1(lambda m: flipped(m, 4)), "version 3"),
     "header": (of_worker_1(lambda m: flipped(m, 50, 3)), "header does not match"),
     "header checksum": (of_worker_1(lambda m: flipped(m, 63)), "header does not match"),
     "truncated": (of_worker_1(lambda m: m[:-1]), "619 bytes of 620"),
@@ -389,7 +390,7 @@ def poison(bad: float) -> Callable[[Tensor], Tensor]:
             return message
         body = message[HEADER_NBYTES : HEADER_NBYTES + 2 * elements].clone()
         body.view(torch.bfloat16)[0] = bad
-        struct.pack_into("<I", head, 36, zlib.crc32(bytes(body.tolist())))
+        struct.pack_into("<I", head, 36, checksum(body))
         struct.pack_into("<I", head, 60, zlib.crc32(bytes(head[:60])))
         rest = message[HEADER_NBYTES + 2 * elements :]
         return torch.cat([torch.tensor(list(head), dtype=torch.uint8), body, rest])

@@ -30,7 +30,7 @@ from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
 from thinwire.outer import Delay, GradientAveraging, OuterState
 from thinwire.rejection import Rejection, RejectReason
-from thinwire.storage import StatePlacement
+from thinwire.storage import OnDevice, StatePlacement
 from thinwire.transport import RoundTag, in_process
 from thinwire.version import __version__
 
@@ -91,7 +91,7 @@ class ModelVector:
 
     def seal_anchor(self, flat: Tensor, *, round: int, anchor: bytes) -> Tensor:
         """A message with `flat` (fp32 [numel]), of digest `anchor`, for the exchange `round`."""
-        message = blank_message(self._plain.nbytes, CPU)
+        message = blank_message(self._plain.nbytes, OnDevice(CPU))
         self._plain.encode_to(body_of(message, self._plain.nbytes), flat.cpu())
         return seal(message, self._anchor_header(round, anchor))
 

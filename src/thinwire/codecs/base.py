@@ -51,6 +51,11 @@ class BoundCodec(ABC):
         """
         del device
 
+    def as_numbers(self, payload: Tensor) -> Tensor | None:
+        """`payload` as the fp32 [numel] that it is, to be read or written; None if it is not."""
+        del payload
+        return None
+
     # -- encoding ----------------------------------------------------------------------------------
 
     @abstractmethod

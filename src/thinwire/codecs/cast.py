@@ -37,6 +37,10 @@ class _CastSpan(BoundCodec):
         self._dtype = dtype
         super().__init__(id, Layout.vector(numel), numel * dtype.itemsize)
 
+    def as_numbers(self, payload: Tensor) -> Tensor | None:
+        is_aligned = payload.storage_offset() % self._dtype.itemsize == 0
+        return payload.view(torch.float32) if self._dtype == torch.float32 and is_aligned else None
+
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         del round
         out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
@@ -49,8 +53,9 @@ class _CastSpan(BoundCodec):
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
     ) -> None:
         del round
+        scaled = torch.empty_like(out)
         for payload in payloads:
-            out += self._values(payload).float() * weight
+            out += torch.mul(self._values(payload).float(), weight, out=scaled)
 
     def add_counted(
         self,

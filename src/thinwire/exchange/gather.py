@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, combined
-from thinwire.blocks import LazyVector, StreamedVector
+from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.codecs import Codec
 from thinwire.exchange.base import (
     Exchange,
@@ -32,11 +32,13 @@ from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
-from thinwire.transport import AllGather, Requests, RoundTag, ToCaller
+from thinwire.transport import AllGather, Requests, RoundTag, SharedAnswer, ToCaller, attempt
 
 __all__ = ["Gather", "WholeMessages"]
 
 _WHOLE = "whole"
+# Workers of one process that would rather decode all payloads each than share a vector.
+_FEW = 2
 
 
 class WholeMessages(ExchangeState, ABC):
@@ -54,7 +56,7 @@ class WholeMessages(ExchangeState, ABC):
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` as one message, named `whole`."""
-        message = blank_message(self._codec.nbytes, self._context.storage.device)
+        message = blank_message(self._codec.nbytes, self._context.storage)
         body = body_of(message, self._codec.nbytes)
         self._feedback.encode_to(body, delta, self._codec, round=tag.round)
         return {_WHOLE: body if self._alone else self._sealed(message, tag, Kind.WHOLE)}
@@ -90,11 +92,14 @@ class WholeMessages(ExchangeState, ABC):
         return Payloads(coder=self._codec, payloads=bodies, round=tag.round)
 
     def _aggregate_valid(
-        self, bodies: Sequence[Tensor], tag: RoundTag
+        self, bodies: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
     ) -> tuple[StreamedVector, dict[int, Rejection]]:
         payloads = self._payloads(bodies, tag)
         device = self._context.storage.device
-        mean, unusable = aggregate_valid(self._context.aggregate, payloads, device)
+        # Where workers may leave each other out, each judges its own message as the others do.
+        rank, judges_all = self._context.rank, self._context.drops_bad_messages
+        mine = None if judges_all or rank not in senders else senders.index(rank)
+        mean, unusable = aggregate_valid(self._context.aggregate, payloads, device, mine=mine)
         self._same_work.compare(payloads)
         self._same_work.refuse(tag)
         return mean, unusable
@@ -143,24 +148,35 @@ class _GatherState(WholeMessages):
             workers = len(received)
             rejected = yield from agree(self._examine(received, tag), workers)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
+        senders = [rank for rank in range(len(received)) if rank not in rejected]
+        # In the transport's thread; an error belongs to the caller, and is no fault of the link.
+        opened = attempt(lambda: self._bodies(received, senders, tag, is_checked=drops))
         yield ToCaller()
-        return self._combine(received, tag, rejected, is_checked=drops)
+        return self._combine(received, opened(), senders, tag, rejected)
 
     @torch.no_grad()
     def _combine(
         self,
         received: Sequence[Tensor],
+        bodies: Sequence[Tensor],
+        senders: Sequence[int],
         tag: RoundTag,
         rejected: Mapping[int, Rejection],
-        *,
-        is_checked: bool,
     ) -> RoundResult:
         """The mean of all messages but the rejected, less what turns out not to be usable."""
-        senders = [rank for rank in range(len(received)) if rank not in rejected]
-        bodies = self._bodies(received, senders, tag, is_checked=is_checked)
-        mean, unusable = self._aggregate_valid(bodies, tag)
+        if isinstance(received, SharedAnswer) and len(received) > _FEW:
+            key = ("mean", tag, *rejected)
+            mean, unusable = received.once(key, lambda: self._whole_mean(bodies, senders, tag))
+        else:
+            mean, unusable = self._aggregate_valid(bodies, senders, tag)
         left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
         return RoundResult(mean=mean, left_out=left_out, messages=received)
+
+    def _whole_mean(
+        self, bodies: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
+    ) -> tuple[StreamedVector, dict[int, Rejection]]:
+        mean, unusable = self._aggregate_valid(bodies, senders, tag)
+        return DenseVector(mean.whole()), unusable
 
     def _bodies(
         self, received: Sequence[Tensor], senders: Sequence[int], tag: RoundTag, *, is_checked: bool

@@ -17,6 +17,7 @@ from thinwire.checksums import checksum
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.rejection import Rejection, RejectReason
+from thinwire.storage import StatePlacement
 
 __all__ = [
     "HEADER_NBYTES",
@@ -140,9 +141,9 @@ def header_of(
     )
 
 
-def blank_message(body_nbytes: int, device: torch.device) -> Tensor:
+def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
     """Room for a header and a body, uint8 [64 + body_nbytes]: its contents are undefined."""
-    return torch.empty(HEADER_NBYTES + body_nbytes, dtype=torch.uint8, device=device)
+    return storage.buffers.take(HEADER_NBYTES + body_nbytes, storage.device)
 
 
 def seal(message: Tensor, header: Header) -> Tensor:

@@ -38,7 +38,15 @@ from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
-from thinwire.transport import AllGather, AllToAll, Requests, RoundTag, ToCaller
+from thinwire.transport import (
+    AllGather,
+    AllToAll,
+    Requests,
+    RoundTag,
+    SharedAnswer,
+    ToCaller,
+    attempt,
+)
 
 __all__ = ["ReduceScatter"]
 
@@ -124,7 +132,7 @@ class _ReduceScatterState(ExchangeState):
         )
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
-        messages = [blank_message(c.nbytes, self._context.storage.device) for c in self._codecs]
+        messages = [blank_message(c.nbytes, self._context.storage) for c in self._codecs]
         parts = zip(messages, self._shards, self._codecs, self._feedback, strict=True)
         for message, where, codec, feedback in parts:
             shard = delta.piece(where.start, where.stop)
@@ -151,10 +159,11 @@ class _ReduceScatterState(ExchangeState):
         if drops:
             rejected = yield from agree(self._examine_results(results, tag), workers)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
+        joined = attempt(lambda: self._joined(results, tag, is_checked=drops))
         yield ToCaller()
         self._same_work.refuse(tag)
         self._owner.finished()
-        mean = self._join(results, tag, is_checked=drops)
+        mean = joined()
         return RoundResult(mean=mean, left_out=left_out, messages=results)
 
     @torch.no_grad()
@@ -177,7 +186,7 @@ class _ReduceScatterState(ExchangeState):
         self._same_work.compare(payloads)
         mean = combined.whole()
         # Results travel in an all-gather, which takes equal sizes.
-        padded = torch.empty(self.sizes.result_nbytes, dtype=torch.uint8, device=device)
+        padded = self._context.storage.buffers.take(self.sizes.result_nbytes, device)
         end = HEADER_NBYTES + codec.nbytes
         padded[end:] = 0
         self._owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, loads=loads)
@@ -206,6 +215,16 @@ class _ReduceScatterState(ExchangeState):
             for message, header in zip(messages, headers, strict=True)
         )
         return {sender: rejection for sender, rejection in found if rejection is not None}
+
+    def _joined(
+        self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
+    ) -> StreamedVector:
+        if not isinstance(results, SharedAnswer):
+            return self._join(results, tag, is_checked=is_checked)
+        return results.once(
+            ("mean", tag),
+            lambda: DenseVector(self._join(results, tag, is_checked=is_checked).whole()),
+        )
 
     @torch.no_grad()
     def _join(

@@ -50,6 +50,9 @@ class _OwnDeltaState(OuterState):
     def flat_anchor(self) -> Tensor:
         return self._inner.flat_anchor()
 
+    def digest(self) -> bytes:
+        return self._inner.digest()
+
     def state_dict(self) -> dict[str, Tensor]:
         return self._inner.state_dict()
 

@@ -97,7 +97,9 @@ class DelayedNesterov(ElementwiseOptimizer):
                 do="train with thinwire.asynchronous; for rounds, pass outer.SGD(nesterov=True)",
             )
 
-    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
         """By one arrival."""
         direction = delayed_nesterov(
             gradient,
@@ -108,7 +110,8 @@ class DelayedNesterov(ElementwiseOptimizer):
             every=self.every,
             c=self.c,
         )
-        position.sub_(direction, alpha=self.lr)
+        position = torch.zeros_like(gradient) if position is None else position
+        return position.sub_(direction, alpha=self.lr)
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """m and S of zeros, and a count of 0 arrivals."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
+from thinwire.checksums import BlockSums, anchor_digest
 from thinwire.errors import CheckpointError
 from thinwire.storage import StatePlacement, StoredTensor
 
@@ -21,13 +22,18 @@ class StepRule(Protocol):
         """The state before the first step, for a vector like `like`; `step` counts the steps."""
         ...
 
-    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Move `position` [numel], a part of the vector, and the same part of the buffers in place.
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Move a part of the vector, [numel], and the same part of the buffers in place.
 
         Args:
-            position: fp32 [numel].
+            position: fp32 [numel], which may be overwritten; None are zeros.
             gradient: fp32 [numel]; it may be overwritten.
             state: the buffers' parts, and `step` as it was before, which is not changed.
+
+        Returns:
+            the new position.
         """
         ...
 
@@ -46,6 +52,7 @@ class FlatAnchor:
         start: fp32 [numel]; the caller must not use it afterwards.
         storage: where vector and buffers rest.
         averages_weights: a mean is one of weights, and the gradient is the vector minus it.
+        is_compared: with other workers' by its digest, which steps find beside their work.
     """
 
     def __init__(
@@ -55,8 +62,10 @@ class FlatAnchor:
         storage: StatePlacement,
         *,
         averages_weights: bool = False,
+        is_compared: bool = True,
     ) -> None:
         self.averages_weights, self._rule = averages_weights, rule
+        self._is_compared = is_compared
         # They exist from the start: then the checkpoint of a fresh loop has every key for
         # torch.distributed.checkpoint to fill.
         buffers = rule.buffers(start)
@@ -64,6 +73,7 @@ class FlatAnchor:
         self._scalars = {key: value for key, value in buffers.items() if value.ndim == 0}
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
         self._vector = storage.keep(start)
+        self._digest, self._digest_version = b"", 0
 
     def prefetch_reading(self) -> None:
         """Begin to copy the vector to the device."""
@@ -102,9 +112,12 @@ class FlatAnchor:
         vector = self._vector.fetch()
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
         failure: BaseException | None = None
+        self._digest, sums = b"", BlockSums()
         try:
             for part, values in mean.blocks():
                 self._step_part(part, values, vector, buffers, origin)
+                if self._is_compared and vector.is_cpu:  # while it is in a core's cache
+                    sums.add(part, part.read(vector))
                 # Also if writing the live weights is interrupted, all parts take this step.
                 if failure is None:
                     try:
@@ -119,6 +132,8 @@ class FlatAnchor:
                 steps += 1
         if failure is not None:
             raise failure
+        if len(vector) and sums.numel == len(vector):
+            self._digest, self._digest_version = sums.digest(), self.resting()._version
 
     def _step_part(
         self,
@@ -133,17 +148,22 @@ class FlatAnchor:
         parts = {key: part.read(buffer) for key, buffer in buffers.items()}
         state = {**parts, **self._scalars}
         if origin is None:
-            position = torch.zeros_like(anchor)
-            self._rule.step(position, gradient, state)
-            anchor.add_(position)
+            anchor.add_(self._rule.step(None, gradient, state))
         else:
             start = origin.read(part)
-            position = anchor - start
-            self._rule.step(position, gradient, state)
+            position = self._rule.step(anchor.sub_(start), gradient, state)
             torch.add(position, start, out=anchor)
         part.write(vector, anchor)
         for key, buffer in buffers.items():
             part.write(buffer, parts[key])
+
+    def digest(self) -> bytes:
+        """`anchor_digest` of the vector, which a step on a CPU has found beside its work."""
+        vector = self.resting()
+        # torch counts changes in place: also those that another made through a view.
+        if not self._digest or self._digest_version != vector._version:
+            self._digest, self._digest_version = anchor_digest(vector), vector._version
+        return self._digest
 
     def state_dict(self) -> dict[str, Tensor]:
         """`anchor` and the optimizer's buffers, where they rest."""
@@ -163,6 +183,7 @@ class FlatAnchor:
                 because=f"it has {sorted(state)} and needs {sorted(mine)}",
                 do="pass what state_dict() of a loop with the same method returned",
             )
+        self._digest = b""
         _put(self._vector, state["anchor"])
         for key, kept in self._buffers.items():
             _put(kept, state[f"optimizer.{key}"])

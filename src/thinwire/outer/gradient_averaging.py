@@ -154,8 +154,8 @@ class _Gradients(LazyVector):
         super().__init__(gradients.numel, gradients.device)
         self._gradients, self._scale = gradients, scale
 
-    def read(self, part: VectorPart) -> Tensor:
-        values = self._gradients.read(part)
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
+        values = self._gradients.read(part, out)
         return values if self._scale is None else values.mul_(self._scale)
 
 

@@ -128,6 +128,9 @@ class _DelayState(OuterState):
     def flat_anchor(self) -> Tensor:
         return self._vector.resting()
 
+    def digest(self) -> bytes:
+        return self._vector.digest()
+
     def state_dict(self) -> dict[str, Tensor]:
         return self._vector.state_dict()
 
@@ -144,12 +147,11 @@ class _Movement(LazyVector):
         super().__init__(weights.numel, weights.device)
         self._weights, self._anchor, self._is_rounded = weights, anchor, is_rounded
 
-    def read(self, part: VectorPart) -> Tensor:
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         anchor = part.read(self._anchor)
         if self._is_rounded:
-            return self._weights.difference(part, anchor)
-        local = self._weights.read(part)
-        return torch.sub(anchor, local, out=local)
+            anchor = self._weights.as_written(part, anchor)
+        return self._weights.subtract_from(part, anchor, out)
 
     def is_finite(self) -> bool:
         # The anchor is: nothing else is let into it.
@@ -164,10 +166,10 @@ class _UnroundedWeights(LazyVector):
         super().__init__(weights.numel, weights.device)
         self._weights, self._anchor = weights, anchor
 
-    def read(self, part: VectorPart) -> Tensor:
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
         anchor = part.read(self._anchor).to(self.device)
         written = self._weights.as_written(part, anchor)
-        weights = self._weights.read(part)
+        weights = self._weights.read(part, out)
         return weights if written is anchor else weights.add_(anchor - written)
 
 
@@ -311,6 +313,9 @@ class _EagerState(OuterState):
 
     def flat_anchor(self) -> Tensor:
         return self._shared.resting()
+
+    def digest(self) -> bytes:
+        return self._shared.digest()
 
     def state_dict(self) -> dict[str, Tensor]:
         own = {f"own.{key}": value for key, value in self._own.state_dict().items()}

@@ -9,6 +9,7 @@ from typing import final
 from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector
+from thinwire.checksums import anchor_digest
 from thinwire.live_weights import LiveWeights
 from thinwire.storage import StatePlacement
 
@@ -73,6 +74,10 @@ class OuterState(ABC):
     @abstractmethod
     def flat_anchor(self) -> Tensor:
         """The outer parameters as one fp32 vector [numel], to be read only."""
+
+    def digest(self) -> bytes:
+        """Eight bytes that tell the outer parameters of two workers apart."""
+        return anchor_digest(self.flat_anchor())
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

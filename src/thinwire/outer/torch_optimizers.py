@@ -25,20 +25,28 @@ class ElementwiseOptimizer(OuterOptimizer):
         """The optimizer's state before its first step, for a position like `like`."""
 
     @abstractmethod
-    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Move `position` [numel], a part of the anchor, and its part of the buffers in place.
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Move a part of the anchor, [numel], and the same part of the buffers in place.
 
         Args:
-            position: fp32 [numel].
+            position: fp32 [numel], which may be overwritten; None are zeros.
             gradient: fp32 [numel]; it may be overwritten.
             state: the buffers' parts, and `step` as it was before, which is not changed.
+
+        Returns:
+            the new position.
         """
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""
-        return overlap.join(
-            lambda: FlatAnchor(self, context.live.read(context.names), context.storage), context
-        )
+
+        def make() -> FlatAnchor:
+            start = context.live.read(context.names)
+            return FlatAnchor(self, start, context.storage, is_compared=not context.alone)
+
+        return overlap.join(make, context)
 
 
 @final
@@ -79,13 +87,20 @@ class SGD(ElementwiseOptimizer):
                 do="pass nesterov=False or momentum > 0",
             )
 
-    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
         """As `torch.optim.SGD` steps, with the same bits."""
         if self.momentum:
             momentum = state["momentum_buffer"].mul_(self.momentum).add_(gradient)
-            look_ahead = self.nesterov
-            gradient = gradient.add_(momentum, alpha=self.momentum) if look_ahead else momentum
-        position.add_(gradient, alpha=-self.lr)
+            if self.nesterov:
+                gradient.add_(momentum, alpha=self.momentum)
+            else:
+                gradient.copy_(momentum)
+        # 0 + (-lr) g is the product, rounded once either way.
+        return (
+            gradient.mul_(-self.lr) if position is None else position.add_(gradient, alpha=-self.lr)
+        )
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """A momentum buffer of zeros; no buffer without momentum."""
@@ -124,8 +139,11 @@ class AdamW(ElementwiseOptimizer):
                 do="pass two numbers in [0, 1)",
             )
 
-    def step(self, position: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def step(
+        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
         """By `torch.optim.AdamW`."""
+        position = torch.zeros_like(gradient) if position is None else position
         parameter = nn.Parameter(position, requires_grad=False)
         parameter.grad = gradient
         optimizer = torch.optim.AdamW(
@@ -134,6 +152,7 @@ class AdamW(ElementwiseOptimizer):
         # The step is counted once for all parts of the anchor.
         optimizer.state[parameter] = {**state, "step": state["step"].clone()}
         optimizer.step()
+        return position
 
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """A step count of 0 and two moments of zeros."""

@@ -66,8 +66,9 @@ class OuterContract(ABC):
         live, state = self._bound()
         before = state.flat_anchor().clone()
         _move(live, 0)
-        delta = state.pseudo_gradient()
-        state.apply(DenseVector(_contribution(state)))
+        with state.measure() as measured:
+            delta, sent = measured.whole(), state.contribution(measured).whole()
+        state.apply(DenseVector(sent))
         moved = state.flat_anchor().clone() - before
         assert float(moved @ delta) < 0
 

@@ -10,9 +10,11 @@ from thinwire.transport.base import (
     Requests,
     Round,
     RoundTag,
+    SharedAnswer,
     Swap,
     ToCaller,
     Transport,
+    attempt,
 )
 from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
@@ -39,10 +41,12 @@ __all__ = [
     "Requests",
     "Round",
     "RoundTag",
+    "SharedAnswer",
     "Swap",
     "ToCaller",
     "Transport",
     "TransportCounters",
+    "attempt",
     "default_transport",
     "in_process",
     "naming_failures",

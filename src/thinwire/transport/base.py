@@ -11,9 +11,10 @@ A transport runs it. Whatever is to be added to every exchange (counting, faults
 generator, and no transport need know of it.
 """
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar, final
 
@@ -29,9 +30,11 @@ __all__ = [
     "Round",
     "RoundTag",
     "RunningExchange",
+    "SharedAnswer",
     "Swap",
     "ToCaller",
     "Transport",
+    "attempt",
     "run_alone",
 ]
 
@@ -82,6 +85,30 @@ class AllGather:
     def received_nbytes(self, answer: Sequence[Tensor], rank: int) -> int:
         """The payloads of the others."""
         return sum(_nbytes(p) for worker, p in enumerate(answer) if worker != rank)
+
+
+@final
+class SharedAnswer(list[Tensor]):
+    """The answer to an all-gather of workers in one process, who all get this very list.
+
+    What all of them would make of it alike, one of them makes for all.
+
+    >>> answer = SharedAnswer()
+    >>> [answer.once("sum", lambda: len(made)) for made in ([], [1])]
+    [0, 0]
+    """
+
+    def __init__(self, payloads: Iterable[Tensor] = ()) -> None:
+        super().__init__(payloads)
+        self._made: dict[object, Any] = {}
+        self._lock = threading.Lock()
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` returned for the first worker that asked for `key`."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
 
 
 @final
@@ -148,6 +175,27 @@ class ToCaller:
 Request: TypeAlias = AllGather | AllToAll | Swap | Announce | ToCaller
 Requests: TypeAlias = Generator[Request, Any, T]
 """An exchange: yields requests, is sent their answers, and returns what came of it."""
+
+
+def attempt(work: Callable[[], T]) -> Callable[[], T]:
+    """Do `work` now, and return what returns its result, or raises its error.
+
+    For an exchange that works in a thread of the transport, which may take an error for a fault of
+    the link: called after `ToCaller`, the error is raised where the exchange is waited for.
+
+    >>> attempt(lambda: 1 + 1)()
+    2
+    """
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+
+        def fail() -> T:
+            raise failure
+
+        return fail
+    return lambda: result
 
 
 # -- running one -----------------------------------------------------------------------------------

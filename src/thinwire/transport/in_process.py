@@ -18,6 +18,7 @@ from thinwire.transport.base import (
     Round,
     RoundTag,
     RunningExchange,
+    SharedAnswer,
     Swap,
     Transport,
 )
@@ -42,7 +43,7 @@ def answers_of(requests: Sequence[Any], tag: RoundTag) -> list[Any]:
         case AllGather() if all(isinstance(r, AllGather) for r in requests):
             payloads: list[Tensor] = [request.payload for request in requests]
             _check_sizes(payloads, tag)
-            return [payloads] * len(requests)
+            return [SharedAnswer(payloads)] * len(requests)
         case AllToAll() if all(isinstance(r, AllToAll) for r in requests):
             columns = list(zip(*(r.payloads for r in requests), strict=True))
             for column in columns:
