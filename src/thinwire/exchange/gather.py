@@ -92,13 +92,10 @@ class WholeMessages(ExchangeState, ABC):
         return Payloads(coder=self._codec, payloads=bodies, round=tag.round)
 
     def _aggregate_valid(
-        self, bodies: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
+        self, bodies: Sequence[Tensor], tag: RoundTag, mine: int | None = None
     ) -> tuple[StreamedVector, dict[int, Rejection]]:
         payloads = self._payloads(bodies, tag)
         device = self._context.storage.device
-        # Where workers may leave each other out, each judges its own message as the others do.
-        rank, judges_all = self._context.rank, self._context.drops_bad_messages
-        mine = None if judges_all or rank not in senders else senders.index(rank)
         mean, unusable = aggregate_valid(self._context.aggregate, payloads, device, mine=mine)
         self._same_work.compare(payloads)
         self._same_work.refuse(tag)
@@ -149,10 +146,14 @@ class _GatherState(WholeMessages):
             rejected = yield from agree(self._examine(received, tag), workers)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
         senders = [rank for rank in range(len(received)) if rank not in rejected]
+        # What came back as it was sent was checked before.
+        rank = self._context.rank
+        mine = rank if received[rank] is messages[_WHOLE] and rank in senders else None
         # In the transport's thread; an error belongs to the caller, and is no fault of the link.
-        opened = attempt(lambda: self._bodies(received, senders, tag, is_checked=drops))
+        opened = attempt(lambda: self._bodies(received, senders, tag, mine, is_checked=drops))
         yield ToCaller()
-        return self._combine(received, opened(), senders, tag, rejected)
+        place = None if mine is None else senders.index(mine)
+        return self._combine(received, opened(), senders, tag, rejected, mine=place)
 
     @torch.no_grad()
     def _combine(
@@ -162,30 +163,41 @@ class _GatherState(WholeMessages):
         senders: Sequence[int],
         tag: RoundTag,
         rejected: Mapping[int, Rejection],
+        *,
+        mine: int | None,
     ) -> RoundResult:
         """The mean of all messages but the rejected, less what turns out not to be usable."""
         if isinstance(received, SharedAnswer) and len(received) > _FEW:
             key = ("mean", tag, *rejected)
-            mean, unusable = received.once(key, lambda: self._whole_mean(bodies, senders, tag))
+            mean, unusable = received.once(key, lambda: self._whole_mean(bodies, tag))
         else:
-            mean, unusable = self._aggregate_valid(bodies, senders, tag)
+            mean, unusable = self._aggregate_valid(bodies, tag, mine)
         left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
         return RoundResult(mean=mean, left_out=left_out, messages=received)
 
     def _whole_mean(
-        self, bodies: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
+        self, bodies: Sequence[Tensor], tag: RoundTag
     ) -> tuple[StreamedVector, dict[int, Rejection]]:
-        mean, unusable = self._aggregate_valid(bodies, senders, tag)
+        mean, unusable = self._aggregate_valid(bodies, tag)
         return DenseVector(mean.whole()), unusable
 
     def _bodies(
-        self, received: Sequence[Tensor], senders: Sequence[int], tag: RoundTag, *, is_checked: bool
+        self,
+        received: Sequence[Tensor],
+        senders: Sequence[int],
+        tag: RoundTag,
+        mine: int | None = None,
+        *,
+        is_checked: bool,
     ) -> list[Tensor]:
         if self._alone:
             return list(received)
-        if is_checked:
-            return [body_of(received[rank], self._codec.nbytes) for rank in senders]
-        return [self._opened(received[rank], rank, tag) for rank in senders]
+        return [
+            body_of(received[rank], self._codec.nbytes)
+            if is_checked or rank == mine
+            else self._opened(received[rank], rank, tag)
+            for rank in senders
+        ]
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
