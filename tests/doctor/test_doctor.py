@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from thinwire.cli import main
+from thinwire.codecs.kernels import VARIABLE
 from thinwire.doctor import Finding, examine, machine, machine_checks, network
 from thinwire.doctor.network import network_findings
 from thinwire.elastic.registry_server import RegistryClient, RegistryServer
@@ -28,6 +30,7 @@ TOKEN = Token(SECRET)
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -79,6 +82,24 @@ def test_what_is_not_installed_is_as_bad_as_the_run_needs_it(monkeypatch, lackin
     assert look("torchft", lacking).status == lacking
     assert look("safetensors", lacking).status == lacking
     assert look("torch", lacking).status == "fail"
+
+
+def test_it_says_which_kernels_encode(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "kernel_backend", lambda device: "numba 1.2")
+    assert look("kernels") == Finding(name="kernels", status="ok", found="numba 1.2, for cpu")
+    monkeypatch.setattr(machine, "kernel_backend", lambda device: "torch")
+    assert look("kernels").status == "warn"
+    assert "thinwire[fast]" in look("kernels").do
+    monkeypatch.setenv(VARIABLE, "torch")
+    assert look("kernels").status == "ok"
+
+    def refused(device):
+        raise ConfigurationError("encode", because="it is not there", do="install it")
+
+    monkeypatch.setattr(machine, "kernel_backend", refused)
+    finding = look("kernels")
+    assert (finding.status, finding.found, finding.do) == ("fail", "it is not there", "install it")
 
 
 def test_an_old_python_is_not_enough(monkeypatch) -> None:

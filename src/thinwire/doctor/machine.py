@@ -1,6 +1,7 @@
 """Checks of this machine, without a network."""
 
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
@@ -10,6 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from thinwire.codecs.kernels import VARIABLE, kernel_backend
 from thinwire.doctor.finding import Check, Finding, Status
 from thinwire.elastic.token import find_token
 from thinwire.errors import ConfigurationError
@@ -34,6 +38,7 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
         "python": _python,
         "thinwire": lambda: Finding(name="thinwire", status="ok", found=__version__),
         "torch": partial(_package, "torch", (2, 9), (3,), "fail", "pip install 'torch>=2.9'"),
+        "kernels": _kernels,
         "torchft": partial(_package, "torchft", (0, 2), (0, 3), lacking, _INSTALL_ELASTIC),
         "safetensors": partial(_package, "safetensors", (0,), (1,), lacking, _INSTALL_ELASTIC),
         "token": partial(_token, lacking, token_file),
@@ -69,6 +74,20 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _text(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
+
+
+def _kernels() -> Finding:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        backend = kernel_backend(device)
+    except ConfigurationError as error:
+        return Finding(name="kernels", status="fail", found=error.because, do=error.do)
+    found = f"{backend}, for {device.type}"
+    if backend != "torch" or os.environ.get(VARIABLE):
+        return Finding(name="kernels", status="ok", found=found)
+    install = "thinwire[fast]" if device.type == "cpu" else "triton"
+    do = f"pip install '{install}': codecs then take a fraction of the time"
+    return Finding(name="kernels", status="warn", found=found, do=do)
 
 
 def _token(lacking: Status, file: Path | None) -> Finding:

@@ -1,5 +1,6 @@
 """Kernels: row formats in one pass over memory, with the bytes of the plain torch path."""
 
+from thinwire.codecs.kernels.backends import VARIABLE, find_kernel, kernel_backend
 from thinwire.codecs.kernels.base import (
     AffineSpec,
     E3M0Spec,
@@ -8,7 +9,6 @@ from thinwire.codecs.kernels.base import (
     TableSpec,
     TopKSpec,
 )
-from thinwire.codecs.kernels.find import VARIABLE, find_kernel, kernel_backend
 
 __all__ = [
     "VARIABLE",

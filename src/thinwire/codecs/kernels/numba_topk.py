@@ -125,9 +125,12 @@ def _sizes(k):
 def _put_places(record, places, k, low_bits, high, low):
     for j in range(high + low):
         record[j] = np.uint8(0)
+    first = bit = 0  # of the plane of the bitmap that the place lies in; divisions would be slow
     for i in range(k):
         p = (places[i] >> low_bits) + i
-        record[p % high] |= np.uint8(1 << (p // high))
+        while p >= first + high:
+            first, bit = first + high, bit + 1
+        record[p - first] |= np.uint8(1 << bit)
     # Bit i of plane p is the q-th, q = p k + i; it goes to byte q mod low, in runs without a wrap.
     at = bit = 0
     for plane in range(low_bits):
@@ -196,11 +199,13 @@ def _put_values(x, record, places, k, two_levels, scaled, masked):
         record[j] = np.uint8(0)
     if not two_levels:
         level, m = put_bf16(record, 0, total), (k + 7) // 8
-        for i in range(k):
-            value = x[places[i]]
-            negative = np.int64(bits_of(value) < 0)
-            record[2 + i % m] |= np.uint8(negative << (i // m))
-            x[places[i]] = value + (level if negative else -level)
+        for plane in range(8):
+            for j in range(min(m, k - plane * m)):
+                place = places[plane * m + j]
+                value = x[place]
+                negative = np.int64(bits_of(value) < 0)
+                record[2 + j] |= np.uint8(negative << plane)
+                x[place] = value + (level if negative else -level)
         return
     bound, count = total * per, 0
     for i in range(k):
@@ -215,12 +220,15 @@ def _put_values(x, record, places, k, two_levels, scaled, masked):
     low_level = put_bf16(record, 0, max((total - above) * low_share, _F(0)))
     high_level = put_bf16(record, 2, max(above * high_share, _F(0)))
     m = (2 * k + 7) // 8
-    for i in range(k):
-        value = x[places[i]]
-        negative, high = np.int64(bits_of(value) < 0), np.int64(scaled[i] >= bound)
-        level = high_level if high else low_level
-        record[4 + i % m] |= np.uint8((high | negative << 1) << (2 * (i // m)))
-        x[places[i]] = value + (level if negative else -level)
+    for plane in range(4):
+        for j in range(min(m, k - plane * m)):
+            place = places[plane * m + j]
+            value = x[place]
+            negative = np.int64(bits_of(value) < 0)
+            high = np.int64(scaled[plane * m + j] >= bound)
+            level = high_level if high else low_level
+            record[4 + j] |= np.uint8((high | negative << 1) << (2 * plane))
+            x[place] = value + (level if negative else -level)
 
 
 # -- entry points ----------------------------------------------------------------------------------
@@ -244,13 +252,18 @@ def encode(x, delta, decay, out, k, two_levels):
 
 
 @compiled
-def _code(values, i, k, two_levels):
-    """The i-th code of a record's values: a level, and 2 where it is negative."""
+def _add_levels(x, places, values, levels, k, two_levels):
+    """Add to x at each place the level of its code: bit 0 is the high one, bit 1 negates it."""
     if two_levels:
         m = (2 * k + 7) // 8
-        return values[4 + i % m] >> (2 * (i // m)) & 3
+        for plane in range(4):
+            for j in range(min(m, k - plane * m)):
+                x[places[plane * m + j]] += levels[values[4 + j] >> (2 * plane) & 3]
+        return
     m = (k + 7) // 8
-    return (values[2 + i % m] >> (i // m) & 1) << 1
+    for plane in range(8):
+        for j in range(min(m, k - plane * m)):
+            x[places[plane * m + j]] += levels[(values[2 + j] >> plane & 1) << 1]
 
 
 @compiled
@@ -279,13 +292,11 @@ def add(out, senders, addresses, nbytes, weight, k, two_levels):
                 -a * weight,
                 -b * weight,
             )
-            for i in range(k):
-                x[places[i]] += levels[_code(values, i, k, two_levels)]
+            _add_levels(x, places, values, levels, k, two_levels)
             if len(senders):
                 levels[0] = levels[2] = _F(a != 0)
                 levels[1] = levels[3] = _F(b != 0)
-                for i in range(k):
-                    senders[row, places[i]] += levels[_code(values, i, k, two_levels)]
+                _add_levels(senders[row], places, values, levels, k, two_levels)
     return worst
 
 

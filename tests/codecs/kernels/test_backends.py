@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import BF16, E3M0, Levels, Quantise, Stochastic, TopK
-from thinwire.codecs.kernels import VARIABLE, find, find_kernel, kernel_backend
+from thinwire.codecs.kernels import VARIABLE, backends, find_kernel, kernel_backend
 from thinwire.errors import ConfigurationError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -20,9 +20,9 @@ TWO_BITS = Quantise(bits=2).row_format()
 @pytest.fixture(autouse=True)
 def chosen_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    find._backend.cache_clear()
+    backends._backend.cache_clear()
     yield
-    find._backend.cache_clear()
+    backends._backend.cache_clear()
 
 
 @pytest.fixture
