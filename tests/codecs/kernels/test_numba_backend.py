@@ -1,6 +1,12 @@
 """Kernels against the row formats' own `write` and `read`: bytes, residuals, means, refusals."""
 
 import math
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,7 +30,7 @@ from thinwire.codecs import (
 from thinwire.codecs.kernels import RowKernel, TopKSpec, find_kernel
 from thinwire.codecs.row_format import GroupedCodec, RoundKey, RowFormat
 
-pytest.importorskip("numba")
+numba_backend = pytest.importorskip("thinwire.codecs.kernels.numba_backend")
 
 CPU = torch.device("cpu")
 KEY = RoundKey(round=1, row=0)
@@ -165,6 +171,57 @@ def test_threads_change_nothing(id: str) -> None:
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def encoded(rows: int) -> Tensor:
+    format, kernel = kernel_of("table-2/MidRise")
+    x, records = inputs(rows)["heavy"], empty_records(format, rows)
+    kernel.encode(x, records, delta=None, decay=1.0)
+    return records
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_of_several_workers_may_call_a_kernel_at_once() -> None:
+    want = encoded(200)
+    with ThreadPoolExecutor(6) as workers:
+        found = [workers.submit(encoded, 200) for _ in range(24)]
+        assert all(torch.equal(each.result(timeout=60), want) for each in found)
+
+
+def threads_used() -> int:
+    def work(first: int, last: int) -> int:
+        time.sleep(0.02)
+        return threading.get_ident()
+
+    return len(set(numba_backend._over_rows(600, work)))
+
+
+def _count_threads(answers: Any) -> None:
+    answers.put(threads_used())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("three_threads")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    assert threads_used() == 3  # and they stay
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    child = fork.Process(target=_count_threads, args=(answers,))
+    child.start()
+    try:
+        assert answers.get(timeout=60) == 3
+    finally:
+        child.join(10)
+        child.kill()
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
