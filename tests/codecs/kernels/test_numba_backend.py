@@ -27,6 +27,7 @@ from thinwire.codecs import (
     Statistical,
     TopK,
 )
+from thinwire.codecs.bits import pack_indices
 from thinwire.codecs.kernels import RowKernel, TopKSpec, find_kernel
 from thinwire.codecs.row_format import GroupedCodec, RoundKey, RowFormat
 
@@ -65,7 +66,8 @@ def inputs(rows: int, seed: int = 1) -> dict[str, Tensor]:
         "sparse": x * (torch.rand(x.shape, generator=g) < 0.005),
         "huge": (x * 1e38).clamp(-1e38, 1e38),
         "tiny": x * 1e-38,
-        "tinier": x * 1e-44,
+        "tinier": x * 3e-40,
+        "tiniest": x * 1e-44,
         "constant": torch.full_like(x, 0.3),
         "negative zeros": torch.full_like(x, -0.0),
         "powers": x.sign() * powers,
@@ -113,12 +115,12 @@ def bits(x: Tensor) -> Tensor:
 def test_three_rounds_of_feedback_have_the_bits_of_the_reference(id: str, kind: str) -> None:
     format, kernel = kernel_of(id)
     delta = inputs(3)[kind]
-    theirs, mine = torch.zeros_like(delta), torch.zeros_like(delta)
+    theirs, mine = delta.clone(), delta.clone()
     payloads: list[Tensor] = []
-    for _ in range(1 if kind == "largest" else 3):  # of the largest, two are infinite
-        want = reference_encode(format, theirs, delta, 0.95)
+    for added in (None,) if kind == "largest" else (None, delta, delta):  # 2 of them are infinite
+        want = reference_encode(format, theirs, added, 0.95)
         got = empty_records(format, len(delta))
-        kernel.encode(mine, got, delta=delta, decay=0.95)
+        kernel.encode(mine, got, delta=added, decay=0.95)
         assert torch.equal(got, want)
         assert torch.equal(bits(mine), bits(theirs))
         payloads.append(got)
@@ -265,6 +267,27 @@ def test_a_thousand_damaged_payloads_are_judged_alike(id: str) -> None:
         limit = kernel.largest(damaged)
         assert limit >= alone.abs().amax() or not limit.isfinite()
     assert bool(refused) == isinstance(format.kernel_spec(), TopKSpec)
+
+
+def test_wrong_places_are_refused_with_the_error_of_the_reference() -> None:
+    format, kernel = kernel_of("topk-64/sign-levels")
+    sound = empty_records(format, 3)
+    kernel.encode(inputs(3)["gauss"], sound, delta=None, decay=1.0)
+    beyond, falling, fewer = sound.clone(), sound.clone(), sound.clone()
+    beyond[1, :64] = pack_indices(torch.arange(4096 - 63, 4096 + 1)[None], 4096)
+    places = torch.arange(64)
+    falling[2, :64] = pack_indices(places.flip(0)[None], 4096)
+    fewer[0, :16] = 0
+    for payloads in ([beyond], [sound, falling], [fewer], [falling, fewer], [fewer, beyond]):
+        out, senders = torch.zeros(3, 4096), torch.zeros(3, 4096)
+        error = refusal(reference_add, format, out.clone(), senders.clone(), payloads, 1.0)
+        number = "another number of indices" in error
+        assert number == any(payload is fewer for payload in payloads)
+        assert number != ("do not ascend" in error)
+        assert refusal(kernel.add_to, out, payloads, weight=1.0) == error
+        assert refusal(kernel.add_counted, out, senders, payloads, weight=1.0) == error
+    assert "do not ascend" in refusal(kernel.largest, beyond)
+    assert "another number" in refusal(kernel.largest, fewer)
 
 
 def refusal(work: Any, *args: Any, **settings: Any) -> str:
