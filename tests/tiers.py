@@ -7,6 +7,8 @@ from `tests/` on (or with `src/`, for doctests). Of several that name a test, th
 
 # Of each kind of codec, group, grid, values and rounding one; and what is cheap in a longer folder.
 FAST = """
+codecs/kernels/test_numba_backend.py::test_any_number_of_rows
+codecs/kernels/test_numba_backend.py::test_wrong_places
 codecs/test_codecs.py::TestCastBF16
 codecs/test_codecs.py::TestE3M0Rows
 codecs/test_codecs.py::TestMidRise2Chunks
@@ -25,6 +27,7 @@ CORE = """
 asynchronous
 bench
 cli
+codecs/kernels/test_numba_backend.py
 codecs/test_codecs.py::Test
 doctor
 elastic
