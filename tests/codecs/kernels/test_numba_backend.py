@@ -28,7 +28,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.codecs.bits import pack_indices
-from thinwire.codecs.kernels import RowKernel, TopKSpec, find_kernel
+from thinwire.codecs.kernels import RowKernel, TopKSpec
 from thinwire.codecs.row_format import GroupedCodec, RoundKey, RowFormat
 
 numba_backend = pytest.importorskip("thinwire.codecs.kernels.numba_backend")
@@ -79,7 +79,9 @@ def inputs(rows: int, seed: int = 1) -> dict[str, Tensor]:
 
 def kernel_of(id: str) -> tuple[RowFormat, RowKernel]:
     format = CODECS[id].row_format()
-    kernel = find_kernel(format, 4096, CPU)
+    spec = format.kernel_spec()
+    assert spec is not None
+    kernel = numba_backend.build(spec, CPU)
     assert kernel is not None
     return format, kernel
 
