@@ -62,6 +62,8 @@ test_method.py::test_what_top_k_delivers_by_a_reduce_scatter
 test_outer_loop.py
 test_outer_parameters.py
 test_resume.py
+test_round_memory.py
+test_round_waits.py::test_a_
 test_same_loop.py
 test_streaming.py
 testing

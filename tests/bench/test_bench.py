@@ -1,24 +1,111 @@
+import itertools
 import json
+from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
 
-from thinwire import bench, codecs
+from thinwire import bench, codecs, presets
 from thinwire.bench.naive import ChunkedTopK, TensorTopK
-from thinwire.bench.shapes import gpt2
+from thinwire.bench.plain_rounds import TorchBlocks
+from thinwire.bench.round_memory import with_short_rounds
+from thinwire.bench.shapes import gpt2, llama
 from thinwire.bench.temporaries import peak_temporary_nbytes
+from thinwire.bench.workers import ObservedWorker
+from thinwire.cli import bench as cli_bench
 from thinwire.cli import main
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import CHUNK, Layout
 
+small = partial(llama, vocabulary=37, width=64, layers=1)
 
-def test_outer_step_is_measured_against_its_baseline(tmp_path, capsys) -> None:
-    assert main(["bench", "outer-step", "--out", str(tmp_path)]) == 0
-    row = json.loads((tmp_path / "outer-step.json").read_text())
-    assert row["speed_ratio"] > 0
-    assert len(row["ours_s"]) == len(row["baseline_s"]) == 9
-    assert {"torch", "thinwire", "python", "cores", "command"} <= row.keys()
-    assert "outer-step" in capsys.readouterr().out
+
+def test_a_report_is_printed_and_kept_with_its_context(tmp_path, capsys, monkeypatch) -> None:
+    quick = partial(bench.round_memory, build=small, methods=["diloco"])
+    monkeypatch.setattr(cli_bench, "_BENCHES", {"round-memory": quick})
+    assert main(["bench", "round-memory", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "round-memory.json").read_text())
+    assert {"torch", "thinwire", "python", "cores", "command"} <= found.keys()
+    assert found["command"] == "thinwire bench round-memory"
+    assert [(row["dtype"], row["workers"]) for row in found["rows"]] == [
+        ("float32", 1),
+        ("float32", 2),
+        ("bfloat16", 1),
+        ("bfloat16", 2),
+    ]
+    assert "temporaries" in capsys.readouterr().out
+
+
+def test_rounds_are_measured_against_plain_torch_that_computes_the_same() -> None:
+    threads = torch.get_num_threads()
+    report = bench.round(build=small, repeats=2)
+    assert torch.get_num_threads() == threads
+    rows = json.loads(json.dumps(report.describe()))["rows"]
+    plain = ["torch._foreach", "torch in blocks"]
+    names = [row["name"] for row in rows if row["threads"] == 1]
+    assert [name for name in names if name != "torchft"][:8] == [
+        *(*plain, "diloco"),
+        *(*plain, "diloco", "muloco in 1 bit", "muloco in 2 bit"),
+    ]
+    for row in rows:
+        assert len(row["begin_cpu_s"]) == len(row["finish_wall_s"]) == len(row["copy_cpu_s"]) == 2
+        if row["name"] in (*plain, "diloco", "torchft"):
+            # A lone worker steps from its own weights: other roundings, of numbers of one size.
+            assert row["difference"] <= (2**-21 if row["workers"] == 1 else 0.0)
+        else:
+            assert row["difference"] is None
+    fastest = [min(r["over_plain"] for r in rows[:3]), *(r["over_plain"] for r in rows[:2])]
+    assert 1.0 in fastest
+    for table in report.tables():
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_plain_rounds_differ_where_the_outer_optimizer_does() -> None:
+    """The control: their difference is not zero whatever they compute."""
+    methods = presets.diloco(sync_every=1), presets.muloco(sync_every=1)
+    moved = []
+    for method in methods:
+        rounds = TorchBlocks(small, method, 2)
+        for _ in range(2):
+            rounds.train()
+            rounds.begin()
+            rounds.finish()
+        moved.append(torch.cat([p.reshape(-1) for p in rounds.parameters()]))
+    assert not torch.equal(*moved)
+
+
+def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
+    """Of a worker, on a model small enough for one batch of a codec."""
+    report = bench.round_scaling(
+        parameters=1 << 16,
+        workers=(2, 4, 8),
+        fragments=(1, 4, 8),
+        tensors=(10, 40, 160),
+        repeats=1,
+    )
+    assert {len(row) for table in report.tables() for row in table.rows} == {6}
+    series = defaultdict(list)
+    for row in report.rows:
+        assert row.begin_ns > 0
+        assert row.finish_ns > 0
+        series[row.method, row.axis].append((row.count, row.kernels))
+    for (method, axis), points in series.items():
+        for (fewer, some), (more, many) in itertools.pairwise(points):
+            assert many / some <= more / fewer, (method, axis, points)
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparse_muloco", "noloco", "muloco:bits=2"])
+def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
+    worker = ObservedWorker(small, with_short_rounds(name), 3)
+    for _ in range(3):
+        worker.train()
+        worker.loop.begin()
+        worker.loop.finish()
+    (twin, *_) = worker._twins
+    assert worker.loop.digest() == twin.digest()
+    assert worker.loop.stats.rounds == 3
+    assert worker.loop.stats.sent_bytes == twin.stats.sent_bytes
 
 
 def test_simulation_is_measured_against_one_worker() -> None:

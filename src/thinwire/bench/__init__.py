@@ -1,8 +1,10 @@
 """Speed on this machine, as ratios against a named baseline in the same run."""
 
 from thinwire.bench.codecs import CodecReport, CodecTimes, codecs
-from thinwire.bench.outer_step import outer_step
 from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_alternating
+from thinwire.bench.round import round
+from thinwire.bench.round_memory import round_memory
+from thinwire.bench.round_scaling import round_scaling
 from thinwire.bench.simulation import simulation, stacked_simulation
 
 __all__ = [
@@ -13,7 +15,9 @@ __all__ = [
     "CodecTimes",
     "codecs",
     "compare_alternating",
-    "outer_step",
+    "round",
+    "round_memory",
+    "round_scaling",
     "simulation",
     "stacked_simulation",
 ]

@@ -10,8 +10,7 @@ Floors, taken in turns with every repetition: for encoding one pass over three v
 import os
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, final
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.bench.naive import ChunkedTopK, NaiveTopK, Record, TensorTopK
-from thinwire.bench.result import BenchReport, BenchTable, seconds
+from thinwire.bench.result import BenchReport, BenchTable, seconds, threads
 from thinwire.bench.shapes import gpt2, heavy_tailed
 from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.blocks import DenseVector
@@ -168,8 +167,8 @@ def codecs(
         layout=layout or gpt2(), workers=workers, repeats=repeats, budget_s=budget_s
     )
     blocks: list[list[CodecTimes]] = []
-    for threads in dict.fromkeys((1, os.cpu_count() or 1)):
-        with _threads(threads):
+    for count in dict.fromkeys((1, os.cpu_count() or 1)):
+        with threads(count):
             blocks.append(_block(setting, compared))
     return CodecReport(parameters=setting.layout.numel, workers=workers, blocks=blocks)
 
@@ -333,16 +332,6 @@ def _block(setting: _Conditions, compared: Sequence[Codec]) -> list[CodecTimes]:
 
 def _naive_subject(kind: type[NaiveTopK], setting: _Conditions) -> _NaiveSubject:
     return _NaiveSubject(kind(setting.layout, decay=_DECAY))
-
-
-@contextmanager
-def _threads(count: int) -> Generator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _paired(these_s: Sequence[float], those_s: Sequence[float]) -> float:

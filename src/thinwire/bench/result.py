@@ -3,11 +3,23 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-__all__ = ["BenchReport", "BenchResult", "BenchTable", "compare_alternating", "seconds"]
+import torch
+
+__all__ = [
+    "BenchReport",
+    "BenchResult",
+    "BenchTable",
+    "Spent",
+    "compare_alternating",
+    "seconds",
+    "spent",
+    "threads",
+]
 
 
 @final
@@ -109,3 +121,44 @@ def seconds(work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a call took.
+
+    Args:
+        cpu_s: of all threads of this process: other load on the machine hardly changes it.
+        wall_s: on the clock.
+    """
+
+    cpu_s: float
+    wall_s: float
+
+
+def spent(work: Callable[[], object]) -> Spent:
+    """What one call takes.
+
+    >>> spent(lambda: None).wall_s >= 0
+    True
+    """
+    started_s, cpu_s = time.perf_counter(), time.process_time()
+    work()
+    return Spent(cpu_s=time.process_time() - cpu_s, wall_s=time.perf_counter() - started_s)
+
+
+@contextmanager
+def threads(count: int) -> Generator[None]:
+    """Have torch compute on `count` threads.
+
+    >>> with threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,11 +1,11 @@
-"""The model whose pseudo-gradients the codecs are timed on."""
+"""The models that codecs and rounds are timed on."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.fragments.layout import Layout, wire_order
 
-__all__ = ["gpt2", "heavy_tailed"]
+__all__ = ["gpt2", "heavy_tailed", "llama"]
 
 
 def gpt2(
@@ -28,6 +28,40 @@ def gpt2(
         shapes |= {f"h.{layer}.{name}": shape for name, shape in _block(width).items()}
     shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
     return Layout.of({name: shapes[name] for name in wire_order(shapes)}, roles)
+
+
+def llama(*, vocabulary: int = 32_000, width: int = 512, layers: int = 8) -> nn.Module:
+    """The parameters of a Llama with tied embeddings, without its code; the same at each call.
+
+    Args:
+        vocabulary: rows of the embedding, which is the head too.
+        width: of the residual stream.
+        layers: blocks of seven matrices and two norms.
+
+    >>> model = llama(layers=1)
+    >>> sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
+    (19596800, 11)
+    """
+    inner = width * 11 // 4
+    square, widen, narrow = (width, width), (inner, width), (width, inner)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.embed = nn.Embedding(vocabulary, width)
+        model.layers = nn.ModuleList(
+            nn.ModuleList(
+                [
+                    *(
+                        nn.Linear(columns, rows, bias=False)
+                        for rows, columns in (*[square] * 4, *[widen] * 2, narrow)
+                    ),
+                    *(nn.RMSNorm(width) for _ in range(2)),
+                ]
+            )
+            for _ in range(layers)
+        )
+        model.norm = nn.RMSNorm(width)
+        return model
 
 
 def heavy_tailed(numel: int, *, seed: int) -> Tensor:

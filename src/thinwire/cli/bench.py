@@ -21,7 +21,9 @@ __all__ = ["BenchCommand"]
 _BENCHES: Mapping[str, Callable[[], bench.BenchReport]] = {
     "simulation": bench.simulation,
     "stacked-simulation": bench.stacked_simulation,
-    "outer-step": bench.outer_step,
+    "round": bench.round,
+    "round-memory": bench.round_memory,
+    "round-scaling": bench.round_scaling,
     "codecs": bench.codecs,
 }
 
@@ -35,7 +37,15 @@ class BenchCommand:
     """Measure this machine: ratios against a named baseline in the same run."""
 
     what: tyro.conf.Positional[
-        Literal["all", "simulation", "stacked-simulation", "outer-step", "codecs"]
+        Literal[
+            "all",
+            "simulation",
+            "stacked-simulation",
+            "round",
+            "round-memory",
+            "round-scaling",
+            "codecs",
+        ]
     ] = "all"
     """Which benchmark."""
     out: Path | None = None

@@ -1,0 +1,245 @@
+"""Workers whose training is noise: what a round costs is then the round's alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.bench.temporaries import peak_temporary_nbytes
+from thinwire.method import Method
+from thinwire.outer_loop import OuterLoop
+from thinwire.transport import in_process
+from thinwire.transport.base import Announce, Requests, Round, RoundTag, RunningExchange, Transport
+
+__all__ = ["LoopRounds", "ObservedWorker", "Rounds", "train_on_noise"]
+
+T = TypeVar("T")
+
+_PARTS = 1021  # beginnings of the noise
+
+
+def train_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: int) -> None:
+    """One step of `optimizer` on gradients that need no data: a part of the same noise each.
+
+    Args:
+        model: whose parameters get gradients; they share memory.
+        optimizer: of these.
+        seed: which part; other seeds have other gradients.
+    """
+    parameters = list(model.parameters())
+    noise = _noise(max(p.numel() for p in parameters), parameters[0].dtype)
+    start = 37 * seed % _PARTS
+    for p in parameters:
+        p.grad = noise[start : start + p.numel()].view_as(p)
+    optimizer.step()
+
+
+@cache
+def _noise(numel: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1 << 20, generator=generator).mul_(1e-3)
+    return noise.repeat(-(-(numel + _PARTS) // len(noise))).to(dtype)
+
+
+class Rounds(ABC):
+    """K workers in this process, one after the other in every half of a round.
+
+    Args:
+        models: one for each worker, all alike.
+    """
+
+    name: str
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models = models
+        self.optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in models]
+        self._steps = 0
+
+    def train(self) -> None:
+        """One inner step of every worker."""
+        self._steps += 1
+        for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            train_on_noise(model, optimizer, seed=len(self.models) * self._steps + rank)
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The first half of the round, of all workers."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The second half."""
+
+    def parameters(self) -> list[Tensor]:
+        """Live weights of the first worker."""
+        return [p.detach() for p in self.models[0].parameters()]
+
+
+@final
+class LoopRounds(Rounds):
+    """Those of `OuterLoop`.
+
+    Args:
+        build: makes the same model at each call.
+        method: of all.
+        count: K.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], method: Method, count: int) -> None:
+        super().__init__([build() for _ in range(count)])
+        self.name = method.name
+        parts = zip(self.models, self.optimizers, in_process(count), strict=True)
+        self.loops = [
+            OuterLoop(model, optimizer, method, transport=end) for model, optimizer, end in parts
+        ]
+
+    def begin(self) -> None:
+        """Every worker sends."""
+        for loop in self.loops:
+            loop.begin()
+
+    def finish(self) -> None:
+        """Every worker applies what was sent."""
+        for loop in self.loops:
+            loop.finish()
+
+
+# -- one worker, seen alone ------------------------------------------------------------------------
+
+
+@final
+class ObservedWorker:
+    """The first of K workers, alone: what the others send was recorded from a twin's round.
+
+    In one process a round of all is carried in one thread, so that what one worker computes cannot
+    be told from what the others do.
+
+    Args:
+        build: makes the same model at each call.
+        method: of all.
+        count: K.
+        prepare: done to every model, before its optimizer and loop are built.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        method: Method,
+        count: int,
+        *,
+        prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
+    ) -> None:
+        self._recorded = recorded = _Recorded(in_process(count))
+        self._models = [build() for _ in range(count)]
+        ends = recorded.ends
+        self._twins = [_loop(m, method, end) for m, end in zip(self._models, ends, strict=True)]
+        self.model = prepare(build())
+        self.loop = _loop(self.model, method, _Replayed(recorded.answers, count))
+        self._steps = 0
+
+    def train(self) -> None:
+        """One inner step of this worker, and one of the others with their round."""
+        self._steps += 1
+        seeds = range(len(self._twins) * self._steps, len(self._twins) * (self._steps + 1))
+        for model, twin, seed in zip(self._models, self._twins, seeds, strict=True):
+            train_on_noise(model, twin.optimizers[0], seed=seed)
+        train_on_noise(self.model, self.loop.optimizers[0], seed=seeds[0])
+        for twin in self._twins:
+            twin.begin()
+        for twin in self._twins:
+            twin.finish()
+
+    def temporaries(self, half: Callable[[], None]) -> int:
+        """Peak bytes of `half` of a round (the loop's `begin` or `finish`), less what it sends."""
+        before = self.loop.stats.sent_bytes
+        _, nbytes = peak_temporary_nbytes(half)
+        return nbytes - (self.loop.stats.sent_bytes - before)
+
+
+def _loop(model: nn.Module, method: Method, transport: Transport) -> OuterLoop:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return OuterLoop(model, optimizer, method, transport=transport)
+
+
+@final
+class _Recorded:
+    """Transports of which the first notes the answers that its exchanges get."""
+
+    def __init__(self, ends: list[Transport]) -> None:
+        self.answers: list[list[Any]] = []
+        self.ends = [_Noting(ends[0], self.answers), *ends[1:]]
+
+
+@final
+class _Noting(Transport):
+    def __init__(self, inner: Transport, answers: list[list[Any]]) -> None:
+        self._inner, self._answers = inner, answers
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._inner.world_size
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        self._answers.append([])
+        return self._inner.run(_noting(requests, self._answers[-1]), tag)
+
+
+def _noting(requests: Requests[T], answers: list[Any]) -> Generator[Any, Any, T]:
+    answer = None
+    while True:
+        try:
+            request = requests.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield request
+        answers.append(answer)
+
+
+@final
+class _Replayed(Transport):
+    """Rank 0 of a world whose answers are known: the n-th exchange gets those of the n-th list."""
+
+    def __init__(self, answers: list[list[Any]], workers: int) -> None:
+        self._answers, self._workers, self._next = answers, workers, 0
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        return self._workers
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        del tag
+        number, self._next = self._next, self._next + 1
+        running = RunningExchange(requests)
+        # A worker is told of the others before its first step, and not when it waits.
+        round = _ReplayedRound(running, self._answers[number])
+        if isinstance(running.request, Announce):
+            round.carry()
+        return round
+
+
+@final
+class _ReplayedRound(Round[T]):
+    def __init__(self, running: RunningExchange[T], answers: list[Any]) -> None:
+        self._running, self._answers = running, answers
+
+    def carry(self) -> None:
+        for answer in self._answers:
+            if self._running.request is not None:
+                self._running.answer(answer)
+
+    def wait(self) -> T:
+        self.carry()
+        return self._running.finish()
+
+    def arrived_s(self) -> float | None:
+        return 0.0
