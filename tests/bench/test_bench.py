@@ -104,6 +104,11 @@ def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
         worker.loop.finish()
     (twin, *_) = worker._twins
     assert worker.loop.digest() == twin.digest()
+    # Feedback is what this worker itself trained: its message comes back from the record.
+    feedback = zip(worker.loop.unsent_feedback(), twin.unsent_feedback(), strict=True)
+    for ours, theirs in feedback:
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert worker.loop.stats.rounds == 3
     assert worker.loop.stats.sent_bytes == twin.stats.sent_bytes
 
