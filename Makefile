@@ -12,7 +12,8 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1  /p' $(MAKEFILE_LIST)
 
 demo: .venv/.ready  ## train one small model seven ways on this machine and report on loss and bytes
-	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 --out runs/demo
+	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 \
+	  --simulation stacked --jobs 2 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
 test-fast: .venv/.ready  ## run the tests for every save, at most a minute on two cores

@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own with its share of the cores."""
+"""Several runs at a time, in processes that each have a share of the cores."""
 
 import multiprocessing
 import os
@@ -6,6 +6,7 @@ import pickle
 import signal
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast, final
 
@@ -24,8 +25,9 @@ _ATTEMPTS = 2
 class ParallelRunner(Runner):
     """Carries out `jobs` runs at a time.
 
-    Each has a process of its own, bound to a share of the cores. A run whose process dies is
-    continued once, in another one.
+    Each in one of so many processes, which is bound to a share of the cores and takes one run after
+    the other: to import torch and transformers takes seconds. A run whose process dies is continued
+    once, in another one.
 
     Args:
         jobs: how many.
@@ -55,25 +57,29 @@ class ParallelRunner(Runner):
         failures: list[RunFailure | None] = [None] * len(runs)
         shares = _shares(cores(), min(self._jobs, len(runs)))
         running: dict[Connection, _Process] = {}
+        idle: list[_Process] = []
         try:
             while left or running:
-                while left and shares:
+                while left and (idle or shares):
+                    process = idle.pop() if idle else _Process(shares.pop(0))
                     number = left.popleft()
                     attempts[number] += 1
-                    observer = make_observer(runs[number])
-                    process = _Process(number, packed[number], shares.pop(0), observer)
+                    process.begin(number, packed[number], make_observer(runs[number]))
                     running[process.pipe] = process
                 for pipe in wait(list(running)):
                     process = running[cast(Connection, pipe)]
-                    if process.is_alive():
+                    if process.is_busy():
                         continue
                     del running[process.pipe]
-                    shares.append(process.share)
                     failures[process.number] = process.failure
-                    if process.died and attempts[process.number] < _ATTEMPTS:
+                    if not process.died:
+                        idle.append(process)
+                        continue
+                    shares.append(process.share)
+                    if attempts[process.number] < _ATTEMPTS:
                         left.appendleft(process.number)
         finally:
-            for process in running.values():
+            for process in [*running.values(), *idle]:
                 process.stop()
         return failures
 
@@ -100,30 +106,32 @@ def _pack(run: PlannedRun) -> bytes:
 
 @final
 class _Process:
-    """A process that carries out one run and tells its records through a pipe.
+    """A process that carries out runs and tells their records through a pipe.
 
     Args:
-        number: of the run.
-        packed: the run.
         share: cores for it.
-        observer: is shown the records.
     """
 
-    def __init__(self, number: int, packed: bytes, share: list[int], observer: Observer) -> None:
-        self.number, self.share, self._observer = number, share, observer
+    def __init__(self, share: list[int]) -> None:
+        self.share, self.number = share, -1
         self.failure: RunFailure | None = None
         self.died = False
+        self._observer: Observer | None = None
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_carry_out, args=(packed, theirs, share), daemon=True
-        )
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_carry_out_all, args=(theirs, share), daemon=True)
         self._process.start()
         # Held here as well, it would hide that the process has ended: the pipe would stay open.
         theirs.close()
 
-    def is_alive(self) -> bool:
-        """Take one message of the process; False after its last one."""
+    def begin(self, number: int, packed: bytes, observer: Observer) -> None:
+        """Begin run `number`, which is `packed`, and show `observer` its records."""
+        self.number, self.failure, self._observer = number, None, observer
+        with suppress(OSError):  # it has died meanwhile, and its pipe says so when it is read
+            self.pipe.send_bytes(packed)
+
+    def is_busy(self) -> bool:
+        """Take one message of the process; False after the last one of its run."""
         try:
             message: dict[str, Any] | RunFailure | None = self.pipe.recv()
         except (EOFError, OSError):
@@ -132,35 +140,48 @@ class _Process:
             status = self._process.exitcode
             message = RunFailure(kind="killed", why=f"its process ended with status {status}")
         if isinstance(message, dict):
-            self._observer.record(message)
+            if self._observer is not None:
+                self._observer.record(message)
             return True
         self.failure = message
-        self.stop()
+        self._close_observer()
+        if self.died:
+            self.stop()
         return False
 
     def stop(self) -> None:
         """End the process; what it had not finished is in its checkpoint."""
-        self._observer.close()
+        self._close_observer()
         self._process.terminate()
         self._process.join()
         self.pipe.close()
+
+    def _close_observer(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+        self._observer = None
 
 
 # -- in the other process --------------------------------------------------------------------------
 
 
-def _carry_out(packed: bytes, pipe: Connection, share: list[int]) -> None:
-    """Carry out a run, send its records, and last its failure, or None if it has a result."""
+def _carry_out_all(pipe: Connection, share: list[int]) -> None:
+    """Carry out the runs that come, send the records of each and last its failure, if any."""
     # Ctrl-C reaches this process as well; the one that started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share)
+    with suppress(EOFError):  # the process that started this one is gone
+        while True:
+            _send(pipe, _carry_out(pipe.recv_bytes(), pipe, len(share)))
+
+
+def _carry_out(packed: bytes, pipe: Connection, cores: int) -> RunFailure | None:
     try:
         run = pickle.loads(packed)
     except Exception as error:  # a class that this process cannot import
-        _send(pipe, RunFailure(kind=type(error).__name__, why=str(error)))
-    else:
-        _send(pipe, carry_out(run, lambda: _Messenger(pipe), len(share)))
+        return RunFailure(kind=type(error).__name__, why=str(error))
+    return carry_out(run, lambda: _Messenger(pipe), cores)
 
 
 @final

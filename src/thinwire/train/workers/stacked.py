@@ -81,14 +81,14 @@ class _Stack:
     def _backward(self, windows: Tensor) -> list[float]:
         first = self._workers[0]
         parts = windows.chunk(first.config.accumulate, dim=1)
-        totals = [0.0] * len(self._workers)
+        totals = torch.zeros(len(self._workers), dtype=torch.float64, device=windows.device)
         for part in parts:
             with first.autocast():
                 losses = self._models.losses(part) / first.config.accumulate
             # A worker's weights are in no other worker's loss.
             losses.sum().backward()
-            totals = [total + loss for total, loss in zip(totals, losses.tolist(), strict=True)]
-        return totals
+            totals += losses.detach()
+        return totals.tolist()  # once a step: it waits for the device
 
 
 def _without_stack(state: Any, seen: dict[object, Tensor]) -> Any:
@@ -126,6 +126,10 @@ class InnerStepper(ABC):
 class PerWorkerStep(InnerStepper):
     """Every worker's own optimizer steps, one after the other: any optimizer, with its hooks."""
 
+    def __init__(self, stack: ModelStack, workers: Sequence[Worker]) -> None:
+        super().__init__(stack, workers)
+        self.reload()
+
     def step(self) -> None:
         """Step every worker's own optimizer, as workers on threads do."""
         self.stack.share_gradients()
@@ -134,7 +138,11 @@ class PerWorkerStep(InnerStepper):
             worker.optimizer.zero_grad()
 
     def reload(self) -> None:
-        """Nothing: what was loaded are the optimizers that step."""
+        """What was loaded are the optimizers that step, perhaps by the settings of slower ones."""
+        for worker in self.workers:
+            changed = _faster(worker.optimizer)
+            for group in worker.optimizer.param_groups:
+                group.update(changed)
 
 
 @final

@@ -164,7 +164,8 @@ class Worker:
         """
         windows = self.read()
         with self._ranks.naming_failures():
-            loss = sum(self._backward(part) for part in windows.chunk(self.config.accumulate))
+            losses = [self._backward(part) for part in windows.chunk(self.config.accumulate)]
+            loss = torch.stack(losses).sum().item()  # once a step: it waits for the device
         # The same on every rank: if one stopped by itself, the others would wait for it.
         loss = self._ranks.total([loss])[0] / self._ranks.size
         self.check_loss(loss)
@@ -176,11 +177,11 @@ class Worker:
         """The next batch, as much of it as this rank takes: int64 [batch, time + 1]."""
         return self._ranks.share(self._checked(next(self.batches))).to(self.device)
 
-    def _backward(self, windows: Tensor) -> float:
+    def _backward(self, windows: Tensor) -> Tensor:
         with self.autocast():
             loss = token_losses(self._forward, windows).mean() / self.config.accumulate
         loss.backward()
-        return loss.item()
+        return loss.detach().double()
 
     @torch.no_grad()
     def validation_loss_sum(self, windows: Tensor, *, batch: int = 16) -> float:
@@ -191,15 +192,16 @@ class Worker:
             batch: windows of a forward pass.
         """
         mine, left = self._evaluated(windows)
-        total, time = 0.0, windows.shape[1] - 1
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        time = windows.shape[1] - 1
         self.model.eval()
         with self.outer.evaluating(), self.autocast(), self._ranks.naming_failures():
             for part in mine.split(batch):
                 losses = token_losses(self.model, part.to(self.device))[: left * time]
-                total += losses.double().sum().item()
+                total += losses.double().sum()
                 left = max(0, left - len(part))
         self.model.train()
-        return total
+        return total.item()
 
     def _evaluated(self, windows: Tensor) -> tuple[Tensor, int]:
         """This rank's windows, as many as its worker's first rank has, and how many count."""
