@@ -8,6 +8,7 @@ import datetime
 import itertools
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -276,7 +277,7 @@ def shares() -> None:
     """Of matrices of one shape, each rank solves its share, in batches of at most one here."""
     ranks, solved = dist.get_world_size(), []
 
-    def watched(stack: Tensor) -> Tensor:
+    def watched(stack: Tensor, *_: Any, **__: Any) -> Tensor:
         solved.append(len(stack))
         return orthogonalise(stack)
 

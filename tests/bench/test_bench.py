@@ -125,6 +125,23 @@ def test_stacked_workers_are_measured_against_those_on_threads() -> None:
     assert (result.name, result.ours) == ("stacked-simulation", "2 stacked workers")
 
 
+def test_stacked_workers_are_measured_against_a_loop_without_thinwire() -> None:
+    threads = torch.get_num_threads()
+    report = bench.plain_loop(workers=(1, 2), steps=1, repeats=2)
+    assert torch.get_num_threads() == threads
+    found = json.loads(json.dumps(report.describe()))
+    who = ["plain loop", "K=1 stacked", "K=2 stacked"]
+    assert {inner: list(each) for inner, each in found["cpu_s"].items()} == {
+        "AdamW": who,
+        "Muon": who,
+    }
+    assert all(len(s) == 2 and min(s) > 0 for e in found["cpu_s"].values() for s in e.values())
+    measured = found["cpu_s"]["Muon"]
+    assert found["ratios"]["Muon"]["K=2 stacked"] == min(measured[who[2]]) / min(measured[who[0]])
+    (table,) = report.tables()
+    assert [len(row) for row in table.rows] == [len(table.columns)] * 6
+
+
 def test_codecs_are_measured_against_a_loop_over_topk() -> None:
     compared = [codecs.TopK(k=64), codecs.Quantise(bits=2), codecs.CastBF16()]
     layout = gpt2(vocabulary=300, positions=17, width=64, layers=1)

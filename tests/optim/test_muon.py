@@ -4,13 +4,22 @@ import copy
 import functools
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
-from thinwire.optim import PAPER_COEFFICIENTS, Muon, Role, muon_groups, orthogonalise
+from thinwire.optim import (
+    PAPER_COEFFICIENTS,
+    Muon,
+    NewtonSchulz,
+    Role,
+    muon_groups,
+    orthogonalise,
+)
 
 LR, DECAY = 0.05, 0.3
 
@@ -144,7 +153,7 @@ class TestMuonRule:
         run(Muon([muon_group(free)]), free)
         exact, sizes = functools.partial(orthogonalise, dtype=torch.float64), []
 
-        def watched(stack: Tensor) -> Tensor:
+        def watched(stack: Tensor, *_: Any, **__: Any) -> Tensor:
             sizes.append(stack.numel())
             return exact(stack)
 
@@ -157,7 +166,7 @@ class TestMuonRule:
     def test_same_shapes_share_a_batch(self, monkeypatch):
         shapes = []
 
-        def watched(stack: Tensor) -> Tensor:
+        def watched(stack: Tensor, *_: Any, **__: Any) -> Tensor:
             shapes.append(tuple(stack.shape))
             return stack
 
@@ -165,6 +174,42 @@ class TestMuonRule:
         params = matrices((5, 7), (3, 4), (5, 7), (5, 7))
         run(Muon([muon_group(params)]), params, steps=1)
         assert sorted(shapes) == [(1, 3, 4), (3, 5, 7)]
+
+    def test_temporaries_stay_below_a_byte_for_each_parameter(self):
+        params = matrices(*[(256, 256)] * 64, dtype=torch.float32)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer = Muon([muon_group(params)])
+        optimizer.step()
+        taken = peak_temporary_nbytes(optimizer.step)[1]
+        assert 0.3 < taken / (64 * 256 * 256) < 1
+
+    @pytest.mark.usefixtures("precise")
+    def test_an_iteration_is_that_of_its_group_and_goes_with_the_state(self, monkeypatch):
+        seen = []
+
+        def watched(stack: Tensor, coefficients: Any, *, preconditioned: bool) -> Tensor:
+            seen.append((len(coefficients), preconditioned))
+            return stack
+
+        monkeypatch.setattr("thinwire.optim.muon.orthogonalise", watched)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
+        groups = muon_groups(model, lr=LR, weight_decay=0.0, iteration=NewtonSchulz.turbo())
+        optimizer = Muon(groups)
+        plain = Muon(muon_groups(model, lr=LR, weight_decay=0.0))
+        model(torch.ones(2, 3)).sum().backward()
+        for each in (optimizer, plain):
+            each.step()
+        state = optimizer.state_dict()
+        plain.load_state_dict(state)
+        plain.step()
+        for group in state["param_groups"]:  # as an earlier version wrote it
+            del group["coefficients"], group["preconditioned"]
+        optimizer.load_state_dict(state)
+        optimizer.step()
+        each = len(seen) // 4
+        assert each > 0
+        assert seen == [*[(4, True)] * each, *[(5, False)] * each] * 2
 
     def test_zero_gradient_only_decays(self):
         params = matrices((4, 6), dtype=torch.float32)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.optim import PAPER_COEFFICIENTS, orthogonalise
+from thinwire.optim import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 
 SHAPES = [(64, 64), (64, 128), (128, 32), (7, 13), (13, 7), (1, 9), (17, 1), (1, 1), (101, 103)]
 
@@ -77,6 +77,32 @@ def test_a_batch_is_each_matrix_by_itself():
 def test_the_transpose_of_a_matrix_gives_the_transpose():
     matrix = random(20, 12)
     assert torch.equal(orthogonalise(matrix.mT), orthogonalise(matrix).mT)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (5, 7), (64, 64), (3, 17, 129)])
+def test_preconditioned_it_is_the_iteration_of_scaled_rows(shape):
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    matrices.select(-2 if shape[-2] <= shape[-1] else -1, 0).zero_()
+    wide = matrices if shape[-2] <= shape[-1] else matrices.mT
+    scale = (wide @ wide.mT).abs().sum(-1, keepdim=True).clamp(min=1e-30).rsqrt()
+    scaled = scale * wide
+    # Divided by its norm, it would be another input of the iteration than the scaled rows are.
+    for a, b, c in PAPER_COEFFICIENTS[1:]:
+        gram = scaled @ scaled.mT
+        scaled = a * scaled + (b * gram + c * gram @ gram) @ scaled
+    wanted = scaled if shape[-2] <= shape[-1] else scaled.mT
+    turbo = NewtonSchulz.turbo()
+    found = orthogonalise(
+        matrices, turbo.coefficients, torch.float64, preconditioned=turbo.preconditioned
+    )
+    # The scale is taken in fp32.
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_iteration_has_three_numbers_each():
+    for wrong in ((), ((1.0, 2.0),)):
+        with pytest.raises(ConfigurationError, match="three"):
+            NewtonSchulz(coefficients=wrong)
 
 
 def test_scale_of_the_input_does_not_matter():

@@ -5,7 +5,12 @@ from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_
 from thinwire.bench.round import round
 from thinwire.bench.round_memory import round_memory
 from thinwire.bench.round_scaling import round_scaling
-from thinwire.bench.simulation import simulation, stacked_simulation
+from thinwire.bench.simulation import (
+    PlainLoopReport,
+    plain_loop,
+    simulation,
+    stacked_simulation,
+)
 
 __all__ = [
     "BenchReport",
@@ -13,8 +18,10 @@ __all__ = [
     "BenchTable",
     "CodecReport",
     "CodecTimes",
+    "PlainLoopReport",
     "codecs",
     "compare_alternating",
+    "plain_loop",
     "round",
     "round_memory",
     "round_scaling",

@@ -24,6 +24,7 @@ _BENCHES: Mapping[str, Callable[[], bench.BenchReport]] = {
     "round": bench.round,
     "round-memory": bench.round_memory,
     "round-scaling": bench.round_scaling,
+    "plain-loop": bench.plain_loop,
     "codecs": bench.codecs,
 }
 
@@ -41,6 +42,7 @@ class BenchCommand:
             "all",
             "simulation",
             "stacked-simulation",
+            "plain-loop",
             "round",
             "round-memory",
             "round-scaling",

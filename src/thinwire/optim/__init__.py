@@ -1,7 +1,7 @@
 """Inner optimizers that torch lacks, and what tells them one kind of parameter from another."""
 
 from thinwire.optim.muon import Muon, muon_groups
-from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, orthogonalise
+from thinwire.optim.newton_schulz import PAPER_COEFFICIENTS, NewtonSchulz, orthogonalise
 from thinwire.optim.roles import (
     LAYOUTS,
     MatrixLayout,
@@ -16,6 +16,7 @@ __all__ = [
     "PAPER_COEFFICIENTS",
     "MatrixLayout",
     "Muon",
+    "NewtonSchulz",
     "Role",
     "SignSGD",
     "muon_groups",

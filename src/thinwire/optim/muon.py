@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 from thinwire.errors import ConfigurationError
 from thinwire.live_weights import local_shard
 from thinwire.optim.checks import check_group
-from thinwire.optim.newton_schulz import orthogonalise
+from thinwire.optim.newton_schulz import NewtonSchulz, orthogonalise
 from thinwire.optim.roles import (
     LAYOUTS,
     MatrixLayout,
@@ -44,6 +44,21 @@ __all__ = ["Muon", "muon_groups"]
 BATCH_ELEMENTS = 2**24
 """Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
 
+# A batch takes up to 15 bytes of temporaries per element. A sixteenth of the parameters is under
+# one byte for each; batches of fewer elements than the least are slower than they are small.
+_SHARE, _LEAST_ELEMENTS = 16, 2**18
+
+
+_ITERATION = NewtonSchulz()
+
+
+def _plain(iteration: NewtonSchulz) -> dict[str, Any]:
+    # A group holds numbers only, so that a checkpoint needs no class to be read.
+    return {
+        "coefficients": iteration.coefficients,
+        "preconditioned": iteration.preconditioned,
+    }
+
 
 def muon_groups(
     model: nn.Module,
@@ -52,6 +67,7 @@ def muon_groups(
     adamw_lr: float | None = None,
     weight_decay: float,
     overrides: Mapping[str, Role] | None = None,
+    iteration: NewtonSchulz = _ITERATION,
 ) -> list[dict[str, Any]]:
     """Divide a model's parameters into the groups that `Muon` takes.
 
@@ -64,6 +80,7 @@ def muon_groups(
         adamw_lr: learning rate of everything else.
         weight_decay: of all but vectors; the decay of a step is lr * weight_decay.
         overrides: roles by parameter name, as in `parameter_roles`.
+        iteration: that orthogonalises; groups hold its fields, "coefficients" and "preconditioned".
 
     Returns:
         Parameter groups, the same on every worker that holds the same model.
@@ -84,7 +101,7 @@ def muon_groups(
     by_layout = {key: [n for n in matrices if layouts[n].id == key] for key in LAYOUTS}
     vectors = [name for name, role in roles.items() if role is Role.VECTOR]
     tables = [name for name, role in roles.items() if role in (Role.EMBEDDING, Role.HEAD)]
-    muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay}
+    muon = {"rule": "muon", "lr": lr, "weight_decay": weight_decay, **_plain(iteration)}
     rest = {"rule": "adamw", "lr": lr if adamw_lr is None else adamw_lr}
     members = [(names, muon | {"layout": key}) for key, names in by_layout.items()]
     members += [(tables, rest | {"weight_decay": weight_decay})]
@@ -104,7 +121,8 @@ class Muon(torch.optim.Optimizer):
 
     M has the dtype of its parameter, as in every torch optimizer (whose `load_state_dict` casts to
     that dtype in any case); the iteration runs in bf16. Matrices of one shape are orthogonalised in
-    batches of at most 2^24 elements, or of one matrix where that is larger.
+    batches of at most a sixteenth of the group's elements (but 2^18 to 2^24), or of one matrix if
+    that is larger; temporaries take up to 15 bytes for each element of a batch.
 
     Parameters may be DTensors (FSDP2, HSDP, tensor parallelism, or several of these): the result is
     that of the unsharded optimizer. Moments and decay stay on the shards. A matrix is put together
@@ -161,6 +179,7 @@ class Muon(torch.optim.Optimizer):
             "betas": betas,
             "eps": eps,
             "layout": "out_in",
+            **_plain(_ITERATION),
         }
         super().__init__(params, defaults)
 
@@ -176,6 +195,8 @@ class Muon(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
+            for key, value in _plain(_ITERATION).items():
+                group.setdefault(key, value)  # a checkpoint of an earlier version has no choice
             check_group(group, _RULES)
 
     @overload
@@ -250,7 +271,10 @@ def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
     torch._foreach_add_(momenta, gradients)
     torch._foreach_mul_(weights, 1 - float(group["lr"]) * group["weight_decay"])
     cuts = [cuts_of(p, 2 if layout.stacked else p.ndim) for p in params]
-    for batch in _batches(_pieces(weights, gradients, momenta, cuts, layout)):
+    # Of whole parameters, so that all ranks of a mesh find the same.
+    most = max(_LEAST_ELEMENTS, sum(p.numel() for p in params) // _SHARE)
+    most = min(most, BATCH_ELEMENTS)
+    for batch in _batches(_pieces(weights, gradients, momenta, cuts, layout, most), most):
         _move(batch, layout, group)
 
 
@@ -260,15 +284,18 @@ def _move(batch: Sequence[_Piece], layout: MatrixLayout, group: _Group) -> None:
     if group["nesterov"]:
         momentum = group["momentum"]
         directions = [torch.add(p.gradient, p.momentum, alpha=momentum) for p in batch]
-    updates = deal(directions, batch[0].cuts, lambda wholes: _orthogonalised(wholes, layout))
+    updates = deal(directions, batch[0].cuts, lambda ws: _orthogonalised(ws, layout, group))
     fans = layout.unfold(torch.empty(batch[0].shape, device="meta")).shape[-2:]
     size = float(group["lr"]) * SCALES[group["scale"]](*fans)
     torch._foreach_add_([piece.weight for piece in batch], updates, alpha=-size)
 
 
-def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout) -> list[Tensor]:
-    stack = torch.stack([layout.unfold(tensor) for tensor in tensors])
-    return [layout.fold(matrix, tensors[0].shape) for matrix in orthogonalise(stack).unbind()]
+def _orthogonalised(tensors: Sequence[Tensor], layout: MatrixLayout, group: _Group) -> list[Tensor]:
+    unfolded = [layout.unfold(tensor) for tensor in tensors]
+    # One is a view: the largest matrix of a model may be a good part of it.
+    stack = unfolded[0][None] if len(unfolded) == 1 else torch.stack(unfolded)
+    found = orthogonalise(stack, group["coefficients"], preconditioned=group["preconditioned"])
+    return [layout.fold(matrix, tensors[0].shape) for matrix in found.unbind()]
 
 
 def _pieces(
@@ -277,10 +304,11 @@ def _pieces(
     momenta: Sequence[Tensor],
     cuts: Sequence[tuple[Cut, ...]],
     layout: MatrixLayout,
+    most: int,
 ) -> Iterator[_Piece]:
     for *same, mine in zip(weights, gradients, momenta, cuts, strict=True):
-        most = 1 if mine else BATCH_ELEMENTS
-        for w, g, m in zip(*(_split(tensor, layout, most) for tensor in same), strict=True):
+        size = 1 if mine else most
+        for w, g, m in zip(*(_split(tensor, layout, size) for tensor in same), strict=True):
             shape = whole_shape(w.shape, mine)
             if math.prod(shape):
                 yield _Piece(weight=w, gradient=g, momentum=m, cuts=mine, shape=shape)
@@ -293,14 +321,14 @@ def _split(tensor: Tensor, layout: MatrixLayout, most: int) -> Sequence[Tensor]:
     return tensor.split(max(1, most // max(1, tensor[:1].numel())))
 
 
-def _batches(pieces: Iterator[_Piece]) -> Iterator[Sequence[_Piece]]:
+def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[Sequence[_Piece]]:
     # By the shape of the whole: two shapes may leave one rank the same shard and others not.
     alike: defaultdict[object, list[_Piece]] = defaultdict(list)
     for piece in pieces:
         alike[piece.shape, piece.cuts, piece.weight.dtype, piece.weight.device].append(piece)
     for same in alike.values():
         ranks = math.prod(cut.ranks for cut in same[0].cuts)
-        size = ranks * max(1, BATCH_ELEMENTS // math.prod(same[0].shape))
+        size = ranks * max(1, most // math.prod(same[0].shape))
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 

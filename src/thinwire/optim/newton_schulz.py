@@ -6,13 +6,15 @@ matrix at a time where a transformer has dozens of the same shape, and it is pri
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["PAPER_COEFFICIENTS", "orthogonalise"]
+__all__ = ["PAPER_COEFFICIENTS", "NewtonSchulz", "orthogonalise"]
 
 PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
     (4.0848, -6.8946, 2.9270),
@@ -23,17 +25,62 @@ PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
 )
 """(a, b, c) of each of the five iterations, from the released code of MuLoCo (arXiv 2505.23725)."""
 
+# Rows of zeros stay zeros; |x|^2 of others is far above, for |X| = 1.
+_LEAST_ROW = 1e-12
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewtonSchulz:
+    """Which iteration orthogonalises: the arguments of `orthogonalise` that a method chooses.
+
+    Args:
+        coefficients: one (a, b, c) for each iteration, which costs three matrix products.
+        preconditioned: whether rows are scaled first, so that an iteration may be left out.
+
+    Raises:
+        ConfigurationError: there is no iteration, or one is not three numbers.
+
+    >>> len(NewtonSchulz().coefficients), len(NewtonSchulz.turbo().coefficients)
+    (5, 4)
+    """
+
+    coefficients: tuple[tuple[float, ...], ...] = PAPER_COEFFICIENTS
+    preconditioned: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.coefficients or any(len(triple) != 3 for triple in self.coefficients):
+            raise ConfigurationError(
+                f"iterate with coefficients {self.coefficients}",
+                because="every iteration has three, and there is at least one",
+                do="pass ((a, b, c), ...)",
+            )
+
+    @classmethod
+    def turbo(cls) -> "NewtonSchulz":
+        """Four preconditioned iterations with the paper's last four coefficients: 12 products.
+
+        Source: Turbo-Muon, arXiv 2512.04632.
+        """
+        return cls(coefficients=PAPER_COEFFICIENTS[1:], preconditioned=True)
+
 
 def orthogonalise(
     matrices: Tensor,
-    coefficients: Sequence[tuple[float, float, float]] = PAPER_COEFFICIENTS,
+    coefficients: Sequence[Sequence[float]] = PAPER_COEFFICIENTS,
     dtype: torch.dtype = torch.bfloat16,
     eps: float = 1e-7,
+    *,
+    preconditioned: bool = False,
 ) -> Tensor:
     """Replace every singular value by about one: U S V^T becomes about U V^T.
 
         X = M / max(||M||_F, eps)
+        X = S X,   S_ii = (sum_j |(X X^T)_ij|)^(-1/2)  if preconditioned
         A = X X^T;   X = a X + (b A + c A A) X        once for each (a, b, c)
+
+    S raises small singular values and leaves none above 1, but changes what X is rotated to a
+    little: U V^T is then that of S M.
 
     With the paper's coefficients, singular values of at least 0.005 ||M||_F end up between 0.97 and
     1.12; smaller ones are raised in proportion, zeros stay zeros.
@@ -43,6 +90,7 @@ def orthogonalise(
         coefficients: one (a, b, c) for each iteration.
         dtype: of the iteration; norms are taken in fp32 or better whatever it is.
         eps: floor under the Frobenius norm, so that a zero matrix gives zeros and not NaN.
+        preconditioned: whether to scale the rows (of a tall matrix, the columns) by S.
 
     Returns:
         [..., m, n] in the dtype of `matrices`; new memory, never a view of `matrices`.
@@ -56,30 +104,41 @@ def orthogonalise(
     tensor([[ 1.,  0.],
             [ 0., -1.]])
 
-    Source: K. Jordan et al., "Muon" (2024), and MuLoCo, arXiv 2505.23725.
+    Source: K. Jordan et al., "Muon" (2024), and MuLoCo, arXiv 2505.23725; S is the scaling of
+    almost orthogonal layers (arXiv 2208.03160), which Turbo-Muon (arXiv 2512.04632) puts here.
     """
     _check(matrices)
     if matrices.numel() == 0:
         return torch.empty_like(matrices)
     # X X^T is the smaller of the two Gram matrices only where X is wider than tall.
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = _normalised(matrices.mT if tall else matrices, eps).to(dtype)
-    x = _iterate(x.reshape(-1, *x.shape[-2:]), coefficients)
+    x = _normalised(matrices.mT if tall else matrices, dtype, eps)
+    x = x.flatten(0, -3) if x.ndim > 2 else x[None]
+    x = _iterate(x, coefficients, preconditioned=preconditioned)
     x = x.mT if tall else x
     return x.reshape(matrices.shape).to(matrices.dtype)
 
 
-def _normalised(matrices: Tensor, eps: float) -> Tensor:
+def _normalised(matrices: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
     precise = torch.promote_types(matrices.dtype, torch.float32)
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=precise)
-    return matrices / norms.clamp(min=eps)
+    if torch.promote_types(matrices.dtype, dtype) == precise:
+        # Divided in fp32 and rounded as it is written: no quotient lies in memory in fp32.
+        out = matrices.new_empty(matrices.shape, dtype=dtype)
+        return torch.div(matrices, norms.clamp(min=eps), out=out)
+    return (matrices / norms.clamp(min=eps)).to(dtype)
 
 
-def _iterate(x: Tensor, coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
-    for a, b, c in coefficients:
+def _iterate(x: Tensor, coefficients: Sequence[Sequence[float]], *, preconditioned: bool) -> Tensor:
+    for index, (a, b, c) in enumerate(coefficients):
         gram = torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        if preconditioned and index == 0:
+            # The first product serves for both: that of S X is S X X^T S.
+            scale = gram.float().abs().sum(-1, keepdim=True).clamp(min=_LEAST_ROW).rsqrt()
+            x, gram = (x * scale).to(x.dtype), (gram * scale * scale.mT).to(x.dtype)
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, gram, x, beta=a)
+        del gram  # before the next is made
     return x
 
 

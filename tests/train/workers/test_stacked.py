@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import os
+from typing import final
 
 import pytest
 import torch
@@ -18,7 +19,13 @@ from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers.group import ThreadedWorkers
-from thinwire.train.workers.model_stack import ModelStack, _MappedModule, _StackedLinear
+from thinwire.train.workers.model_stack import (
+    ModelStack,
+    _kind_for,
+    _MappedModule,
+    _StackedEmbedding,
+    _StackedLinear,
+)
 from thinwire.train.workers.stacked import PerWorkerStep, StackedStep, StackedWorkers
 from thinwire.train.workers.worker import token_losses
 
@@ -241,6 +248,63 @@ def test_the_batched_product_equals_the_map_over_workers(bias) -> None:
     torch.testing.assert_close(outputs[1], wanted)
     swapped = torch.cat([layers[0](rows) for rows in x.split(2)])
     assert not torch.allclose(outputs[1], swapped)
+
+
+@final
+class Gain(nn.Module):
+    """A norm's gain, by which a row is multiplied; `summed` mixes all of its numbers instead."""
+
+    def __init__(self, *, summed: bool) -> None:
+        super().__init__()
+        self.weight, self.summed = nn.Parameter(torch.ones(5)), summed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.weight.sum() if self.summed else self.weight)
+
+
+@pytest.mark.parametrize(
+    ("module", "broadcasts"),
+    [
+        (Gain(summed=False), True),
+        (Gain(summed=True), False),  # summed over all workers' weights
+        (nn.LayerNorm(5), False),  # torch refuses a weight of two dimensions
+    ],
+)
+def test_weights_broadcast_where_that_is_what_the_map_gives(module, broadcasts) -> None:
+    torch.manual_seed(0)
+    made = [copy.deepcopy(module) for _ in range(3)]
+    joint = copy.deepcopy(module)
+    for name, parameter in module.named_parameters():
+        own = [torch.randn(parameter.shape) for _ in made]
+        for each, weight in zip(made, own, strict=True):
+            each.get_parameter(name).data = weight
+        setattr(joint, name, nn.Parameter(torch.stack(own)))
+    owner = _MappedModule("norm", joint, 3)
+    owner.rows = 6
+    x = torch.randn(6, 7, 10)[..., ::2]
+    wanted = torch.cat([each(rows) for each, rows in zip(made, x.split(2), strict=True)])
+    for _ in range(2):  # the first call decides
+        torch.testing.assert_close(owner(x), wanted)
+        assert owner.broadcasts is broadcasts
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embeddings_are_those_of_each_worker(padding) -> None:
+    torch.manual_seed(0)
+    tables = [nn.Embedding(11, 3, padding_idx=padding) for _ in range(2)]
+    joint = nn.Embedding(11, 3, padding_idx=padding)
+    joint.weight = nn.Parameter(torch.stack([table.weight.detach() for table in tables]))
+    owner = _kind_for(joint)("table", joint, 2)
+    assert type(owner) is _StackedEmbedding
+    owner.rows = 4
+    ids = torch.randint(0, 11, (4, 13))
+    wanted = torch.cat([table(rows) for table, rows in zip(tables, ids.split(2), strict=True)])
+    found = owner(ids)
+    assert torch.equal(found, wanted)
+    for value in (found, wanted):
+        (value * torch.arange(found.numel()).view_as(found)).sum().backward()
+    for gradient, table in zip(joint.weight.grad, tables, strict=True):
+        torch.testing.assert_close(gradient, table.weight.grad)
 
 
 def test_one_optimizer_steps_where_it_computes_the_same(tiny) -> None:

@@ -163,7 +163,7 @@ class _MappedModule(_StackedModule):
             self.broadcasts = self._agrees(mapped, blocks, named)
         return mapped.flatten(0, 1)
 
-    def _map(self, blocks: list[Any], named: Mapping[str, Any]) -> Tensor:
+    def _map(self, blocks: list[Any], named: dict[str, Any]) -> Tensor:
         where = [_dimension(block) for block in blocks]
         where_named = {key: _dimension(block) for key, block in named.items()}
 
@@ -176,16 +176,16 @@ class _MappedModule(_StackedModule):
             raise cannot_stack(f"module {self.name!r} returns {type(mapped).__name__}")
         return mapped
 
-    def _broadcast(self, blocks: list[Any], named: Mapping[str, Any]) -> Tensor:
+    def _broadcast(self, blocks: list[Any], named: dict[str, Any]) -> Tensor:
         ndim = max((block.ndim for block in blocks if isinstance(block, Tensor)), default=0)
         weights = {
             name: p.view(len(p), *[1] * (ndim - p.ndim), *p.shape[1:])
             for name, p in self.module.named_parameters()
         }
-        return functional_call(self.module, weights, tuple(blocks), dict(named))
+        return functional_call(self.module, weights, tuple(blocks), named)
 
     @torch.no_grad()
-    def _agrees(self, mapped: Tensor, blocks: list[Any], named: Mapping[str, Any]) -> bool:
+    def _agrees(self, mapped: Tensor, blocks: list[Any], named: dict[str, Any]) -> bool:
         try:
             found = self._broadcast(blocks, named)
         except Exception:  # a foreign module fails in any way it likes; the map has not
@@ -199,14 +199,19 @@ class _StackedEmbedding(_StackedModule):
 
     def __init__(self, name: str, module: nn.Module, workers: int) -> None:
         super().__init__(name, module, workers)
-        first = torch.arange(workers) * self.module.num_embeddings
-        self.register_buffer("first", first.to(self.module.weight.device), persistent=False)
+        device = self.module.weight.device
+        self._first: Any = torch.arange(workers, device=device) * self.module.num_embeddings
 
     def forward(self, *inputs: Any, **_: Any) -> Tensor:
         """[rows, ..., width] of int64 [rows, ...]."""
         blocks: Tensor = self.blocks(inputs[0])
-        places = blocks + self.first.view(-1, *[1] * (blocks.ndim - 1))
-        return F.embedding(places.flatten(0, 1), self.module.weight.flatten(0, 1))
+        places = blocks + self._first.view(-1, *[1] * (blocks.ndim - 1))
+        rows = F.embedding(places.flatten(0, 1), self.module.weight.flatten(0, 1))
+        padding = self.module.padding_idx
+        if padding is None:
+            return rows
+        # Its row gets no gradient; torch knows one such row of a table, and here are K.
+        return torch.where((inputs[0] == padding)[..., None], rows.detach(), rows)
 
 
 @final
@@ -278,7 +283,7 @@ def _kind_for(module: nn.Module) -> type[_StackedModule]:
     if type(module) is nn.Linear:
         return _StackedLinear
     # Each of these says something of a row of the table, which the joint table has elsewhere.
-    if type(module) is nn.Embedding and module.padding_idx is None:
+    if type(module) is nn.Embedding:
         special = module.max_norm, module.scale_grad_by_freq, module.sparse
         return _MappedModule if any(special) else _StackedEmbedding
     return _MappedModule
