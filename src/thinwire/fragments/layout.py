@@ -1,9 +1,10 @@
 """Where the parameters of a fragment lie in its flat vector."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import final
 
 __all__ = ["CHUNK", "Layout", "Segment", "wire_order"]
@@ -108,17 +109,23 @@ class Layout:
         wanted = [self.numel * part // parts for part in range(1, parts)]
         nearest = [_nearest(places, place) for place in wanted]
         ends = [*nearest, self.numel]
+        stops = [s.stop for s in self.segments]
         return [
-            (start, self._piece(start, end)) for start, end in zip([0, *nearest], ends, strict=True)
+            (start, self._piece(start, end, first=bisect_right(stops, start)))
+            for start, end in zip([0, *nearest], ends, strict=True)
         ]
 
-    def _piece(self, start: int, end: int) -> "Layout":
-        segments = tuple(
-            Segment(name=s.name, shape=shape, role=s.role, start=at - start)
-            for s in self.segments
-            for at, shape in _clip(s, start, end)
-        )
-        return Layout(segments=segments, numel=end - start)
+    def _piece(self, start: int, end: int, *, first: int) -> "Layout":
+        # Of many workers each has a few segments: looking at all for each takes minutes.
+        segments: list[Segment] = []
+        for s in islice(self.segments, first, None):
+            if s.start >= end:
+                break
+            segments += [
+                Segment(name=s.name, shape=shape, role=s.role, start=at - start)
+                for at, shape in _clip(s, start, end)
+            ]
+        return Layout(segments=tuple(segments), numel=end - start)
 
 
 def _places(segments: Iterable[Segment]) -> list[int]:
