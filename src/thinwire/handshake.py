@@ -1,15 +1,15 @@
 """Before the first step: do all workers describe the same run?"""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.transport import Announce, Requests
 
 __all__ = [

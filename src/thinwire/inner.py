@@ -4,17 +4,17 @@ A description is a value: it can be compared, printed, and sent to every worker.
 torch optimizer for one model from it. Anything with that one method is an inner optimizer.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, final
 
-import torch
-from torch import nn
-
 from thinwire import optim
-from thinwire.optim import NewtonSchulz
+from thinwire.lazy_torch import nn, torch
 from thinwire.optim.checks import check_hyperparameters
+from thinwire.optim.newton_schulz import NewtonSchulz
 
 __all__ = ["SGD", "AdamW", "InnerOptimizer", "Muon", "NewtonSchulz", "SignSGD"]
 
@@ -222,5 +222,5 @@ def _decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any
     return [group for group in groups if group["params"]]
 
 
-def _values(description: "AdamW | Muon | SGD | SignSGD") -> Mapping[str, Any]:
+def _values(description: AdamW | Muon | SGD | SignSGD) -> Mapping[str, Any]:
     return {field.name: getattr(description, field.name) for field in fields(description)}

@@ -11,13 +11,15 @@ Membership reads the loop's state (`SharedState`) and never changes it. With fix
 answer is always `Go`.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any, Self, TypeAlias, final
 
-from torch import Tensor
+from thinwire.lazy_torch import Tensor
 
 __all__ = [
     "Answer",

@@ -1,15 +1,15 @@
 """Where outer state rests between rounds: on the worker's device, or in the host's memory."""
 
+from __future__ import annotations
+
 import threading
 from abc import ABC, abstractmethod
 from typing import final
 from weakref import WeakSet
 
-import torch
-from torch import Tensor
-
 from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["Ledger", "OnDevice", "OnHost", "StatePlacement", "StoredTensor", "choose_storage"]
 
@@ -184,7 +184,7 @@ class OnDevice(StatePlacement):
 class _OnHostTensor(StoredTensor):
     """Copies to the device run on a stream of their own, beside the training."""
 
-    def __init__(self, value: Tensor, device: torch.device, storage: "OnHost") -> None:
+    def __init__(self, value: Tensor, device: torch.device, storage: OnHost) -> None:
         self._device, self._storage = device, storage
         # Pinned memory is what a GPU can copy from by itself.
         self._host = torch.empty(

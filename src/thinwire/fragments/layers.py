@@ -5,11 +5,13 @@ in an `nn.ModuleDict`, a toy in an `nn.Sequential`. Containers hold other things
 two matrices of an MLP, the whole model), but none of these outweighs the layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from torch import nn
+from thinwire.lazy_torch import nn
 
 __all__ = ["WRAPPERS", "Part", "find_layers", "parts_of", "stack_of"]
 

@@ -1,12 +1,13 @@
 """What the inner optimizers refuse, found when they are built and not at step 3,000."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor
 from thinwire.optim.roles import LAYOUTS
 from thinwire.optim.scales import SCALES
 from thinwire.optim.sharded import check_sharding

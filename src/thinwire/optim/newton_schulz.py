@@ -5,14 +5,14 @@ takes a single (a, b, c) for all iterations where MuLoCo tunes one per iteration
 matrix at a time where a transformer has dozens of the same shape, and it is private.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["PAPER_COEFFICIENTS", "NewtonSchulz", "orthogonalise"]
 
@@ -57,7 +57,7 @@ class NewtonSchulz:
             )
 
     @classmethod
-    def turbo(cls) -> "NewtonSchulz":
+    def turbo(cls) -> NewtonSchulz:
         """Four preconditioned iterations with the paper's last four coefficients: 12 products.
 
         Source: Turbo-Muon, arXiv 2512.04632.

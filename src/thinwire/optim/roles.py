@@ -5,19 +5,15 @@ class of the module that owns a parameter, and off what the model itself says is
 never read off a name: in MuLoCo's released code a hidden layer named "overhead" moves to AdamW.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import (
-    _ConvNd,  # pyright: ignore[reportPrivateUsage]
-    _ConvTransposeNd,  # pyright: ignore[reportPrivateUsage]
-)
-
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, nn, torch
 
 __all__ = [
     "LAYOUTS",
@@ -68,6 +64,10 @@ def _unfold_kernel(tensor: Tensor) -> Tensor:
     return tensor.flatten(1)
 
 
+def _fold_kernel(matrix: Tensor, shape: torch.Size) -> Tensor:
+    return matrix.reshape(shape)
+
+
 def _unfold_transposed_kernel(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).flatten(1)
 
@@ -83,7 +83,7 @@ _OUT_IN = MatrixLayout(
 _IN_OUT = MatrixLayout(
     id="in_out", unfold=lambda tensor: tensor.mT, fold=lambda unfolded, _: unfolded.mT, stacked=True
 )
-_KERNEL = MatrixLayout(id="kernel", unfold=_unfold_kernel, fold=Tensor.reshape, stacked=False)
+_KERNEL = MatrixLayout(id="kernel", unfold=_unfold_kernel, fold=_fold_kernel, stacked=False)
 _TRANSPOSED_KERNEL = MatrixLayout(
     id="transposed_kernel",
     unfold=_unfold_transposed_kernel,
@@ -231,9 +231,10 @@ def _last_if_like_an_embedding(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _layout(module: nn.Module, parameter: nn.Parameter) -> MatrixLayout:
-    if isinstance(module, _ConvTransposeNd):
+    convolutions = nn.modules.conv
+    if isinstance(module, convolutions._ConvTransposeNd):  # pyright: ignore[reportPrivateUsage]
         return _TRANSPOSED_KERNEL
-    if isinstance(module, _ConvNd):
+    if isinstance(module, convolutions._ConvNd):  # pyright: ignore[reportPrivateUsage]
         return _KERNEL
     return _IN_OUT if _stores_in_out(module, parameter) else _OUT_IN
 

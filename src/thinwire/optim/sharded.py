@@ -18,16 +18,15 @@ DTensors are known by what they have, so that torch.distributed.tensor, which is
 never imported here.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, dist, torch
 from thinwire.live_weights import local_shard
 
 __all__ = [

@@ -1,7 +1,8 @@
 """Transports: how payloads get from one worker to the others."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from thinwire.lazy_exports import lazy_exports
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
@@ -16,16 +17,28 @@ from thinwire.transport.base import (
     Transport,
     attempt,
 )
-from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
-from thinwire.transport.rendezvous import Rendezvous, default_transport
-from thinwire.transport.replicated import ReplicatedRanks
 
 if TYPE_CHECKING:
     # The room of elastic runs imports this one.
     from thinwire.elastic.transport import Elastic as Elastic
     from thinwire.elastic.transport import ElasticOptions as ElasticOptions
+    from thinwire.transport.distributed import Distributed, naming_failures
+    from thinwire.transport.rendezvous import Rendezvous, default_transport
+    from thinwire.transport.replicated import ReplicatedRanks
+else:
+    # Elastic runs bring servers and torchft along, the others process groups: only a script that
+    # names them loads them.
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "thinwire.elastic.transport": ("Elastic", "ElasticOptions"),
+            "thinwire.transport.distributed": ("Distributed", "naming_failures"),
+            "thinwire.transport.rendezvous": ("Rendezvous", "default_transport"),
+            "thinwire.transport.replicated": ("ReplicatedRanks",),
+        },
+    )
 
 __all__ = [
     "AllGather",
@@ -51,12 +64,3 @@ __all__ = [
     "in_process",
     "naming_failures",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Elastic runs bring servers and torchft along: only a script that names them loads them.
-    if name in ("Elastic", "ElasticOptions"):
-        from importlib import import_module
-
-        return getattr(import_module("thinwire.elastic.transport"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,8 @@ A transport runs it. Whatever is to be added to every exchange (counting, faults
 generator, and no transport need know of it.
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar, final
 
-from torch import Tensor
+from thinwire.lazy_torch import Tensor
 
 __all__ = [
     "AllGather",

@@ -1,14 +1,15 @@
 """K workers in one process: the twin of the real network, exact and without one."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
-from torch import Tensor
-
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.lazy_torch import Tensor
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
