@@ -13,6 +13,7 @@ Differs: the paper adds QK-norm and post-norms.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -69,6 +70,29 @@ class LlamaSize:
             bos_token_id=None,
             eos_token_id=None,
         )
+
+    def weights(self, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...], int | None, str]]:
+        """(name, shape, layer, role) of each parameter of that model, in its order.
+
+        What transformers builds from the configuration, without building it.
+
+        Args:
+            vocab_size: rows of the embedding, and of the head.
+        """
+        width, between = self.hidden, self.feed_forward
+        yield "model.embed_tokens.weight", (vocab_size, width), None, "embedding"
+        matrices = {f"self_attn.{name}_proj": (width, width) for name in "qkvo"} | {
+            "mlp.gate_proj": (between, width),
+            "mlp.up_proj": (between, width),
+            "mlp.down_proj": (width, between),
+        }
+        for layer in range(self.layers):
+            for name, shape in matrices.items():
+                yield f"model.layers.{layer}.{name}.weight", shape, layer, "matrix"
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                yield f"model.layers.{layer}.{name}.weight", (width,), layer, "vector"
+        yield "model.norm.weight", (width,), None, "vector"
+        yield "lm_head.weight", (vocab_size, width), None, "head"
 
 
 def _size(hidden: int, layers: int, heads: int, feed_forward: int, counted_with: int) -> LlamaSize:

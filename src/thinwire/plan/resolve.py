@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import torch
 from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
-from thinwire.plan.shape import Shape
+from thinwire.plan.shape import Shape, Weight
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only resolving pays for it
     from transformers import PreTrainedConfig
 
 __all__ = ["resolve"]
-
-# Where positions are rotated, their number changes no parameter.
-_ANY_LENGTH: Final = 1
 
 
 def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
@@ -38,6 +34,8 @@ def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
     >>> resolve("250k").parameters, resolve("250k", vocabulary=97).layers
     (246336, 4)
     """
+    if source in LLAMA_SIZES:
+        return _built_in(source, vocabulary)
     config = _configuration(source, vocabulary)
     from transformers import AutoModelForCausalLM
 
@@ -51,8 +49,6 @@ def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
 
 def _configuration(source: str, vocabulary: int | None) -> PreTrainedConfig:
     _check_installed(source)
-    if source in LLAMA_SIZES:
-        return _built_in(source, vocabulary)
     path = _path(source)
     if vocabulary is not None:
         raise ConfigurationError(
@@ -69,7 +65,7 @@ def _configuration(source: str, vocabulary: int | None) -> PreTrainedConfig:
         raise _unreadable(source, error) from error
 
 
-def _built_in(source: str, vocabulary: int | None) -> PreTrainedConfig:
+def _built_in(source: str, vocabulary: int | None) -> Shape:
     size = LLAMA_SIZES[source]
     tokens = size.counted_with if vocabulary is None else vocabulary
     if tokens < 1:
@@ -78,7 +74,13 @@ def _built_in(source: str, vocabulary: int | None) -> PreTrainedConfig:
             because="a language model has at least one token",
             do="pass vocabulary >= 1",
         )
-    return size.configuration(tokens, _ANY_LENGTH)
+    return Shape(
+        name=source,
+        weights=tuple(
+            Weight.of(name, shape, layer=layer, role=role)
+            for name, shape, layer, role in size.weights(tokens)
+        ),
+    )
 
 
 def _path(source: str) -> Path:

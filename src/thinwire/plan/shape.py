@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
-from torch import nn
-
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layers import Part, parts_of
 from thinwire.fragments.layout import Layout, wire_order
-from thinwire.optim import parameter_roles
+from thinwire.lazy_torch import nn
+from thinwire.optim.roles import parameter_roles
 from thinwire.plan.units import count_text
 
 __all__ = ["Shape", "Weight"]
@@ -36,6 +35,22 @@ class Weight:
     part: Part
     shape: tuple[int, ...]
     role: str
+
+    @staticmethod
+    def of(name: str, shape: tuple[int, ...], *, layer: int | None, role: str) -> Weight:
+        """A parameter with one name.
+
+        Args:
+            name: of the parameter.
+            shape: of the tensor.
+            layer: of the model's stack, from 0; None outside of it.
+            role: "matrix", "embedding", "head" or "vector".
+
+        >>> Weight.of("norm", (3,), layer=None, role="vector").part.numel
+        3
+        """
+        part = Part(name=name, aliases=(name,), numel=math.prod(shape), layer=layer)
+        return Weight(part=part, shape=shape, role=role)
 
 
 @final
@@ -159,10 +174,6 @@ def _layer(layer: int, numel: int) -> list[Weight]:
     matrix, rest = ("matrix", (rows, columns)), ("vector", (numel - rows * columns,))
     shapes = dict(found for found in (matrix, rest) if math.prod(found[1]))
     return [
-        Weight(part=_part(f"layers.{layer}.{role}", layer, shape), shape=shape, role=role)
+        Weight.of(f"layers.{layer}.{role}", shape, layer=layer, role=role)
         for role, shape in shapes.items()
     ]
-
-
-def _part(name: str, layer: int, shape: tuple[int, ...]) -> Part:
-    return Part(name=name, aliases=(name,), numel=math.prod(shape), layer=layer)
