@@ -9,8 +9,8 @@ from thinwire.experiments.experiment import Rates
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
 from thinwire.train.config import TrainConfig
-from thinwire.train.launch import count_workers
 from thinwire.train.recipes import Recipe
+from thinwire.train.torchrun import count_workers
 
 __all__ = ["ask", "has_rounds", "with_changes", "with_rates"]
 

@@ -11,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-import torch
-
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_folder
+from thinwire.lazy_torch import torch
 from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it

@@ -20,7 +20,7 @@ from thinwire.errors import (
     ThinwireError,
 )
 from thinwire.runs.folder import WITH_WORKERS, RunFolder
-from thinwire.train import launch
+from thinwire.train import launch, torchrun
 from thinwire.train.checkpoints.manager import CheckpointManager, ElapsedTime
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
@@ -67,7 +67,7 @@ def train(
     config = launch.resolve(config, elastic)
     folder = RunFolder(out)
     with _held(folder):
-        if launch.is_lead():
+        if torchrun.is_lead():
             folder.check_free()
         return _run(config, folder, observers, elastic, stop)
 
@@ -94,7 +94,7 @@ def resume(
             weights of each what it has in flight.
     """
     folder = RunFolder(out)
-    begun = folder if launch.is_lead() and folder.has_run() else None
+    begun = folder if torchrun.is_lead() and folder.has_run() else None
     config = launch.resolve(config, elastic, begun=begun)
     # How many samples a share has depends on it, so elastic workers cannot change it.
     changed = begun is not None and elastic is None and begun.workers() != config.workers
@@ -111,7 +111,7 @@ def resume(
 
 
 def _held(folder: RunFolder) -> AbstractContextManager[None]:
-    return locked(folder.path) if launch.is_lead() else nullcontext()
+    return locked(folder.path) if torchrun.is_lead() else nullcontext()
 
 
 def _run(
@@ -121,7 +121,7 @@ def _run(
     elastic: ElasticConfig | None,
     stop: StopRequest | None,
 ) -> dict[str, Any]:
-    if launch.under_torchrun():
+    if torchrun.under_torchrun():
         launch.join(config)
     data = config.data.load()
     if elastic is None:
