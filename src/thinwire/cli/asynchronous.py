@@ -1,21 +1,23 @@
 """`thinwire serve` and `thinwire work`."""
 
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import tyro
-from rich.console import Console
 
-from thinwire.asynchronous import AsyncOptions
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.cli.output import say
 from thinwire.elastic.token import find_token
-from thinwire.train import asynchronous
-from thinwire.train.config import TrainConfig
-from thinwire.train.launch import resolve
 from thinwire.transport.address import split_address
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thinwire.train.config import TrainConfig
 
 __all__ = ["ServeCommand", "WorkCommand"]
 
@@ -52,6 +54,9 @@ class ServeCommand:
     def main(self, console: Console) -> None:
         """Run the command."""
         token, (host, port) = find_token(self.token_file), split_address(self.bind)
+        from thinwire.asynchronous import AsyncOptions
+        from thinwire.train import asynchronous
+
         config = _config(self.run, self.method, self.seed, self.rates)
         out = self.out or default_out(f"async-{self.method}")
         summary = asynchronous.serve(
@@ -97,6 +102,8 @@ class WorkCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire.train import asynchronous
+
         asynchronous.work(
             _config(self.run, self.method, self.seed, self.rates),
             self.worker,
@@ -109,6 +116,10 @@ class WorkCommand:
 
 
 def _config(run: RunFlags, method: str, seed: int, rates: RateFlags) -> TrainConfig:
-    config = resolve(apply_flags(run, method, seed, rates))
+    config = apply_flags(run, method, seed, rates)
+    from thinwire.train import asynchronous
+    from thinwire.train.launch import resolve
+
+    config = resolve(config)
     arrivals = asynchronous.without_rounds(config.method, config.workers)
     return dataclasses.replace(config, method=arrivals)

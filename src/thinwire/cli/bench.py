@@ -1,35 +1,21 @@
 """`thinwire bench`."""
 
-import importlib.metadata
+from __future__ import annotations
+
 import os
-import platform
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
-import rich.table
 import tyro
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 
-from thinwire import bench
-from thinwire.runs.folder import write_json
+if TYPE_CHECKING:
+    import rich.table
+    from rich.console import Console
+
+    from thinwire import bench
 
 __all__ = ["BenchCommand"]
-
-_BENCHES: Mapping[str, Callable[[], bench.BenchReport]] = {
-    "simulation": bench.simulation,
-    "stacked-simulation": bench.stacked_simulation,
-    "round": bench.round,
-    "round-memory": bench.round_memory,
-    "round-scaling": bench.round_scaling,
-    "plain-loop": bench.plain_loop,
-    "codecs": bench.codecs,
-}
-
-# So that a row of numbers fits into 80 columns.
-_NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 
 
 @final
@@ -55,9 +41,21 @@ class BenchCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire import bench
+        from thinwire.runs.folder import write_json
+
+        benches = {
+            "simulation": bench.simulation,
+            "stacked-simulation": bench.stacked_simulation,
+            "plain-loop": bench.plain_loop,
+            "round": bench.round,
+            "round-memory": bench.round_memory,
+            "round-scaling": bench.round_scaling,
+            "codecs": bench.codecs,
+        }
         tables: dict[str, rich.table.Table] = {}
-        for name in _BENCHES if self.what == "all" else [self.what]:
-            report = _BENCHES[name]()
+        for name in benches if self.what == "all" else [self.what]:
+            report = benches[name]()
             for table in report.tables():
                 _add(tables, table)
             if self.out is not None:
@@ -68,14 +66,27 @@ class BenchCommand:
 
 
 def _add(tables: dict[str, rich.table.Table], table: bench.BenchTable) -> None:
-    shown = tables.setdefault(table.title, rich.table.Table(title=table.title, **_NARROW))
+    if table.title not in tables:
+        tables[table.title] = _empty(table.title)
+    shown = tables[table.title]
     for heading in table.columns[len(shown.columns) :]:
         shown.add_column(heading, no_wrap=not shown.columns)
     for row in table.rows:
         shown.add_row(*row)
 
 
+def _empty(title: str) -> rich.table.Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    # So that a row of numbers fits into 80 columns.
+    return Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def _with_context(report: bench.BenchReport) -> dict[str, Any]:
+    import importlib.metadata
+    import platform
+
     return report.describe() | {
         "command": f"thinwire bench {report.name}",
         "cores": os.cpu_count(),

@@ -6,14 +6,13 @@ from contextlib import nullcontext
 from typing import Annotated, Final, TypeAlias
 
 import tyro
-from rich.console import Console
 
 from thinwire.cli.asynchronous import ServeCommand, WorkCommand
 from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.lighthouse import LighthouseCommand
-from thinwire.cli.output import lasting_output, say
+from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
 from thinwire.cli.status import StatusCommand
@@ -48,6 +47,8 @@ def run(arguments: list[str] | None = None) -> int:
     command = tyro.cli(Command, prog="thinwire", args=arguments)  # pyright: ignore
     try:
         with lasting_output() if isinstance(command, _OUTLIVE_THE_TERMINAL) else nullcontext():
+            from rich.console import Console
+
             command.main(Console())
     except RunStopped as stopped:
         return _ended(str(stopped), 128 + signal.SIGTERM)
@@ -72,5 +73,5 @@ def _ended(why: str, status: int) -> int:
     with lasting_output():
         # The interpreter would try to write once more what could not be written before.
         sys.stdout.flush()
-        say(Console(stderr=True), why)
+        sys.stderr.write(f"{why}\n")
     return status

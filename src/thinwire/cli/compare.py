@@ -1,27 +1,24 @@
 """`thinwire compare`."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, final
+from typing import TYPE_CHECKING, Annotated, final
 
 import tyro
-from rich.console import Console
 
 from thinwire.cli.flags import RunFlags, default_out
 from thinwire.cli.grid_flags import GridFlags, experiment_of
-from thinwire.cli.tables import difference_table, problem_table, row_table, tuning_table
 from thinwire.errors import ConfigurationError, IncompleteError
-from thinwire.experiments import (
-    Comparison,
-    ParallelRunner,
-    RunStatus,
-    SequentialRunner,
-    compare,
-)
-from thinwire.experiments.runners import MakeObserver
-from thinwire.train.launch import under_torchrun
-from thinwire.train.observers import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from thinwire.experiments import Comparison, RunStatus
+    from thinwire.experiments.runners import MakeObserver
 
 __all__ = ["CompareCommand"]
 
@@ -52,18 +49,26 @@ class CompareCommand:
         self._check_launch()
         experiment = experiment_of(self.grid, self.run, methods=self.methods, seeds=self.seeds)
         out = self.out or default_out("compare")
+        from thinwire.experiments import ParallelRunner, SequentialRunner, compare
+
         runner = SequentialRunner() if self.jobs == 1 else ParallelRunner(self.jobs)
         comparison = compare(experiment, out, self._make_observer(console), runner)
         _show(comparison, console)
         _check_complete(comparison.problems(), out)
 
     def _make_observer(self, console: Console) -> MakeObserver:
+        from rich.console import Console
+
+        from thinwire.train.observers import Terminal
+
         if self.jobs != 1:
             # There is one place for a bar; lines of several runs can follow each other.
             console = Console(file=console.file, force_terminal=False)
         return lambda run: Terminal(console, title=run.title, steps=run.config.steps)
 
     def _check_launch(self) -> None:
+        from thinwire.train.torchrun import under_torchrun
+
         if under_torchrun():
             raise ConfigurationError(
                 "compare under torchrun",
@@ -73,6 +78,8 @@ class CompareCommand:
 
 
 def _show(comparison: Comparison, console: Console) -> None:
+    from thinwire.cli.tables import difference_table, problem_table, row_table, tuning_table
+
     if comparison.tuning:
         console.print(tuning_table(comparison.tuning))
     console.print(row_table(comparison))

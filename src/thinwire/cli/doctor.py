@@ -1,19 +1,22 @@
 """`thinwire doctor`."""
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from thinwire.doctor import Finding, examine, machine_checks, network_findings
 from thinwire.elastic.token import Token, find_token
 from thinwire.errors import ConfigurationError
 from thinwire.transport.address import split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from thinwire.doctor import Finding
 
 __all__ = ["DoctorCommand"]
 
@@ -45,6 +48,8 @@ class DoctorCommand:
     def _findings(self) -> Iterator[Finding]:
         if self.elastic is not None:
             split_address(self.elastic)
+        from thinwire.doctor import examine, machine_checks, network_findings
+
         lacking = "warn" if self.elastic is None else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
@@ -59,6 +64,10 @@ class DoctorCommand:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)

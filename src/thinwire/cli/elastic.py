@@ -1,11 +1,15 @@
 """The flags of `thinwire train --elastic`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from thinwire.errors import ConfigurationError
-from thinwire.train.workers.elastic import ElasticConfig
+
+if TYPE_CHECKING:
+    from thinwire.train.workers.elastic import ElasticConfig
 
 __all__ = ["ElasticFlags"]
 
@@ -36,6 +40,8 @@ class ElasticFlags:
         given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
         lighthouse = given.pop("elastic", None)
         if lighthouse is not None:
+            from thinwire.train.workers.elastic import ElasticConfig
+
             return ElasticConfig(lighthouse=lighthouse, **given)
         if given:
             flag = "--" + next(iter(given)).replace("_", "-")

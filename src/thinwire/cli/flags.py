@@ -1,16 +1,15 @@
 """The flags of `thinwire train` and `thinwire compare`, and what they change in a recipe."""
 
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Final, Literal, final
+from __future__ import annotations
 
-from thinwire.experiments.configuring import ask, with_changes, with_rates
-from thinwire.experiments.experiment import Rates
-from thinwire.experiments.grid import folder_name
-from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods, TrainConfig
-from thinwire.train.data import Data
-from thinwire.train.schedule import WarmupCosine
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+if TYPE_CHECKING:
+    from thinwire.train.config import TrainConfig
 
 __all__ = ["RateFlags", "RunFlags", "apply_flags", "changes_of", "default_out"]
 
@@ -87,16 +86,19 @@ class RateFlags:
 
 _NONE = RateFlags()
 
-_PARTS: Final = {
-    "data": Data,
-    "schedule": WarmupCosine,
-    "machine": Machine,
-    "periods": Periods,
-}
-# A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
-_PATHS: Final = {"model": "model.size"} | {
-    field.name: f"{part}.{field.name}" for part, kind in _PARTS.items() for field in fields(kind)
-}
+
+@cache
+def _paths() -> Mapping[str, str]:
+    """Where in a configuration a flag's value goes."""
+    from thinwire.train.config import Machine, Periods
+    from thinwire.train.data import Data
+    from thinwire.train.schedule import WarmupCosine
+
+    parts = {"data": Data, "schedule": WarmupCosine, "machine": Machine, "periods": Periods}
+    # A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
+    return {"model": "model.size"} | {
+        field.name: f"{part}.{field.name}" for part, kind in parts.items() for field in fields(kind)
+    }
 
 
 def changes_of(flags: RunFlags) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def changes_of(flags: RunFlags) -> dict[str, Any]:
     del given["recipe"]
     if "compile" in given:
         given["compile"] = given["compile"] == "yes"
-    return {_PATHS.get(name, name): value for name, value in given.items()}
+    return {_paths().get(name, name): value for name, value in given.items()}
 
 
 def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NONE) -> TrainConfig:
@@ -118,6 +120,10 @@ def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NON
     Raises:
         ConfigurationError: an unknown recipe or method, or values that do not fit.
     """
+    from thinwire.experiments.configuring import ask, with_changes, with_rates
+    from thinwire.experiments.experiment import Rates
+    from thinwire.train import recipes
+
     config = ask(recipes.find(flags.recipe), method)
     changes = changes_of(flags) | {"seed": seed}
     if rates.workers is not None:
@@ -133,6 +139,8 @@ def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NON
 
 def default_out(name: str) -> Path:
     """The first folder `runs/NAME-N` that does not exist."""
+    from thinwire.experiments.grid import folder_name
+
     number = 1
     while (path := Path("runs") / f"{folder_name(name)}-{number}").exists():
         number += 1

@@ -1,15 +1,18 @@
 """The flags of `thinwire compare` that take several values, and the experiment they describe."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from thinwire.cli.flags import RunFlags, changes_of
 from thinwire.errors import ConfigurationError
-from thinwire.experiments import Experiment, Rates, Tuning, load_experiment, product
-from thinwire.train import recipes
+
+if TYPE_CHECKING:
+    from thinwire.experiments import Experiment, Rates, Tuning
 
 __all__ = ["GridFlags", "experiment_of"]
 
@@ -53,7 +56,6 @@ _KINDS: dict[str, Callable[[str], int | float]] = {
     "outer_lr": float,
     "outer_momentum": float,
 }
-_TUNED = tuple(field.name for field in dataclasses.fields(Rates))
 
 
 def experiment_of(
@@ -88,6 +90,9 @@ def experiment_of(
 
 
 def _base(grid: GridFlags, run: RunFlags) -> Experiment:
+    from thinwire.experiments import Experiment, load_experiment
+    from thinwire.train import recipes
+
     if grid.experiment is None:
         return Experiment(recipe=recipes.find(run.recipe))
     if run.recipe != RunFlags().recipe:
@@ -113,15 +118,18 @@ def _numbers(name: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
 
 def _tuning(texts: tuple[str, ...]) -> Tuning:
     """Candidates of each method: for all, with what one has of its own in place of it."""
+    from thinwire.experiments import Rates, Tuning, product
+
+    tuned = [field.name for field in dataclasses.fields(Rates)]
     grids: dict[str, dict[str, tuple[float, ...]]] = {"": {}}
     for text in texts:
         place, _, values = text.rpartition("=")
         method, _, field = place.rpartition(":")
         name = field.replace("-", "_")
-        if name not in _TUNED:
+        if name not in tuned:
             raise ConfigurationError(
                 f"tune {text!r}",
-                because=f"none of {', '.join(f.replace('_', '-') for f in _TUNED)} has that name",
+                because=f"none of {', '.join(f.replace('_', '-') for f in tuned)} has that name",
                 do="write it like inner-lr=1e-3,2e-3 or ddp:inner-lr=1e-3,2e-3",
             )
         grids.setdefault(method, {})[name] = _numbers("tune", values, float)

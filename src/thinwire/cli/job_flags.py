@@ -1,22 +1,16 @@
 """The flags of `thinwire plan` that say what is planned for."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, final, get_type_hints
 
 import tyro
 
 from thinwire.cli.flag_rules import RUN, read_flag
 from thinwire.plan.accelerators import peak_flops_per_s
-from thinwire.plan.calibration import Calibration, calibrate
-from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.job import Job
-from thinwire.plan.link import Link
-from thinwire.plan.resolve import resolve
-from thinwire.plan.shape import Shape
-from thinwire.plan.tcp import OverTcp
-from thinwire.plan.topology import TOPOLOGIES
 from thinwire.plan.units import (
     parse_count,
     parse_duration,
@@ -24,6 +18,13 @@ from thinwire.plan.units import (
     parse_rate,
     parse_share,
 )
+
+if TYPE_CHECKING:
+    from thinwire.plan.calibration import Calibration
+    from thinwire.plan.compute import Coding, Compute
+    from thinwire.plan.job import Job
+    from thinwire.plan.link import Link
+    from thinwire.plan.shape import Shape
 
 __all__ = ["JobFlags"]
 
@@ -103,6 +104,8 @@ class JobFlags:
         """
         if self.run is None:
             return None
+        from thinwire.plan.calibration import calibrate
+
         return calibrate(self.run, step_s=self._values().get("step_time"))
 
     def job(self, calibration: Calibration | None) -> Job:
@@ -111,6 +114,12 @@ class JobFlags:
         Raises:
             ConfigurationError: a text that cannot be read, or a model that cannot be resolved.
         """
+        from thinwire.plan.job import Job
+        from thinwire.plan.link import Link
+        from thinwire.plan.resolve import resolve
+        from thinwire.plan.shape import Shape
+        from thinwire.plan.topology import TOPOLOGIES
+
         values = self._values()
         link = Link(
             up_bits_per_s=values.get("up") or values["bandwidth"],
@@ -148,6 +157,9 @@ class JobFlags:
 
 
 def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) -> Job:
+    from thinwire.plan.job import Job
+    from thinwire.plan.tcp import OverTcp
+
     given = {"encode_time", "decode_time"} & set(values)
     return Job(
         shape=calibration.shape,
@@ -163,6 +175,8 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
 
 
 def _coding(values: Mapping[str, Any]) -> Coding:
+    from thinwire.plan.compute import Coding
+
     return Coding(
         encode_s_per_parameter=values.get("encode_time", 0.0),
         decode_s_per_parameter=values.get("decode_time", 0.0),
@@ -170,6 +184,8 @@ def _coding(values: Mapping[str, Any]) -> Coding:
 
 
 def _compute(values: Mapping[str, Any], shape: Shape) -> Compute:
+    from thinwire.plan.compute import Compute
+
     if "step_time" in values:
         return Compute(step_s=values["step_time"])
     flops_per_s = values["accelerator"] * values.get("accelerators_per_worker", 1)

@@ -1,5 +1,7 @@
 """`thinwire lighthouse`."""
 
+from __future__ import annotations
+
 import os
 import secrets
 import signal
@@ -9,15 +11,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import tyro
-from rich.console import Console
 
 from thinwire.cli.output import say
 from thinwire.cli.signals import noted_signals
-from thinwire.elastic import lighthouse
-from thinwire.elastic.metrics_server import METRICS_PATH, MetricsServer
 from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import (
     address_text,
@@ -25,6 +24,11 @@ from thinwire.transport.address import (
     local_address,
     split_address,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thinwire.elastic.lighthouse import LighthouseServer
 
 __all__ = ["LighthouseCommand"]
 
@@ -61,9 +65,11 @@ class LighthouseCommand:
         token, made = self._token()
         # Read by torchft when it is imported: its own lines say little that ours do not.
         os.environ.setdefault("RUST_LOG", "warn")
+        from thinwire.elastic.lighthouse import LighthouseServer
+
         with (
             noted_signals(signal.SIGINT, signal.SIGTERM) as stop,
-            lighthouse.LighthouseServer(
+            LighthouseServer(
                 token,
                 host=host,
                 port=port,
@@ -88,10 +94,12 @@ class LighthouseCommand:
                 time.sleep(_POLL_S)
         say(console, "stopped")
 
-    def _serve_metrics(self, server: lighthouse.LighthouseServer, opened: ExitStack) -> str:
+    def _serve_metrics(self, server: LighthouseServer, opened: ExitStack) -> str:
         """Where the metrics are from now on, or ""."""
         if self.metrics is None:
             return ""
+        from thinwire.elastic.metrics_server import METRICS_PATH, MetricsServer
+
         host, port = split_address(self.metrics)
         metrics = opened.enter_context(closing(MetricsServer(server.status, host=host, port=port)))
         return f"http://{address_text(_reachable_host(host), metrics.port)}{METRICS_PATH}"

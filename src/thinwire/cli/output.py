@@ -1,12 +1,15 @@
 """What commands print, to a terminal that may be gone."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Any, TextIO, final
+from typing import TYPE_CHECKING, Any, TextIO, final
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["lasting_output", "say"]
 

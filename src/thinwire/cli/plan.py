@@ -1,29 +1,29 @@
 """`thinwire plan`."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import tyro
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from thinwire import presets, report
 from thinwire.cli.flag_rules import check_flags, read_flag
 from thinwire.cli.job_flags import JobFlags
 from thinwire.cli.output import say
-from thinwire.method import Method
-from thinwire.plan import text
-from thinwire.plan.calibration import Calibration
-from thinwire.plan.forecast import Forecast, Row, forecasts
-from thinwire.plan.job import Job
-from thinwire.plan.sweep import sweep
-from thinwire.plan.to_json import plan_record
 from thinwire.plan.units import parse_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from thinwire.method import Method
+    from thinwire.plan.calibration import Calibration
+    from thinwire.plan.forecast import Row
+    from thinwire.plan.job import Job
 
 __all__ = ["PlanCommand"]
 
@@ -55,7 +55,14 @@ class PlanCommand:
         own = {name for name in ("sweep", "out") if getattr(self, name) is not None}
         check_flags(own | self.flags.given())
         target = read_flag("target", parse_share, self.target)
+        from thinwire.plan import text
+        from thinwire.plan.forecast import forecasts
+        from thinwire.plan.sweep import sweep
+        from thinwire.plan.to_json import plan_record
+
         if self.sweep is not None:
+            from thinwire import report
+
             report.plotly_source()  # without plotly there is no page: say so before the work
         calibration = self.flags.calibration()
         methods = self._methods(calibration)
@@ -63,6 +70,8 @@ class PlanCommand:
         rows = forecasts(methods, job, target=target)
         swept = out = None
         if self.sweep is not None:
+            from thinwire import report
+
             swept = sweep(self.sweep, methods, job, rows)
             out = self.out or Path(f"plan-{self.sweep}.html")
             report.write_page(report.plan_page(job, rows, swept, target=target), out)
@@ -78,6 +87,8 @@ class PlanCommand:
             say(console, f"wrote {out}")
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
+        from thinwire import presets
+
         if self.methods is not None:
             return [presets.from_text(name.strip()) for name in self.methods.split(",")]
         if calibration is not None:
@@ -86,6 +97,9 @@ class PlanCommand:
 
 
 def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
+    from thinwire.plan import text
+    from thinwire.plan.forecast import Forecast
+
     say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
     found = [row for row in rows if isinstance(row, Forecast)]
     console.print(
@@ -110,6 +124,10 @@ def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
     # No borders: a method's text and seven numbers have to fit into 80 columns.
     table = Table(box=SIMPLE_HEAD, padding=0, title=title)
     first, *others = head

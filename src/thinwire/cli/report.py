@@ -1,14 +1,17 @@
 """`thinwire report`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import tyro
-from rich.console import Console
 
-from thinwire import report
 from thinwire.cli.output import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["ReportCommand"]
 
@@ -25,6 +28,8 @@ class ReportCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire import report
+
         report.plotly_source()  # before anything is read: without plotly there is no page
         data = report.read_report_data(self.folders)
         page = report.run_page(data, self.folders, self.out)

@@ -1,26 +1,27 @@
 """`thinwire status`."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, TypeVar, final
 
 import tyro
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import RegistryReply, ask_registry
 from thinwire.elastic.token import find_token
 from thinwire.errors import ExchangeError
-from thinwire.membership import WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 from thinwire.transport.address import split_address
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
+
+    from thinwire.elastic.quorum import Member
+    from thinwire.elastic.registry_server import RegistryReply
 
 __all__ = ["StatusCommand"]
 
@@ -51,6 +52,11 @@ class StatusCommand:
         """Run the command."""
         token = find_token(self.token_file)
         split_address(self.address)
+        from rich.live import Live
+        from rich.text import Text
+
+        from thinwire.elastic.registry_server import ask_registry
+
         # Before the screen is taken: an address or a token that is wrong stays so.
         page: RenderableType = _page(ask_registry(token, self.address), console.width)
         if not self.watch or not console.is_terminal:
@@ -74,6 +80,9 @@ class StatusCommand:
 
 
 def _page(reply: RegistryReply, width: int) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
     shown: list[RenderableType] = [Text(_headline(reply)), _table(reply, width)]
     if width < _WIDE:
         shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
@@ -81,6 +90,10 @@ def _page(reply: RegistryReply, width: int) -> Group:
 
 
 def _table(reply: RegistryReply, width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     is_wide = width >= _WIDE
     names = [name for name in ("address", *_NUMBERS) if is_wide or name not in _ONLY_WIDE]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -97,6 +110,8 @@ def _table(reply: RegistryReply, width: int) -> Table:
 
 
 def _row(member: Member, reply: RegistryReply) -> Mapping[str, str]:
+    from thinwire.membership import WorkerMetrics
+
     metrics = reply.metrics.get(member.identity, WorkerMetrics())
     return {
         "worker": member.identity,

@@ -1,13 +1,13 @@
 """`thinwire train`."""
 
+from __future__ import annotations
+
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import tyro
-from rich.console import Console
 
 from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
@@ -15,10 +15,14 @@ from thinwire.cli.output import say
 from thinwire.cli.signals import noted_signals
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import nbytes_text
-from thinwire.train.config import TrainConfig
-from thinwire.train.launch import is_lead, under_torchrun
-from thinwire.train.observers import Observer, Terminal, tensorboard, trackio, wandb
-from thinwire.train.trainer import resume, train
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from thinwire.train.config import TrainConfig
+    from thinwire.train.observers import Observer
 
 __all__ = ["Train"]
 
@@ -57,6 +61,9 @@ class Train:
             elastic.check_launch(self.run.worker_size or 1)
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed, self.rates)
+        from thinwire.train.torchrun import is_lead
+        from thinwire.train.trainer import resume, train
+
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
         begin = resume if self.resume else train
@@ -71,6 +78,8 @@ class Train:
             say(console, _closing_line(summary, out))
 
     def _check_launch(self) -> None:
+        from thinwire.train.torchrun import under_torchrun
+
         if self.resume and self.out is None:
             raise ConfigurationError(
                 "resume without --out",
@@ -89,6 +98,8 @@ class Train:
     def _observers(
         self, config: TrainConfig, step: int, out: Path, console: Console
     ) -> Sequence[Observer]:
+        from thinwire.train.observers import Terminal, tensorboard, trackio, wandb
+
         if self.resume:
             say(console, f"{out}: going on from step {step}")
         team = "elastic" if self.elastic.elastic else f"K={config.workers}"
