@@ -291,6 +291,21 @@ def test_a_plan_starts_without_what_is_slow() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("parameters", "layers", "workers"),
+    [("1e15", "1", "8"), ("1e14", "10", "8"), ("1T", "1k", "1k")],
+)
+def test_the_largest_plan_comes_to_an_end(
+    parameters: str, layers: str, workers: str, capsys
+) -> None:
+    """It lays out nothing: by a look at every row it takes minutes, and then all memory."""
+    flags = ["--parameters", parameters, "--layers", layers, "--workers", workers]
+    link = ["--step-time", "1s", "--bandwidth", "1Gbit/s"]
+    assert main(["plan", *flags, *link, "--json"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert set(rows) == set(presets.names())
+
+
 # -- the same job over another link ---------------------------------------------------------------
 
 

@@ -321,9 +321,16 @@ class Codec(ABC):
         Bytes do not depend on the device that the vectors will be on; sizes of batches do.
         """
 
+    def payload_nbytes(self, layout: Layout) -> int:
+        """Payload size of vectors of `layout` in bytes, as `bind(layout).nbytes`.
+
+        Codecs of this package count rows and lay out none, so the largest model takes no time.
+        """
+        return self.bind(layout).nbytes
+
     def nbytes(self, numel: int) -> int:
         """Payload size in bytes: exact, and a function of `numel` alone."""
-        return self.bind(Layout.vector(numel)).nbytes
+        return self.payload_nbytes(Layout.vector(numel))
 
     def encode(self, x: Tensor) -> Tensor:
         """`x` [numel] (fp32, finite) as a new uint8 vector [nbytes(numel)]; `x` is not modified."""

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -116,10 +116,16 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Cast(Codec):
+    _itemsize: ClassVar[int] = 2
+
     @property
     @abstractmethod
     def _dtype(self) -> torch.dtype:
         """Type of a number on the wire."""
+
+    def payload_nbytes(self, layout: Layout) -> int:
+        """All numbers of the segments, without torch's types."""
+        return self._itemsize * sum(s.numel for s in layout.segments)
 
     def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
@@ -141,6 +147,8 @@ class Identity(_Cast):
     >>> Identity().decode(Identity().encode(torch.tensor([1.5])), 1)
     tensor([1.5000])
     """
+
+    _itemsize: ClassVar[int] = 4
 
     @property
     def id(self) -> str:

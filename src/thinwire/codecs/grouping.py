@@ -100,6 +100,14 @@ class _Tiles(VectorPart):
 class Grouping(ABC):
     """A rule for which numbers share a record."""
 
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The rows of `sections` without their places: of each section, (rows, columns).
+
+        All sizes follow from these. The groupings of this package count and lay out nothing.
+        """
+        for section in self.sections(layout):
+            yield [(batch.rows, batch.columns) for batch in section]
+
     @property
     @abstractmethod
     def id(self) -> str:
@@ -137,6 +145,11 @@ class Tensors(Grouping):
     [6, 3]
     """
 
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """A row per parameter."""
+        for s in layout.segments:
+            yield [(1, s.numel)] if s.numel else []
+
     @property
     def id(self) -> str:
         """tensor."""
@@ -164,6 +177,11 @@ class Rows(Grouping):
     [(3, 2), (1, 3)]
     """
 
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The rows of each parameter."""
+        for s in layout.segments:
+            yield [s.matrix] if s.numel else []
+
     @property
     def id(self) -> str:
         """row."""
@@ -188,6 +206,14 @@ class Chunks(Grouping):
     >>> [(b.rows, b.columns) for b in Chunks().batches(Layout.of({"w": (9000,), "b": (3,)}))]
     [(2, 4096), (1, 811)]
     """
+
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The whole chunks of each parameter, then those of the leftovers."""
+        left = 0
+        for s in layout.segments:
+            yield _chunks_in(s.numel - s.numel % CHUNK)
+            left += s.numel % CHUNK
+        yield _chunks_in(left)
 
     @property
     def id(self) -> str:
@@ -230,6 +256,16 @@ class Blocks(Grouping):
     [(2, 4096), (1, 128)]
     """
 
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The blocks of each parameter, then the chunks of the leftovers."""
+        left = 0
+        for s in layout.segments:
+            rows, columns = s.matrix
+            inside = (rows // _SIDE) * (columns // _SIDE) * CHUNK
+            yield _chunks_in(inside)
+            left += s.numel - inside
+        yield _chunks_in(left)
+
     @property
     def id(self) -> str:
         """block."""
@@ -248,6 +284,12 @@ class Blocks(Grouping):
             for start, stop in _edges(s):
                 _append(left, start, stop)
         yield list(_strips(left, CHUNK, numel))
+
+
+def _chunks_in(numel: int) -> list[tuple[int, int]]:
+    """(rows, columns) of `numel` numbers cut into chunks, of which the last may be shorter."""
+    whole, rest = divmod(numel, CHUNK)
+    return [(rows, columns) for rows, columns in ((whole, CHUNK), (1, rest)) if rows and columns]
 
 
 def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:

@@ -51,6 +51,14 @@ class PerRole(Codec):
         """Whether any of the codecs is."""
         return any(codec.is_sparse for codec in (self.default, *self._own().values()))
 
+    def payload_nbytes(self, layout: Layout) -> int:
+        """Those of all codecs together."""
+        own = self._own()
+        rest = self.default.payload_nbytes(layout.where(lambda s: s.role not in own))
+        return rest + sum(
+            codec.payload_nbytes(layout.where(_has_role(role))) for role, codec in own.items()
+        )
+
     def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""
         own = self._own()

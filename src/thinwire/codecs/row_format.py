@@ -6,7 +6,7 @@ They are the reference of `thinwire.codecs.kernels`, which give the same bytes f
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class RowFormat(ABC):
     @property
     def verbatim(self) -> "RowFormat":
         """The format of rows whose record would not be smaller than their plain numbers."""
-        return Raw(dtype=torch.bfloat16)
+        return Raw(number="bf16")
 
     @abstractmethod
     def nbytes(self, columns: int) -> int:
@@ -158,22 +158,27 @@ class Raw(RowFormat):
     """The numbers themselves, one after the other.
 
     Args:
-        dtype: torch.bfloat16 or torch.float32.
+        number: how one is written, "bf16" or "f32".
 
-    >>> Raw(dtype=torch.bfloat16).nbytes(3)
+    >>> Raw(number="bf16").nbytes(3)
     6
     """
 
-    dtype: torch.dtype
+    number: Literal["bf16", "f32"]
 
     @property
     def id(self) -> str:
         """bf16 or f32."""
-        return {torch.bfloat16: "bf16", torch.float32: "f32"}[self.dtype]
+        return self.number
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As torch has it."""
+        return torch.bfloat16 if self.number == "bf16" else torch.float32
 
     def nbytes(self, columns: int) -> int:
         """2 or 4 for each number."""
-        return columns * self.dtype.itemsize
+        return columns * (2 if self.number == "bf16" else 4)
 
     def write(self, x: Tensor, key: RoundKey) -> tuple[Tensor, Decoded]:
         """Rounded to nearest even, saturating."""
@@ -193,9 +198,15 @@ def bytes_of(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Rows of bytes as rows of numbers in fp32; copied, because a view needs aligned memory."""
-    return records.clone(memory_format=torch.contiguous_format).view(dtype).float()
+def floats(records: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows of bytes as rows of numbers in fp32; copied, because a view needs aligned memory.
+
+    Args:
+        records: uint8, [rows, n].
+        dtype: of the numbers; default bf16.
+    """
+    copied = records.clone(memory_format=torch.contiguous_format)
+    return copied.view(dtype or torch.bfloat16).float()
 
 
 @final
@@ -351,6 +362,15 @@ class GroupedCodec(Codec):
     @abstractmethod
     def row_format(self) -> RowFormat:
         """The format of a row."""
+
+    def payload_nbytes(self, layout: Layout) -> int:
+        """Rows times the bytes of a record, which depend on the length of a row alone."""
+        written = self.row_format()
+        return sum(
+            rows * written.for_columns(columns).nbytes(columns)
+            for section in self.groups.row_counts(layout)
+            for rows, columns in section
+        )
 
     @property
     def id(self) -> str:

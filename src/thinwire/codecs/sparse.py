@@ -168,6 +168,23 @@ class TopK(GroupedCodec):
         """Places and values."""
         return _TopKRows(k=self.k, values=self.values)
 
+    def payload_nbytes(self, layout: Layout) -> int:
+        """Of each section the smaller: sparse with values of all rows as one, or plain numbers."""
+        if not self.values.spans_rows:
+            return GroupedCodec.payload_nbytes(self, layout)
+        plain = self.values.verbatim
+        return sum(
+            min(
+                sum(rows * plain.nbytes(columns) for rows, columns in section),
+                sum(
+                    rows * elias_fano_nbytes(columns, _k_of(self.k, columns))
+                    for rows, columns in section
+                )
+                + self.values.nbytes(sum(rows * _k_of(self.k, n) for rows, n in section)),
+            )
+            for section in filter(None, self.groups.row_counts(layout))
+        )
+
     def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
         if not self.values.spans_rows:

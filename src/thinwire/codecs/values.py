@@ -28,7 +28,7 @@ class Values(ABC):
     @property
     def verbatim(self) -> RowFormat:
         """The format of whole rows whose sparse record would not be smaller."""
-        return Raw(dtype=torch.bfloat16)
+        return Raw(number="bf16")
 
     @property
     def spans_rows(self) -> bool:
@@ -215,7 +215,7 @@ class F32(Values):
     @property
     def verbatim(self) -> RowFormat:
         """Plain fp32: short rows must stay exact, too."""
-        return Raw(dtype=torch.float32)
+        return Raw(number="f32")
 
     def nbytes(self, k: int) -> int:
         """4 k."""

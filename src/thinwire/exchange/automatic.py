@@ -58,6 +58,6 @@ class Automatic(Exchange):
 
     def choose(self, codec: Codec, layout: Layout, aggregate: Aggregate, workers: int) -> Exchange:
         """The exchange for so many workers: `Gather` or `otherwise`."""
-        received_bytes = (workers - 1) * codec.bind(layout).nbytes
+        received_bytes = (workers - 1) * codec.payload_nbytes(layout)
         few = workers <= self.few or received_bytes <= 4 * layout.numel
         return Gather() if few or not aggregate.elementwise else self.otherwise

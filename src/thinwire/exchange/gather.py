@@ -234,7 +234,7 @@ class Gather(Exchange):
         208
         """
         del aggregate, rank
-        body_nbytes = codec.bind(layout).nbytes
+        body_nbytes = codec.payload_nbytes(layout)
         if workers == 1:
             return Sizes(
                 messages={_WHOLE: body_nbytes}, sent_nbytes=0, received_nbytes=0, pattern="gather"

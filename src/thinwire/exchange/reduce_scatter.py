@@ -370,7 +370,7 @@ class ReduceScatter(Exchange):
         """A shard to each of the others, and the combined shard of this worker to all of them."""
         if workers == 1:
             return Gather().sizes(codec, layout, aggregate, workers=1, rank=rank)
-        nbytes = [HEADER_NBYTES + codec.bind(piece).nbytes for _, piece in layout.cut(workers)]
+        nbytes = [HEADER_NBYTES + codec.payload_nbytes(piece) for _, piece in layout.cut(workers)]
         # Results travel in an all-gather, which takes equal sizes.
         result_nbytes = max(nbytes)
         return Sizes(

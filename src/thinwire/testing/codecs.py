@@ -257,6 +257,14 @@ class CodecContract(ABC):
             decoded[start : start + piece.numel] = coder.decode(payload)
         assert _energy(decoded - x) <= self.loss * _energy(x)
 
+    def test_size_of_a_layout_is_known_before_it_is_bound(self) -> None:
+        """`payload_nbytes` is that of the bound codec: parameters, shards and parts, odd or none."""
+        codec, whole = self.make(), ragged_layout()
+        part = whole.where(lambda s: s.name not in ("seven", "edges", "solid"))
+        pieces = [piece for _, piece in whole.cut(5)]
+        for layout in (whole, part, *pieces, *map(Layout.vector, ODD_SIZES)):
+            assert codec.payload_nbytes(layout) == codec.bind(layout).nbytes
+
     @_FEW
     @given(seed=st.integers(0, 2**32), numel=st.sampled_from((1, 7, 1009, CHUNK, 8209)))
     def test_random_bytes_are_decoded_or_refused(self, seed: int, numel: int) -> None:
