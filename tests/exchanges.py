@@ -7,7 +7,7 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire.aggregate import Aggregate
-from thinwire.blocks import CPU, DenseVector
+from thinwire.blocks import DenseVector
 from thinwire.codecs import Codec, Identity
 from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundResult
 from thinwire.exchange.message import HEADER_NBYTES, Header, blank_message, seal
@@ -24,7 +24,7 @@ ANCHOR = b"an ancho"
 
 def sealed(body: Tensor, header: Header) -> Tensor:
     """A message with `body`."""
-    message = blank_message(len(body), OnDevice(CPU))
+    message = blank_message(len(body), OnDevice(torch.device("cpu")))
     message[HEADER_NBYTES:] = body
     return seal(message, header)
 

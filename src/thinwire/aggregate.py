@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.blocks import CPU, ComputedVector, DenseVector, StreamedVector, VectorPart
+from thinwire.blocks import ComputedVector, DenseVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.fragments.layout import Layout, Segment
@@ -420,7 +420,7 @@ class DropOutliers(Aggregate):
 def aggregate_valid(
     aggregate: Aggregate,
     received: Payloads,
-    device: torch.device = CPU,
+    device: torch.device | None = None,
     *,
     mine: int | None = None,
 ) -> tuple[StreamedVector, dict[int, Rejection]]:
@@ -429,7 +429,7 @@ def aggregate_valid(
     Args:
         aggregate: the rule.
         received: on any device.
-        device: on which they are combined.
+        device: on which they are combined; default the CPU.
         mine: the place of this worker's, which it has checked before it sent them.
 
     Returns:
@@ -439,6 +439,7 @@ def aggregate_valid(
         ExchangeError: a payload is not one of the codec.
         NonFiniteError: no payload is finite.
     """
+    device = device or torch.device("cpu")
     rejected = aggregate.outliers(received)
     kept = received.without(rejected) if rejected else received
     # A number of all workers' is a mean, and a transform is orthonormal: neither leaves the range.

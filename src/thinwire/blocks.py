@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "CPU",
     "ComputedVector",
     "DenseVector",
     "LazyVector",
@@ -26,18 +25,19 @@ __all__ = [
     "spans",
 ]
 
-CPU = torch.device("cpu")
-
 _CPU_BLOCK, _GPU_BLOCK = 2**18, 2**25
 
 
-def block_numel(device: torch.device) -> int:
+def block_numel(device: torch.device | None = None) -> int:
     """Numbers in a block: 1 MiB of fp32 stays in a CPU's cache; a GPU wants few, large kernels.
+
+    Args:
+        device: of the vectors; default the CPU.
 
     >>> block_numel(torch.device("cpu"))
     262144
     """
-    return _CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK
+    return _CPU_BLOCK if device is None or device.type == "cpu" else _GPU_BLOCK
 
 
 class VectorPart(ABC):

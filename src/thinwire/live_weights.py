@@ -5,6 +5,7 @@ the other in the order of `named_parameters()`. A sharded tensor (a DTensor) tak
 shard this rank holds: elementwise outer optimizers do not need the rest.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
@@ -12,15 +13,19 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from thinwire.blocks import LazyVector
 from thinwire.errors import ConfigurationError, NonFiniteError
 
 __all__ = ["LiveWeights", "local_shard", "with_hooks"]
 
-_OWNERS: MutableMapping[Tensor, "weakref.ref[LiveWeights]"] = WeakIdKeyDictionary()
-"""Which worker measures the pseudo-gradients of a parameter: of two, each would see the other's."""
+
+@functools.cache
+def _owners() -> MutableMapping[Tensor, "weakref.ref[LiveWeights]"]:
+    """Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's."""
+    from torch.utils.weak import WeakIdKeyDictionary  # brings torch
+
+    return WeakIdKeyDictionary()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -160,7 +165,7 @@ class LiveWeights:
             ConfigurationError: another worker has one of them.
         """
         for name, parameter in self.parameters.items():
-            owner = _OWNERS.get(parameter)
+            owner = _owners().get(parameter)
             if owner is not None and owner() not in (None, self):
                 raise ConfigurationError(
                     f"train parameter {name!r} in two outer loops at once",
@@ -169,14 +174,14 @@ class LiveWeights:
                     do="close() the other outer loop first, or give each its own part of the model",
                 )
         for parameter in self.parameters.values():
-            _OWNERS[parameter] = weakref.ref(self)
+            _owners()[parameter] = weakref.ref(self)
 
     def close(self) -> None:
         """Undo what was done: optimizers are stepped by themselves, parameters are free again."""
         for parameter in self.parameters.values():
-            owner = _OWNERS.get(parameter)
+            owner = _owners().get(parameter)
             if owner is not None and owner() is self:
-                del _OWNERS[parameter]
+                del _owners()[parameter]
         for release in self._releases:
             call = release()
             if call is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregate import Payloads, aggregate_valid
-from thinwire.blocks import CPU, StreamedVector
+from thinwire.blocks import StreamedVector
 from thinwire.codecs import BoundCodec, Identity
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.exchange import Automatic, ExchangeState, Gather
@@ -91,7 +91,7 @@ class ModelVector:
 
     def seal_anchor(self, flat: Tensor, *, round: int, anchor: bytes) -> Tensor:
         """A message with `flat` (fp32 [numel]), of digest `anchor`, for the exchange `round`."""
-        message = blank_message(self._plain.nbytes, OnDevice(CPU))
+        message = blank_message(self._plain.nbytes, OnDevice(torch.device("cpu")))
         self._plain.encode_to(body_of(message, self._plain.nbytes), flat.cpu())
         return seal(message, self._anchor_header(round, anchor))
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.blocks import CPU, Span, VectorPart
+from thinwire.blocks import Span, VectorPart
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
 
@@ -315,7 +315,7 @@ class Codec(ABC):
         return False
 
     @abstractmethod
-    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay out vectors of `layout`: shapes decide which numbers share a scale or a chunk.
 
         Bytes do not depend on the device that the vectors will be on; sizes of batches do.

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from thinwire.blocks import CPU, block_numel, spans
+from thinwire.blocks import block_numel, spans
 from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.fragments.layout import Layout
 
@@ -127,7 +127,7 @@ class _Cast(Codec):
         """All numbers of the segments, without torch's types."""
         return self._itemsize * sum(s.numel for s in layout.segments)
 
-    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
         ranges = _merged([(s.start, s.stop) for s in layout.segments])
         pieces: list[CodecPiece] = []

@@ -11,13 +11,13 @@ from typing import final
 
 from torch import Tensor
 
-from thinwire.blocks import CPU, Ranges, Span, VectorPart, block_numel
+from thinwire.blocks import Ranges, Span, VectorPart, block_numel
 from thinwire.fragments.layout import CHUNK, Layout, Segment
 
 __all__ = ["Blocks", "Chunks", "Grouping", "RowBatch", "Rows", "Tensors"]
 
 _SIDE = 64
-_BATCH = block_numel(CPU)
+_BATCH = block_numel()
 
 
 @final

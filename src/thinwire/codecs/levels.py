@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.sums import root_mean_square, sum_by_halves
+from thinwire.lazy_torch import FP32_MAX
 
 __all__ = [
     "FAR",
@@ -37,7 +38,7 @@ Source: J. Max, Quantizing for minimum distortion (1960), table II.
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
 
-FAR = 0.5 * torch.finfo(torch.float32).max
+FAR = 0.5 * FP32_MAX
 """An origin and all steps together stay finite if neither is larger."""
 
 

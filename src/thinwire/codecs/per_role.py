@@ -5,7 +5,6 @@ from typing import final
 
 import torch
 
-from thinwire.blocks import CPU
 from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, pieces_of
 from thinwire.fragments.layout import Layout, Segment
 
@@ -59,7 +58,7 @@ class PerRole(Codec):
             codec.payload_nbytes(layout.where(_has_role(role))) for role, codec in own.items()
         )
 
-    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""
         own = self._own()
         parts = [self.default.bind(layout.where(lambda s: s.role not in own), device=device)]

@@ -11,7 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from thinwire.blocks import CPU, block_numel
+from thinwire.blocks import block_numel
 from thinwire.codecs.base import (
     BoundCodec,
     Codec,
@@ -385,7 +385,7 @@ class GroupedCodec(Codec):
             return None
         return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
 
-    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
         pieces: list[CodecPiece] = []
         end = row = 0

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.blocks import CPU, block_numel, joined
+from thinwire.blocks import block_numel, joined
 from thinwire.codecs.base import BoundCodec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
@@ -185,7 +185,7 @@ class TopK(GroupedCodec):
             for section in filter(None, self.groups.row_counts(layout))
         )
 
-    def bind(self, layout: Layout, *, device: torch.device = CPU) -> BoundCodec:
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
         if not self.values.spans_rows:
             return GroupedCodec.bind(self, layout, device=device)

@@ -19,13 +19,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire.lazy_torch import FP32_MAX
+
 __all__ = ["DCT", "Hadamard", "Transform"]
 
 _SIDE = 64
 _MATRIX_BITS = 25
 _VALUE_BITS = 23
 _EXPONENT = 0x7FF << 52  # of an fp64
-_LARGEST = torch.finfo(torch.float32).max
 
 
 class Transform(ABC):
@@ -141,7 +142,7 @@ def _apply(x: Tensor, shape: tuple[int, ...], right: Callable[[int], Tensor]) ->
     if whole < columns:
         out = torch.cat([out, _product(wide[:, whole:], right(columns - whole))], 1)
     # An input that is not finite has become NaN, and stays so.
-    return out.clamp_(-_LARGEST, _LARGEST).float()
+    return out.clamp_(-FP32_MAX, FP32_MAX).float()
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import FP32_MAX
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.overlap import Overlap
@@ -162,7 +163,7 @@ class AdamW(ElementwiseOptimizer):
 
 def check_rate(lr: float) -> None:
     """Raise `ConfigurationError` unless `lr` can be an outer learning rate."""
-    if not 0.0 <= lr <= torch.finfo(torch.float32).max:
+    if not 0.0 <= lr <= FP32_MAX:
         raise ConfigurationError(
             f"use an outer optimizer with lr={lr}",
             because="it must be finite and not negative: a pseudo-gradient (anchor - local) has "

@@ -258,7 +258,7 @@ class CodecContract(ABC):
         assert _energy(decoded - x) <= self.loss * _energy(x)
 
     def test_size_of_a_layout_is_known_before_it_is_bound(self) -> None:
-        """`payload_nbytes` is that of the bound codec: parameters, shards and parts, odd or none."""
+        """`payload_nbytes` is that of the bound codec: shards and parts, odd or empty."""
         codec, whole = self.make(), ragged_layout()
         part = whole.where(lambda s: s.name not in ("seven", "edges", "solid"))
         pieces = [piece for _, piece in whole.cut(5)]
