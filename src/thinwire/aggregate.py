@@ -1,5 +1,7 @@
 """Aggregation: one pseudo-gradient from those of all workers."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from abc import ABC, abstractmethod
@@ -8,13 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import ComputedVector, DenseVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.fragments.layout import Layout, Segment
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection, RejectReason
 
 __all__ = [
@@ -102,7 +102,7 @@ class Payloads:
             out += numbers * weight
             senders += numbers != 0
 
-    def pieces(self, device: torch.device) -> "Iterator[tuple[VectorPart, Payloads]]":
+    def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
         """The payloads of one part of the vector after the other, each brought to `device`."""
         pieces = self.coder.pieces
         room = torch.empty(max((p.part.numel for p in pieces), default=0), device=device)
@@ -155,20 +155,20 @@ class Payloads:
                     squares[worker, segment] += values.double().square().sum()
         return squares.sqrt()
 
-    def scaled(self, scales: Tensor) -> "Payloads":
+    def scaled(self, scales: Tensor) -> Payloads:
         """These payloads with every worker's tensors multiplied by `scales`, also."""
         both = scales if self.scales is None else self.scales * scales
         return dataclasses.replace(self, scales=both)
 
-    def without(self, left_out: Collection[int]) -> "Payloads":
+    def without(self, left_out: Collection[int]) -> Payloads:
         """These payloads without those at the places in `left_out`."""
         kept = [place for place in range(self.workers) if place not in left_out]
         return self._only(kept)
 
-    def _of(self, worker: int) -> "Payloads":
+    def _of(self, worker: int) -> Payloads:
         return self._only([worker])
 
-    def _only(self, kept: list[int]) -> "Payloads":
+    def _only(self, kept: list[int]) -> Payloads:
         return dataclasses.replace(
             self,
             payloads=[self.payloads[place] for place in kept],
@@ -215,7 +215,7 @@ class Aggregate(ABC):
         If it is elementwise it is called for one part of the vector after the other.
         """
 
-    def by_parts(self, received: Payloads) -> "tuple[Aggregate, Payloads] | None":
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
         """An elementwise aggregate of payloads that comes to the same; None if there is none.
 
         By default this one of `received`, if it is elementwise.

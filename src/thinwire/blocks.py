@@ -4,12 +4,13 @@ A part names some places of a flat vector. What is worked on (weights, anchor, f
 is read part by part while it is in a core's cache, so a round makes no copy of a fragment's size.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
-import torch
-from torch import Tensor
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = [
     "ComputedVector",
@@ -67,12 +68,12 @@ class VectorPart(ABC):
         """Put `x` [numel] where the part lies; nothing is done if `x` shares its memory."""
 
     @property
-    def ranges(self) -> "Sequence[tuple[int, int]] | None":
+    def ranges(self) -> Sequence[tuple[int, int]] | None:
         """The places as ranges in the part's order; None if they are no few ranges."""
         return None
 
     @final
-    def shifted(self, by: int) -> "VectorPart":
+    def shifted(self, by: int) -> VectorPart:
         """The same places of a piece of a vector, as places of the vector; `by` is its start."""
         if not by:
             return self
@@ -81,7 +82,7 @@ class VectorPart(ABC):
         return self._shifted[by]
 
     @abstractmethod
-    def _shift(self, by: int) -> "VectorPart":
+    def _shift(self, by: int) -> VectorPart:
         """The part, `by` places further on."""
 
 
@@ -231,7 +232,7 @@ class LazyVector(ABC):
             bool(torch.isfinite(self.read(part)).all()) for part in spans(0, self.numel, step)
         )
 
-    def piece(self, start: int, stop: int) -> "LazyVector":
+    def piece(self, start: int, stop: int) -> LazyVector:
         """The places from `start` to before `stop`, as a vector."""
         return _Piece(self, start, stop)
 

@@ -3,16 +3,16 @@
 They tell damage and drift, not an adversary: for that there is SHA-256.
 """
 
+from __future__ import annotations
+
 import hashlib
 import zlib
 from typing import Any, final
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from thinwire.blocks import VectorPart
+from thinwire.lazy_torch import F, Tensor, torch
 
 __all__ = ["BlockSums", "anchor_digest", "checksum", "column_sums"]
 

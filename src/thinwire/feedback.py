@@ -1,17 +1,17 @@
 """Error feedback: the part of earlier pseudo-gradients that was lost in encoding is sent again."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, choose_storage
 
 __all__ = ["DecoupledMomentum", "ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]

@@ -1,15 +1,15 @@
 """The live weights of a fragment as one vector that is never whole."""
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import final
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import LazyVector, VectorPart, copy_all
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.live_weights import LiveWeights, local_shard
 
 __all__ = ["LiveVector", "OpenWeights"]
@@ -43,15 +43,15 @@ class LiveVector:
         # Kept between rounds: fresh memory costs a CPU more than the arithmetic in it.
         self._scratch = torch.empty(0)
 
-    def open(self) -> "OpenWeights":
+    def open(self) -> OpenWeights:
         """The weights as they are from now on; `close()` them after writing."""
         return self.over([local_shard(self.live.parameters[name]) for name in self.names])
 
-    def over(self, tensors: Sequence[Tensor]) -> "OpenWeights":
+    def over(self, tensors: Sequence[Tensor]) -> OpenWeights:
         """Other tensors of the parameters' (local) shapes, such as gradients, laid out alike."""
         return OpenWeights(self, tensors)
 
-    def places(self, part: VectorPart) -> "_Places":
+    def places(self, part: VectorPart) -> _Places:
         """Where the numbers of `part` are: found once."""
         if part not in self._places:
             self._places[part] = _Places(part, self.starts)

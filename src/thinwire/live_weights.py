@@ -5,23 +5,23 @@ the other in the order of `named_parameters()`. A sharded tensor (a DTensor) tak
 shard this rank holds: elementwise outer optimizers do not need the rest.
 """
 
+from __future__ import annotations
+
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, cast, final
 
-import torch
-from torch import Tensor, nn
-
 from thinwire.blocks import LazyVector
 from thinwire.errors import ConfigurationError, NonFiniteError
+from thinwire.lazy_torch import Tensor, nn, no_grad, torch
 
 __all__ = ["LiveWeights", "local_shard", "with_hooks"]
 
 
 @functools.cache
-def _owners() -> MutableMapping[Tensor, "weakref.ref[LiveWeights]"]:
+def _owners() -> MutableMapping[Tensor, weakref.ref[LiveWeights]]:
     """Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's."""
     from torch.utils.weak import WeakIdKeyDictionary  # brings torch
 
@@ -141,7 +141,7 @@ class LiveWeights:
         """Put `flat` into the live weights, rounded to their dtype."""
         self.mix(names, flat, 0.0)
 
-    @torch.no_grad()
+    @no_grad
     def mix(self, names: Sequence[str], flat: Tensor, alpha: float) -> None:
         """local = alpha local + (1 - alpha) flat, in fp32; with alpha 0 exactly `flat`."""
         for name, values in self.unflatten(names, flat).items():
@@ -151,7 +151,7 @@ class LiveWeights:
             local.copy_(values)
         self.forget_gathered_weights()
 
-    def on_close(self, release: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    def on_close(self, release: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Have `release` called by `close`, if what it belongs to is still there.
 
         Weak, so that a loop that is dropped without being closed is not kept alive by its weights.
@@ -266,7 +266,7 @@ class LiveWeights:
         self._copy_in(names, values.values())
         return partial(self._copy_in, names, kept)
 
-    @torch.no_grad()
+    @no_grad
     def _copy_in(self, names: Sequence[str], values: Iterable[Tensor]) -> None:
         for name, value in zip(names, values, strict=True):
             local_shard(self.parameters[name]).copy_(local_shard(value))

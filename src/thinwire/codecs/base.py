@@ -1,17 +1,17 @@
 """The codec interface: byte formats for vectors of fp32, and a format bound to one layout."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import Span, VectorPart
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["BoundCodec", "Codec", "CodecPiece", "PiecewiseCodec", "check_payload", "pieces_of"]
 
@@ -32,7 +32,7 @@ class BoundCodec(ABC):
         self.id, self.layout, self.nbytes = id, layout, nbytes
 
     @property
-    def pieces(self) -> "Sequence[CodecPiece]":
+    def pieces(self) -> Sequence[CodecPiece]:
         """Parts of the vector that are encoded apart from each other, in the payload's order.
 
         By default one: all of it.
@@ -40,7 +40,7 @@ class BoundCodec(ABC):
         return self._one_piece
 
     @cached_property
-    def _one_piece(self) -> "tuple[CodecPiece, ...]":
+    def _one_piece(self) -> tuple[CodecPiece, ...]:
         whole = Span(0, self.layout.numel)
         return (CodecPiece(part=whole, codec=self, where=slice(0, self.nbytes)),)
 

@@ -4,11 +4,10 @@ Planar: of n codes of b bits, byte j holds the codes j, j + m, j + 2m, ... from 
 where m = ceil(n b / 8) is the number of bytes. Codes past the end count as 0.
 """
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from __future__ import annotations
 
 from thinwire.errors import ExchangeError
+from thinwire.lazy_torch import F, Tensor, torch
 
 __all__ = [
     "elias_fano_nbytes",

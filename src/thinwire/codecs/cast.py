@@ -1,16 +1,16 @@
 """Codecs that write each number on its own: fp32 as it is, or cast to 16 bits."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import block_numel, spans
 from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, check_payload
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["CastBF16", "CastFP16", "Identity", "saturating_cast"]
 

@@ -4,15 +4,16 @@ A grouping turns a layout into batches, each a matrix [rows, columns]; every row
 A payload holds the records of all batches in order.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
 from thinwire.blocks import Ranges, Span, VectorPart, block_numel
 from thinwire.fragments.layout import CHUNK, Layout, Segment
+from thinwire.lazy_torch import Tensor
 
 __all__ = ["Blocks", "Chunks", "Grouping", "RowBatch", "Rows", "Tensors"]
 

@@ -6,15 +6,14 @@ A grid says for each row an origin, a step and whether levels are bin means; the
     value = origin + code * step, or the mean of the row's numbers with that code
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.codecs.sums import root_mean_square, sum_by_halves
-from thinwire.lazy_torch import FP32_MAX
+from thinwire.lazy_torch import FP32_MAX, Tensor, torch
 
 __all__ = [
     "FAR",

@@ -1,12 +1,13 @@
 """A codec per role: matrices, embeddings, the head and vectors may differ."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, pieces_of
 from thinwire.fragments.layout import Layout, Segment
+from thinwire.lazy_torch import torch
 
 __all__ = ["PerRole"]
 

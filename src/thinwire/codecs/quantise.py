@@ -1,12 +1,11 @@
 """Dense codecs of 1, 2, 4 and 8 bits a number: tables of levels, lines, and FP4."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
@@ -25,6 +24,7 @@ from thinwire.codecs.row_format import (
 from thinwire.codecs.transforms import Transform
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["E3M0", "Quantise"]
 

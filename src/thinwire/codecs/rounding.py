@@ -1,13 +1,13 @@
 """Rounding of a number that lies between two levels."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.codecs.row_format import RoundKey
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["Nearest", "Rounding", "Stochastic"]
 
@@ -21,7 +21,7 @@ class Rounding(ABC):
         """Whether rounding is right on average; then levels must stay on the grid."""
 
     @abstractmethod
-    def offsets(self, like: Tensor, key: RoundKey) -> "Tensor | float":
+    def offsets(self, like: Tensor, key: RoundKey) -> Tensor | float:
         """r for every number of `like`: fp32 of its shape, or one for all."""
 
 

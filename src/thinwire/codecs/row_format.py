@@ -3,13 +3,12 @@
 They are the reference of `thinwire.codecs.kernels`, which give the same bytes for rows of 4096.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
-
-import torch
-from torch import Tensor
 
 from thinwire.blocks import block_numel
 from thinwire.codecs.base import (
@@ -25,6 +24,7 @@ from thinwire.codecs.kernels import find_kernel
 from thinwire.codecs.kernels.base import KernelSpec, RowKernel
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = [
     "Decoded",
@@ -113,7 +113,7 @@ class RowFormat(ABC):
         """Part of the codec's id."""
 
     @property
-    def verbatim(self) -> "RowFormat":
+    def verbatim(self) -> RowFormat:
         """The format of rows whose record would not be smaller than their plain numbers."""
         return Raw(number="bf16")
 
@@ -146,7 +146,7 @@ class RowFormat(ABC):
         (numbers,) = self.read([records], columns, key)
         return numbers.values.abs().amax()
 
-    def for_columns(self, columns: int) -> "RowFormat":
+    def for_columns(self, columns: int) -> RowFormat:
         """This format, or plain numbers where they are not larger."""
         plain = self.verbatim
         return self if self.nbytes(columns) < plain.nbytes(columns) else plain
@@ -213,7 +213,7 @@ def floats(records: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 class _RowsCodec(BoundCodec):
     """The rows of one batch, one record after the other."""
 
-    def __init__(self, codec: "GroupedCodec", batch: RowBatch, row: int) -> None:
+    def __init__(self, codec: GroupedCodec, batch: RowBatch, row: int) -> None:
         self._format = codec.row_format().for_columns(batch.columns)
         self._transform, self._batch, self._row = codec.transform, batch, row
         self._kernels: dict[str, RowKernel | None] = {}

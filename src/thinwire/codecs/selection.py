@@ -1,10 +1,12 @@
 """Which numbers of a row are sent: the k largest, or k at random."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["largest", "largest_reference", "random_places"]
 

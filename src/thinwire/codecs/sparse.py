@@ -1,11 +1,10 @@
 """Sparse codecs, which send k numbers of every row: the largest, or k at random."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.blocks import block_numel, joined
 from thinwire.codecs.base import BoundCodec, CodecPiece, PiecewiseCodec, check_payload
@@ -24,6 +23,7 @@ from thinwire.codecs.transforms import Transform
 from thinwire.codecs.values import SignLevels, SignMean, Values
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK, Layout
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["RandomK", "TopK", "k_for_density"]
 

@@ -5,10 +5,11 @@ version, other bytes. Two numbers have one sum, so an order that only ever adds 
 open.
 """
 
+from __future__ import annotations
+
 import math
 
-import torch
-from torch import Tensor
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["root_mean_square", "sum_by_halves"]
 

@@ -10,16 +10,15 @@ integers of 24, and no sum of 64 products of them leaves the integers that fp64 
 error is about that of fp32.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import final
 
-import torch
-from torch import Tensor
-
-from thinwire.lazy_torch import FP32_MAX
+from thinwire.lazy_torch import FP32_MAX, Tensor, torch
 
 __all__ = ["DCT", "Hadamard", "Transform"]
 

@@ -1,18 +1,18 @@
 """How the values that a sparse codec keeps are written."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.levels import bin_means, mean_and_sigma, steps
 from thinwire.codecs.row_format import Raw, RowFormat, bytes_of, floats
 from thinwire.codecs.sums import sum_by_halves
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["BF16", "F32", "SignLevels", "SignMean", "TensorLevels", "Values"]
 

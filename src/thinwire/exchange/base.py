@@ -1,12 +1,11 @@
 """What an exchange is: how the workers' pseudo-gradients become the mean that moves an anchor."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
-
-import torch
-from torch import Tensor
 
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import LazyVector, StreamedVector
@@ -14,6 +13,7 @@ from thinwire.codecs import BoundCodec, Codec
 from thinwire.exchange.message import Header, header_of
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
 from thinwire.transport import Requests, RoundTag

@@ -1,12 +1,11 @@
 """Gather: every worker's payload goes to every worker."""
 
+from __future__ import annotations
+
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, combined
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
@@ -31,6 +30,7 @@ from thinwire.exchange.message import (
 from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import AllGather, Requests, RoundTag, SharedAnswer, ToCaller, attempt
 
@@ -155,7 +155,7 @@ class _GatherState(WholeMessages):
         place = None if mine is None else senders.index(mine)
         return self._combine(received, opened(), senders, tag, rejected, mine=place)
 
-    @torch.no_grad()
+    @no_grad
     def _combine(
         self,
         received: Sequence[Tensor],

@@ -4,18 +4,18 @@ A message is a header of 64 bytes and a body, the codec's payload. All numbers a
 docs/wire-format.md is the specification.
 """
 
+from __future__ import annotations
+
 import hashlib
 import struct
 import zlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
-import torch
-from torch import Tensor
-
 from thinwire.checksums import checksum
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.storage import StatePlacement
 

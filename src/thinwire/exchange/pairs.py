@@ -1,12 +1,11 @@
 """Pairs: every worker swaps payloads with one other, drawn anew each round."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import StreamedVector
@@ -15,6 +14,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
 from thinwire.exchange.gather import Gather, WholeMessages
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, no_grad
 from thinwire.transport import Requests, RoundTag, Swap, ToCaller
 
 __all__ = ["Pairs", "peers_of"]
@@ -55,7 +55,7 @@ class _PairsState(WholeMessages):
         by_rank = {mine: message, peer: theirs}
         return self._combine([by_rank[rank] for rank in sorted(by_rank)], sorted(by_rank), tag)
 
-    @torch.no_grad()
+    @no_grad
     def _combine(
         self, messages: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
     ) -> RoundResult:

@@ -1,5 +1,7 @@
 """Reduce-scatter: every shard of the vector is combined by its owner, who sends the result."""
 
+from __future__ import annotations
+
 import math
 import threading
 from collections import deque
@@ -7,9 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
-
-import torch
-from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
 from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
@@ -37,6 +36,7 @@ from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
+from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import (
     AllGather,
@@ -166,7 +166,7 @@ class _ReduceScatterState(ExchangeState):
         mean = joined()
         return RoundResult(mean=mean, left_out=left_out, messages=results)
 
-    @torch.no_grad()
+    @no_grad
     def _combine_shard(
         self, messages: Sequence[Tensor], tag: RoundTag, loads: int
     ) -> tuple[Tensor, dict[int, Rejection]]:
@@ -226,7 +226,7 @@ class _ReduceScatterState(ExchangeState):
             lambda: DenseVector(self._join(results, tag, is_checked=is_checked).whole()),
         )
 
-    @torch.no_grad()
+    @no_grad
     def _join(
         self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
     ) -> StreamedVector:

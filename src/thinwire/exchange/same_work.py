@@ -1,11 +1,12 @@
 """Did the workers train apart? If all of them send the same, something made them equal."""
 
-from typing import final
+from __future__ import annotations
 
-import torch
+from typing import final
 
 from thinwire.aggregate import Payloads
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import torch
 
 __all__ = ["SameWorkCheck"]
 

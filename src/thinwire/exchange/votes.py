@@ -1,10 +1,10 @@
 """How workers agree on whose messages they use: a code for every sender, from every receiver."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor
-
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.transport import AllGather, Requests
 

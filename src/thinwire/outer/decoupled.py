@@ -1,15 +1,16 @@
 """Nesterov momentum on a worker's own displacement, where only the momentum is partly shared."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import final
 
-from torch import Tensor
-
 from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState

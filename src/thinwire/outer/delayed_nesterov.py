@@ -1,13 +1,13 @@
 """Delayed Nesterov: an outer step for every arrival, and momentum for every N of them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor
-
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.torch_optimizers import ElementwiseOptimizer, check_rate
 

@@ -1,15 +1,15 @@
 """The outer parameters of one fragment as a vector, and the rule that moves them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, final
 
-import torch
-from torch import Tensor
-
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import BlockSums, anchor_digest
 from thinwire.errors import CheckpointError
+from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, StoredTensor
 
 __all__ = ["FlatAnchor", "StepRule"]

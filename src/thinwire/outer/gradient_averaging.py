@@ -1,16 +1,16 @@
 """Data parallelism: the mean *gradient* goes to the worker's own optimizer."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
-import torch
-from torch import Tensor, nn
-
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import Tensor, nn, torch
 from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.outer.base import OuterOptimizer
@@ -22,7 +22,7 @@ __all__ = ["GradientAveraging"]
 _Settings = list[dict[str, Any]]
 
 # The state that takes an optimizer's gradients: two would each find half of them.
-_OWNERS: "weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientState]]" = (
+_OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientState]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -258,7 +258,7 @@ def _claim(optimizer: torch.optim.Optimizer, state: _GradientState) -> None:
     _OWNERS[optimizer] = weakref.ref(state)
 
 
-def _calling(capture: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
+def _calling(capture: weakref.WeakMethod[Callable[..., None]]) -> Callable[..., None]:
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         method = capture()
         if method is not None:

@@ -1,5 +1,7 @@
 """Overlap: how long an answer may travel while the worker trains on, and how it is merged."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -7,9 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, final
-
-import torch
-from torch import Tensor
 
 from thinwire.blocks import (
     ComputedVector,
@@ -21,6 +20,7 @@ from thinwire.blocks import (
     spans,
 )
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.state import FragmentContext, OuterState
@@ -75,7 +75,7 @@ class _DelayState(OuterState):
     is rounded away.
     """
 
-    def __init__(self, overlap: "Delay", make: MakeVector, context: FragmentContext) -> None:
+    def __init__(self, overlap: Delay, make: MakeVector, context: FragmentContext) -> None:
         self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
@@ -101,7 +101,7 @@ class _DelayState(OuterState):
             return delta
         return _UnroundedWeights(self._live.open(), self._vector.resting())
 
-    @torch.no_grad()
+    @no_grad
     def apply(self, mean: StreamedVector) -> None:
         weights = self._live.open()
         origin = weights if self._alone and self._is_measured else None
@@ -111,7 +111,7 @@ class _DelayState(OuterState):
         finally:
             weights.close()
 
-    @torch.no_grad()
+    @no_grad
     def reset_live(self, local_delta: Tensor | None) -> None:
         self._is_measured = False
         weights = self._live.open()
@@ -268,7 +268,7 @@ class _EagerState(OuterState):
         # Whole, because `on_sent` moves the live weights before it is encoded.
         yield DenseVector(moved)
 
-    @torch.no_grad()
+    @no_grad
     def on_sent(self, delta: LazyVector) -> None:
         self._sent.append(self._context.storage.keep(delta.whole().clone()))
         if len(self._sent) == 1:
@@ -279,7 +279,7 @@ class _EagerState(OuterState):
         for part in spans(0, delta.numel, block_numel(delta.device)):
             yield part, delta.read(part).div_(self._context.workers)
 
-    @torch.no_grad()
+    @no_grad
     def apply(self, mean: StreamedVector) -> None:
         self._shared.step(mean, _ignore)
         answered = self._sent.popleft()

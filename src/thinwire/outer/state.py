@@ -1,15 +1,16 @@
 """What an outer optimizer keeps of one fragment on one worker."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
 from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.checksums import anchor_digest
+from thinwire.lazy_torch import Tensor
 from thinwire.live_weights import LiveWeights
 from thinwire.storage import StatePlacement
 

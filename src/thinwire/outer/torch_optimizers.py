@@ -1,15 +1,14 @@
 """Outer SGD and AdamW: torch optimizers whose gradient is the mean pseudo-gradient."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch import Tensor, nn
-
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import FP32_MAX
+from thinwire.lazy_torch import FP32_MAX, Tensor, nn, torch
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.overlap import Overlap

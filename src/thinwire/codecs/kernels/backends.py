@@ -5,16 +5,17 @@ Bytes are the same with all of them. A backend is a module `<name>_backend` besi
 kernel is first asked for, so that no run waits for a compiler without need.
 """
 
+from __future__ import annotations
+
 import os
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from thinwire.codecs.kernels.base import RowKernel
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.fragments.layout import CHUNK
+from thinwire.lazy_torch import torch
 
 if TYPE_CHECKING:
     from thinwire.codecs.row_format import RowFormat
@@ -27,7 +28,7 @@ VARIABLE = "THINWIRE_KERNELS"
 _BY_DEVICE = {"cpu": "numba", "cuda": "triton"}
 
 
-def find_kernel(format: "RowFormat", columns: int, device: torch.device) -> RowKernel | None:
+def find_kernel(format: RowFormat, columns: int, device: torch.device) -> RowKernel | None:
     """The kernel that does what `format` does, compiled; None if torch has to.
 
     Args:

@@ -5,14 +5,15 @@ these are the reference. It may not fuse a product with a sum, nor reorder a sum
 halves (`thinwire.codecs.sums`).
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
 from thinwire.codecs.levels import Levels
+from thinwire.lazy_torch import Tensor
 
 __all__ = ["AffineSpec", "E3M0Spec", "KernelSpec", "RowKernel", "TableSpec", "TopKSpec"]
 
