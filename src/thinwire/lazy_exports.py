@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody first asks for them."""
+"""Names of a package that are imported when they are first asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lazy_exports(
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home_of[name]), name)
-        # The next one who asks finds it as if it had been imported.
+        # Next time it is found as if it had been imported.
         setattr(sys.modules[package], name, value)
         return value
 

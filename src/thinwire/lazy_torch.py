@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     import torch.nn.functional as F
     from torch import Tensor, nn
-elif "torch" in sys.modules:
-    globals().update(_load())
 else:
-    F, Tensor, dist, nn, torch = (_Lazy(name) for name in ("F", "Tensor", "dist", "nn", "torch"))
+    _names = ("F", "Tensor", "dist", "nn", "torch")
+    _found = _load() if "torch" in sys.modules else {name: _Lazy(name) for name in _names}
+    F, Tensor, dist, nn, torch = (_found[name] for name in _names)
 
 
 def no_grad(function: Callable[P, R]) -> Callable[P, R]:
