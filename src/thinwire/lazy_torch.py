@@ -36,16 +36,16 @@ class _Lazy:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     def __getattr__(self, attribute: str) -> Any:
         # typing and inspect look for such names in whatever they are given, and do without.
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        return getattr(_load()[self._name], attribute)
+        return getattr(_load()[self.name], attribute)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, _load()[self._name])
+        return isinstance(instance, _load()[self.name])
 
 
 def _load() -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ def _load() -> Mapping[str, Any]:
         if name.partition(".")[0] == package:
             for variable, value in list(vars(user).items()):
                 if isinstance(value, _Lazy):
-                    setattr(user, variable, found[value._name])
+                    setattr(user, variable, found[value.name])
     return found
 
 

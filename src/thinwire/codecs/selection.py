@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["largest", "largest_reference", "random_places"]
@@ -91,6 +89,8 @@ def random_places(*, columns: int, k: int, seed: int, round_number: int) -> Tens
     >>> random_places(columns=10, k=3, seed=0, round_number=1).tolist()
     [1, 3, 9]
     """
+    import numpy as np  # slow to import, and only random places need it
+
     state = _splitmix(np.uint64(seed % 2**64), np.uint64(round_number + 1))[0]
     hashes = _splitmix(state, np.arange(1, columns + 1, dtype=np.uint64))
     order = np.argsort(hashes, kind="stable")[:k]
@@ -98,6 +98,8 @@ def random_places(*, columns: int, k: int, seed: int, round_number: int) -> Tens
 
 
 def _splitmix(state: Any, steps: Any) -> Any:
+    import numpy as np
+
     with np.errstate(over="ignore"):
         z = state + np.atleast_1d(steps) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
