@@ -1,0 +1,284 @@
+"""Top-k for GPUs: two kernels choose and write, one kernel a worker adds.
+
+The k-th magnitude is found by bisection on the bits of numbers, whose order is that of magnitudes.
+Then a running count of the numbers above it and of those equal to it gives each kept number its
+rank, of equal ones the lowest places first, and with it its place in the Elias-Fano code.
+
+Reading is done for the bits of the bitmap, twice as many as numbers: the rank of a set bit says
+where the other bits of its number lie, so that none has to be moved to its place in a list.
+"""
+
+# The bodies of kernels are Triton's language, whose types Python's do not describe.
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.codecs.bits import no_indices
+from thinwire.codecs.kernels.base import RowKernel, TopKSpec
+from thinwire.codecs.kernels.triton_dense import WARPS
+from thinwire.codecs.kernels.triton_ops import (
+    bf16_bits,
+    bf16_to_float,
+    by_halves,
+    largest_magnitude,
+    launch,
+    load_bf16,
+    load_row,
+    log2,
+    store_bytes,
+)
+from thinwire.codecs.row_format import floats
+from thinwire.fragments.layout import CHUNK
+
+__all__ = ["TritonTopK"]
+
+
+@triton.jit
+def _choose(x, delta, decay, places, kept, k: tl.constexpr):
+    """x = decay * x + delta; the k largest of the row in the order of their places."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, 4096)
+    number = load_row(x, delta, decay, row * 4096 + i)
+    if delta is not None:
+        tl.store(x + row * 4096 + i, number)
+    bits = number.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    # At least k numbers reach `low`, and fewer than k reach `high` + 1.
+    high = tl.max(bits, 0)
+    low = high * 0
+    while low < high:
+        middle = low + ((high - low + 1) >> 1)
+        count = tl.sum((bits >= middle).to(tl.int32), 0)
+        low = tl.where(count >= k, middle, low)
+        # With k of them exactly there is no need to know the k-th itself.
+        high = tl.where(count == k, middle, tl.where(count > k, high, middle - 1))
+    above, equal = bits > low, bits == low
+    wanted = k - tl.sum(above.to(tl.int32), 0)
+    # Both running counts in one: each is at most 4096.
+    counts = tl.cumsum(above.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+    equal_so_far = counts >> 16
+    keep = above | (equal & (equal_so_far <= wanted))
+    rank = (counts & 0xFFFF) + tl.minimum(equal_so_far, wanted) - 1
+    tl.store(places + row * k + rank, i, mask=keep)
+    tl.store(kept + row * k + rank, number, mask=keep)
+
+
+@triton.jit
+def _store_places(record, place, places, k: tl.constexpr):
+    """The Elias-Fano code of `place` [k], which can also be read at `places`."""
+    low: tl.constexpr = 12 - log2(k)
+    high_nbytes: tl.constexpr = k // 4
+    low_nbytes: tl.constexpr = low * k // 8
+    # A bitmap of 2k bits, of which each place sets one: its histogram, in eight planes.
+    plane = tl.arange(0, 8)
+    bitmap = tl.histogram((place >> low) + tl.arange(0, k), 2 * k)
+    planes = tl.reshape(bitmap, (8, high_nbytes)) << plane[:, None]
+    tl.store(record + tl.arange(0, high_nbytes), tl.sum(planes, 0).to(tl.uint8))
+    # Low bits: the q-th, bit q // k of place q % k, is in byte q mod low_nbytes.
+    byte = tl.arange(0, triton.next_power_of_2(low_nbytes))
+    q = byte[:, None] + low_nbytes * plane[None, :]
+    inside = byte < low_nbytes
+    bit = (tl.load(places + q % k, mask=inside[:, None], other=0) >> (q // k)) & 1
+    packed = tl.sum(bit << plane[None, :], 1).to(tl.uint8)
+    tl.store(record + high_nbytes + byte, packed, mask=inside)
+
+
+@triton.jit
+def _write(x, out, places, kept, k: tl.constexpr, two_levels: tl.constexpr):
+    """The record of a row's kept numbers; x loses what it stands for."""
+    row = tl.program_id(0).to(tl.int64)
+    code_bits: tl.constexpr = 2 if two_levels else 1
+    code_nbytes: tl.constexpr = k * code_bits // 8
+    values_at: tl.constexpr = k // 4 + (12 - log2(k)) * k // 8
+    record = out + row * (values_at + 2 * code_bits + code_nbytes)
+    j = tl.arange(0, k)
+    place = tl.load(places + row * k + j)
+    number = tl.load(kept + row * k + j)
+    _store_places(record, place, places + row * k, k)
+    negative = (number.to(tl.int32, bitcast=True) >> 31) & 1
+    scaled = tl.abs(number) * (1.0 / k)
+    total = by_halves(scaled, k)
+    if two_levels:
+        is_high = scaled >= total * (1.0 / k)
+        count = tl.sum(is_high.to(tl.int32), 0)
+        above = by_halves(tl.where(is_high, scaled, 0.0), k)
+        high_share = tl.div_rn(1.0, tl.maximum(count, 1).to(tl.float32)) * k
+        low_share = tl.div_rn(1.0, tl.maximum(k - count, 1).to(tl.float32)) * k
+        low_level = bf16_bits(tl.maximum((total - above) * low_share, 0.0))
+        high_level = bf16_bits(tl.maximum(above * high_share, 0.0))
+        store_bytes(record + values_at, low_level | (high_level << 16), 4)
+        level = tl.where(is_high, high_level, low_level)
+        code = is_high.to(tl.int32) | (negative << 1)
+    else:
+        level = bf16_bits(total)
+        store_bytes(record + values_at, level, 2)
+        code = negative
+    plane = tl.arange(0, 8 // code_bits)[:, None]
+    planes = tl.reshape(code, (8 // code_bits, code_nbytes)) << (code_bits * plane)
+    codes_at = record + values_at + 2 * code_bits
+    tl.store(codes_at + tl.arange(0, code_nbytes), tl.sum(planes, 0).to(tl.uint8))
+    value = bf16_to_float(level | (negative << 15))
+    tl.store(x + row * 4096 + place, number - value)
+
+
+@triton.jit
+def _bit_of(packed, q, nbytes: tl.constexpr, mask):
+    """Bit q of planar codes of one bit in `nbytes` bytes."""
+    return (tl.load(packed + q % nbytes, mask=mask, other=0).to(tl.int32) >> (q // nbytes)) & 1
+
+
+@triton.jit
+def _low_bits(packed, rank, k: tl.constexpr, mask):
+    """The low bits of the place with a rank."""
+    bits = rank * 0
+    for p in tl.static_range(12 - log2(k)):
+        bits |= _bit_of(packed, p * k + rank, (12 - log2(k)) * k // 8, mask) << p
+    return bits
+
+
+@triton.jit
+def _load_places(record, wrong, k: tl.constexpr):
+    """For each of 2k bits its place, its rank and whether there is one; wrong bytes are marked."""
+    high_nbytes: tl.constexpr = k // 4
+    bit = tl.arange(0, 2 * k)
+    is_set = _bit_of(record, bit, high_nbytes, bit >= 0)
+    follows_set = _bit_of(record, bit - (bit > 0).to(tl.int32), high_nbytes, bit > 0)
+    rank = tl.cumsum(is_set, 0) - 1
+    named = (is_set > 0) & (rank < k)
+    low = _low_bits(record + high_nbytes, rank, k, named)
+    place = ((bit - rank) << (12 - log2(k))) | low
+    # Only neighbouring bits have the same high part; all others ascend.
+    pair = named & (follows_set > 0)
+    descends = pair & (low <= _low_bits(record + high_nbytes, rank - 1, k, pair))
+    wrong_number = tl.sum(is_set, 0) != k
+    wrong_places = tl.sum((named & (descends | (place >= 4096))).to(tl.int32), 0) > 0
+    tl.store(wrong, 1, mask=wrong_number)
+    tl.store(wrong + 1, 1, mask=wrong_places)
+    return place, rank, named & (place < 4096)
+
+
+@triton.jit
+def _load_values(packed, rank, named, k: tl.constexpr, two_levels: tl.constexpr):
+    """The numbers with given ranks."""
+    if two_levels:
+        # Of planar codes of 2 bits, code c is at bits 2 (c // m) and up of byte c mod m.
+        nbytes: tl.constexpr = k // 4
+        byte = tl.load(packed + 4 + rank % nbytes, mask=named, other=0).to(tl.int32)
+        code = byte >> (2 * (rank // nbytes))
+        level = tl.where((code & 1) > 0, load_bf16(packed + 2), load_bf16(packed))
+        negative = (code >> 1) & 1
+    else:
+        negative = _bit_of(packed + 2, rank, k // 8, named)
+        level = tl.where(named, load_bf16(packed), 0.0)
+    return (level.to(tl.int32, bitcast=True) ^ (negative << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _check(records, wrong, nbytes, k: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    _load_places(records + row * nbytes, wrong, k)
+
+
+@triton.jit
+def _add(
+    out,
+    senders,
+    records,
+    wrong,
+    weight,
+    k: tl.constexpr,
+    two_levels: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    values_at: tl.constexpr = k // 4 + (12 - log2(k)) * k // 8
+    code_bits: tl.constexpr = 2 if two_levels else 1
+    record = records + row * (values_at + 2 * code_bits + k * code_bits // 8)
+    place, rank, named = _load_places(record, wrong, k)
+    value = _load_values(record + values_at, rank, named, k, two_levels)
+    where = row * 4096 + place
+    total = tl.load(out + where, mask=named, other=0.0)
+    tl.store(out + where, total + value * weight, mask=named)
+    if senders is not None:
+        count = tl.load(senders + where, mask=named, other=0.0)
+        tl.store(senders + where, count + (value != 0).to(tl.float32), mask=named)
+
+
+@final
+class TritonTopK(RowKernel):
+    """`TopK` with `SignLevels` or `SignMean`, for k a power of two from 16 to 2048.
+
+    Args:
+        spec: of the format.
+    """
+
+    def __init__(self, spec: TopKSpec) -> None:
+        self._spec = spec
+        # One warp does for few numbers, and waits for no other.
+        self._warps = max(1, spec.k // 256)
+
+    @staticmethod
+    def supports(spec: TopKSpec) -> bool:
+        """Whether parts of a record have the sizes that Triton's tensors can have."""
+        return 16 <= spec.k <= 2048 and spec.k & (spec.k - 1) == 0
+
+    def encode(self, x: Tensor, out: Tensor, *, delta: Tensor | None, decay: float) -> None:
+        """Choose, then write: numbers change lanes between the two, through memory."""
+        k, rows = self._spec.k, len(x)
+        places = torch.empty(rows * k, dtype=torch.int32, device=x.device)
+        kept = torch.empty(rows * k, device=x.device)
+        launch(_choose, rows, x, delta, decay, places, kept, k=k, num_warps=WARPS)
+        launch(
+            _write,
+            rows,
+            *(x, out, places, kept),
+            k=k,
+            two_levels=self._spec.two_levels,
+            num_warps=self._warps,
+        )
+
+    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:
+        """One kernel a worker, for the places that were sent; the host waits once, at the end."""
+        self._add(out, None, records, weight)
+
+    def add_counted(
+        self, out: Tensor, senders: Tensor, records: Sequence[Tensor], *, weight: float
+    ) -> None:
+        """As `add_to`."""
+        self._add(out, senders, records, weight)
+
+    def _add(
+        self, out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float
+    ) -> None:
+        wrong = torch.zeros(2, dtype=torch.int32, device=out.device)
+        for record in records:
+            launch(
+                _add,
+                len(out),
+                *(out, senders, record, wrong, weight),
+                k=self._spec.k,
+                two_levels=self._spec.two_levels,
+                num_warps=self._warps,
+            )
+        self._refuse(wrong)
+
+    def largest(self, records: Tensor) -> Tensor:
+        """The largest level, once all places have been looked at."""
+        wrong = torch.zeros(2, dtype=torch.int32, device=records.device)
+        nbytes = self._spec.nbytes
+        launch(_check, len(records), records, wrong, nbytes, k=self._spec.k, num_warps=self._warps)
+        self._refuse(wrong)
+        codes = self._spec.k // (4 if self._spec.two_levels else 8)
+        levels = 4 if self._spec.two_levels else 2
+        begin = nbytes - codes - levels
+        return largest_magnitude(floats(records[:, begin : begin + levels]))
+
+    def _refuse(self, wrong: Tensor) -> None:
+        wrong_number, wrong_places = wrong.tolist()
+        if wrong_number or wrong_places:
+            raise no_indices(CHUNK, self._spec.k, wrong_number=bool(wrong_number))

@@ -1,0 +1,218 @@
+"""What a kernel must do beside the plain torch path on the CPU, in rows of every kind.
+
+    THINWIRE_KERNELS=triton TRITON_INTERPRET=1 python tests/kernel_parity.py 1 e3m0
+
+checks Triton's kernels of a format in its interpreter, without a GPU, with one seed. That has to be
+asked for before triton is imported, hence in a process of its own.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import (
+    E3M0,
+    Linear,
+    MidRise,
+    Quantise,
+    SignLevels,
+    SignMean,
+    Statistical,
+    TopK,
+)
+from thinwire.codecs.bits import elias_fano_nbytes
+from thinwire.codecs.kernels import RowKernel, find_kernel
+from thinwire.codecs.row_format import GroupedCodec, RoundKey
+from thinwire.errors import ExchangeError
+
+__all__ = ["CODECS", "check"]
+
+CHUNK = 4096
+DECAY, WEIGHT = 0.95, 1 / 3
+GRIDS = (MidRise(), Statistical(), Linear())
+
+
+def _named(codec: GroupedCodec) -> str:
+    grid = getattr(codec, "grid", None)
+    return codec.row_format().id + (f" {type(grid).__name__}" if grid is not None else "")
+
+
+CODECS: dict[str, GroupedCodec] = {
+    _named(codec): codec
+    for codec in (
+        E3M0(),
+        *(TopK(k=2**b, values=v) for b in range(4, 12) for v in (SignLevels(), SignMean())),
+        *(Quantise(bits=bits, grid=grid) for bits in (1, 2, 4, 8) for grid in GRIDS),
+    )
+}
+
+
+def rows_of_every_kind(seed: int) -> Tensor:
+    """fp32 [12, 4096]."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(CHUNK, generator=generator)
+    powers = torch.exp2(torch.randint(-9, 2, x.shape, generator=generator).float())
+    return torch.stack(
+        [
+            x,
+            x**3,
+            (x * 2).round(),  # ties
+            x * 0,  # zeros of both signs
+            x * 1e37,
+            x.sign() * torch.finfo(torch.float32).max / 2,
+            x * 1e-38,
+            x * 1e-44,
+            torch.full_like(x, -0.3),
+            x.sign() * powers,
+            x.abs() * (torch.rand(CHUNK, generator=generator) < 0.005),
+            x.sign() * (1 + (powers < 1)) * (1 - 2**-24),  # just below levels
+        ]
+    )
+
+
+def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1) -> None:
+    """Raise an AssertionError that names what differs."""
+    for seed in range(seeds):
+        x = rows_of_every_kind(seed)
+        generator = torch.Generator().manual_seed(1000 + seed)
+        rest = torch.randn(x.shape, generator=generator) * (0.2 * x.abs().amax(1, keepdim=True))
+        records: list[Tensor] = []
+        for begin, end in ((0, 7), (7, 11), (11, 12)):
+            part = slice(begin, end)
+            records.append(_encode(codec, kernel, device, x[part], rest[part]))
+        payload = torch.cat(records)
+        _encode(codec, kernel, device, torch.cat([x[:2], 2 * x[5:6]]), None)
+        _encode(codec, kernel, device, x[:0], x[:0])
+        workers = [payload, payload.flip(0), payload.roll(5, 0)]
+        for count in (0, 1, 3):
+            for counted in (False, True):
+                _add(codec, kernel, device, [w[:7] for w in workers[:count]], counted=counted)
+        _add(codec, kernel, device, [payload[:0]], counted=True)
+        _largest(codec, kernel, device, payload)
+        for damaged in _damaged(codec, payload[:2], generator):
+            _add(codec, kernel, device, [damaged], counted=False)
+
+
+def _encode(
+    codec: GroupedCodec, kernel: RowKernel, device: str, x: Tensor, rest: Tensor | None
+) -> Tensor:
+    """The reference's records of decay * rest + x, or of x."""
+    expected = x.clone() if rest is None else rest * DECAY + x
+    record, sent = codec.row_format().write(expected, RoundKey())
+    sent.add_to(expected, weight=-1.0)
+    given = (x if rest is None else rest).to(device, copy=True)
+    out = _odd(torch.full_like(record, 0xA5), device)
+    delta = None if rest is None else x.to(device)
+    kernel.encode(given, out, delta=delta, decay=DECAY)
+    _same("records", out, record)
+    _same("residuals", given, expected)
+    return record
+
+
+def _add(
+    codec: GroupedCodec, kernel: RowKernel, device: str, records: list[Tensor], *, counted: bool
+) -> None:
+    """Both refuse the records, with the same words, or both add the same."""
+    rows = len(records[0]) if records else 2
+    mean, senders = torch.linspace(-1, 1, rows * CHUNK).view(rows, CHUNK), torch.ones(rows, CHUNK)
+    ours, ours_senders = mean.to(device, copy=True), senders.to(device, copy=True)
+    placed = [_odd(r, device) for r in records]
+
+    def reference() -> None:
+        for numbers in codec.row_format().read(records, CHUNK, RoundKey()):
+            numbers.add_to(mean, weight=WEIGHT)
+            numbers.count_to(senders)
+
+    def add() -> None:
+        if counted:
+            kernel.add_counted(ours, ours_senders, placed, weight=WEIGHT)
+        else:
+            kernel.add_to(ours, placed, weight=WEIGHT)
+
+    refusal = _refusal(reference)
+    found = _refusal(add)
+    assert found == refusal, f"refusals: {found} for {refusal}"
+    if refusal is None:
+        _same("means", ours, mean)
+        _same("senders", ours_senders, senders if counted else torch.ones_like(senders))
+
+
+def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tensor) -> None:
+    """Not below the largest decoded number, not finite where a level is not, and 0 for no rows."""
+    decoded = torch.zeros(len(records), CHUNK)
+    for numbers in codec.row_format().read([records], CHUNK, RoundKey()):
+        numbers.add_to(decoded, weight=1.0)
+    for row, record in zip(decoded, records, strict=True):
+        found = float(kernel.largest(_odd(record[None], device)))
+        assert row.abs().max() <= found <= torch.finfo(torch.float32).max, f"largest: {found}"
+    for number, bits in ((torch.inf, 0x7F80), (-torch.inf, 0xFF80), (torch.nan, 0x7FC0)):
+        spoiled = records.clone()
+        # The first level, an origin or a scale.
+        at = elias_fano_nbytes(CHUNK, codec.k) if isinstance(codec, TopK) else 0
+        number_nbytes = 4 if codec.row_format().id == "affine-8" else 2
+        number_bytes = (bits << 8 * (number_nbytes - 2)).to_bytes(number_nbytes, "little")
+        spoiled[1, at : at + number_nbytes] = torch.tensor([*number_bytes], dtype=torch.uint8)
+        found = float(kernel.largest(spoiled.to(device)))
+        assert found != found or (found == torch.inf and number == number), f"of {number}: {found}"
+        assert (found != found) == (number != number), f"of {number}: {found}"
+    assert float(kernel.largest(records[:0].to(device))) == 0
+
+
+def _damaged(codec: GroupedCodec, records: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+    """Records with other bytes; in most of Top-k's, places remain a code."""
+    nbytes = records.shape[1]
+    places = elias_fano_nbytes(CHUNK, codec.k) if isinstance(codec, TopK) else 0
+    for _ in range(3):
+        noise = torch.randint(256, records.shape, dtype=torch.uint8, generator=generator)
+        noise[:, :places] = records[:, :places]
+        yield noise
+    if not places:
+        return
+    yield torch.full_like(records, 255)
+    yield torch.zeros_like(records)
+    for _ in range(8):
+        one = records.clone()
+        at = int(torch.randint(nbytes, (), generator=generator))
+        one[1, at] ^= 1 << int(torch.randint(8, (), generator=generator))
+        yield one
+    reordered = records.clone()
+    reordered[1, : places // 2] = reordered[1, : places // 2].flip(0)
+    yield reordered
+
+
+def _odd(records: Tensor, device: str) -> Tensor:
+    """A copy at an odd address."""
+    buffer = torch.empty(records.numel() + 1, dtype=torch.uint8, device=device)
+    copy = buffer[1:].view(records.shape)
+    return copy.copy_(records)
+
+
+def _refusal(action: Callable[[], None]) -> str | None:
+    try:
+        action()
+    except ExchangeError as e:
+        return str(e)
+    return None
+
+
+def _same(what: str, ours: Tensor, expected: Tensor) -> None:
+    """Equal to the bit, signs of zeros too; one NaN is like another."""
+    ours = ours.cpu()
+    different = ours != expected
+    if expected.is_floating_point():
+        different = ours.view(torch.int32) != expected.view(torch.int32)
+        different &= ~(ours.isnan() & expected.isnan())
+    where = different.nonzero()
+    assert not len(where), f"{len(where)} {what} differ, the first at {where[0].tolist()}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    seeds = int(sys.argv[1])
+    for name in sys.argv[2:]:
+        kernel = find_kernel(CODECS[name].row_format(), CHUNK, torch.device("cpu"))
+        assert "triton" in type(kernel).__module__
+        check(CODECS[name], kernel, "cpu", seeds=seeds)
+        print(name, flush=True)
