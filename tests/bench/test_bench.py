@@ -1,3 +1,4 @@
+import importlib.util
 import itertools
 import json
 from collections import defaultdict
@@ -15,6 +16,7 @@ from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.bench.workers import ObservedWorker
 from thinwire.cli import bench as cli_bench
 from thinwire.cli import main
+from thinwire.errors import ConfigurationError
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import CHUNK, Layout
 
@@ -140,6 +142,41 @@ def test_stacked_workers_are_measured_against_a_loop_without_thinwire() -> None:
     assert found["ratios"]["Muon"]["K=2 stacked"] == min(measured[who[2]]) / min(measured[who[0]])
     (table,) = report.tables()
     assert [len(row) for row in table.rows] == [len(table.columns)] * 6
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs a CPU's kernels")
+def test_kernels_are_measured_against_a_copy_and_torch() -> None:
+    """On a CPU, whose kernels have the same interface; what is found there says nothing of GPUs."""
+    compared = [codecs.E3M0(), codecs.TopK(k=64)]
+    report = bench.gpu_kernels(
+        device=torch.device("cpu"), chunks=3, compared=compared, workers=2, repeats=2
+    )
+    found = json.loads(json.dumps(report.describe()))
+    works = [(row["name"], row["work"]) for row in found["rows"]]
+    names = ["e3m0", "topk-64/sign-levels"]
+    assert works == [(name, work) for name in names for work in ("encode", "mean")]
+    encode, mean, *_, sparse_mean = found["rows"]
+    assert encode["moved_nbytes"] == 3 * (3 * 4 * CHUNK + 2050)
+    assert mean["moved_nbytes"] == 3 * (2 * 4 * CHUNK + 2 * 2050)
+    assert sparse_mean["moved_nbytes"] == 2 * 3 * (84 + 64 * 64)
+    for row in found["rows"]:
+        assert len(row["kernel_s"]) == len(row["copy_s"]) == 2
+        assert row["share_of_copy"] > 0
+        assert row["speed_over_torch"] > 0
+    (table,) = report.tables()
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_kernels_are_not_measured_where_there_are_none(monkeypatch) -> None:
+    with pytest.raises(ConfigurationError, match="measure kernels on meta"):
+        bench.gpu_kernels(device=torch.device("meta"))
+    monkeypatch.setattr("thinwire.cli.bench.kernel_backend", lambda device: "torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "gpu-kernels" not in cli_bench._here()
+    monkeypatch.setattr("thinwire.cli.bench.kernel_backend", lambda device: "triton 3.7.1")
+    assert "gpu-kernels" in cli_bench._here()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "gpu-kernels" not in cli_bench._here()
 
 
 def test_codecs_are_measured_against_a_loop_over_topk() -> None:

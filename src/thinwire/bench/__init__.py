@@ -1,6 +1,7 @@
 """Speed on this machine, as ratios against a named baseline in the same run."""
 
 from thinwire.bench.codecs import CodecReport, CodecTimes, codecs
+from thinwire.bench.gpu_kernels import GpuKernelReport, KernelTimes, gpu_kernels
 from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_alternating
 from thinwire.bench.round import round
 from thinwire.bench.round_memory import round_memory
@@ -18,9 +19,12 @@ __all__ = [
     "BenchTable",
     "CodecReport",
     "CodecTimes",
+    "GpuKernelReport",
+    "KernelTimes",
     "PlainLoopReport",
     "codecs",
     "compare_alternating",
+    "gpu_kernels",
     "plain_loop",
     "round",
     "round_memory",

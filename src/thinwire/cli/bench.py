@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -33,9 +34,10 @@ class BenchCommand:
             "round-memory",
             "round-scaling",
             "codecs",
+            "gpu-kernels",
         ]
     ] = "all"
-    """Which benchmark."""
+    """Which benchmark; all of them are without gpu-kernels where no GPU has any."""
     out: Path | None = None
     """Folder for one JSON file per benchmark."""
 
@@ -52,9 +54,10 @@ class BenchCommand:
             "round-memory": bench.round_memory,
             "round-scaling": bench.round_scaling,
             "codecs": bench.codecs,
+            "gpu-kernels": bench.gpu_kernels,
         }
         tables: dict[str, rich.table.Table] = {}
-        for name in benches if self.what == "all" else [self.what]:
+        for name in _here(benches) if self.what == "all" else [self.what]:
             report = benches[name]()
             for table in report.tables():
                 _add(tables, table)
@@ -63,6 +66,16 @@ class BenchCommand:
                 write_json(self.out / f"{name}.json", _with_context(report))
         for table in tables.values():
             console.print(table)
+
+
+def _here(names: Iterable[str]) -> list[str]:
+    """Those of the benchmarks that this machine has what it takes for."""
+    import torch
+
+    from thinwire.codecs.kernels import kernel_backend
+
+    has_kernels = torch.cuda.is_available() and kernel_backend(torch.device("cuda")) != "torch"
+    return [name for name in names if name != "gpu-kernels" or has_kernels]
 
 
 def _add(tables: dict[str, rich.table.Table], table: bench.BenchTable) -> None:
