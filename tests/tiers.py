@@ -28,7 +28,6 @@ asynchronous
 bench
 cli
 codecs/kernels/test_numba_backend.py
-codecs/kernels/test_triton_backend.py::test_a_fused
 codecs/kernels/test_triton_backend.py::test_it
 codecs/test_codecs.py::Test
 doctor
@@ -88,7 +87,6 @@ cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
 codecs/kernels/test_triton_backend.py::test_every_format
-codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation_and_stays_in_registers[80
 elastic/test_real_processes.py
 elastic/test_worker_ranks.py
 experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up

@@ -20,15 +20,10 @@ from thinwire.codecs.kernels import E3M0Spec, TableSpec, TopKSpec, find_kernel
 triton = pytest.importorskip("triton", reason="triton comes with torch's CUDA wheels for Linux")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
 
-from thinwire.codecs.kernels import (  # noqa: E402
-    triton_backend,
-    triton_dense,
-    triton_e3m0,
-    triton_quantise,
-    triton_topk,
-)
+from thinwire.codecs.kernels import triton_backend  # noqa: E402
 from thinwire.codecs.levels import Levels  # noqa: E402
 
 GPU = torch.device("cuda")
@@ -39,6 +34,7 @@ INTERPRETED = {
     "table": ("table-1 Statistical", "table-2 MidRise", "table-4 Linear"),
     "others": ("affine-8 MidRise", "affine-8 Linear", "e3m0"),
 }
+COMPILED = ("affine-8 MidRise", "e3m0", "table-4 Statistical", "topk-64/sign-levels")
 
 
 def interpret(seeds: int, *names: str) -> None:
@@ -93,74 +89,68 @@ def test_a_grid_of_another_package_has_no_kernel() -> None:
     assert triton_backend.build(E3M0Spec(nbytes=2050), GPU) is not None
 
 
-FLOATS, BYTES, INTS, ADDRESSES = "*fp32", "*u8", "*i32", "*i64"
-ENCODED = {"x": FLOATS, "delta": FLOATS, "decay": "fp32", "out": BYTES}
-ADDED = {"out": FLOATS, "senders": FLOATS, "records": ADDRESSES, "workers": "i32", "weight": "fp32"}
-CHOSEN = {"x": FLOATS, "delta": FLOATS, "decay": "fp32", "places": INTS, "kept": FLOATS}
-WRITTEN = {"x": FLOATS, "out": BYTES, "places": INTS, "kept": FLOATS}
-SCATTERED = {"out": FLOATS, "senders": FLOATS, "records": BYTES, "wrong": INTS, "weight": "fp32"}
+class NoGpu:
+    """A driver that compiles for a GPU that is not there."""
 
-GRIDS = (triton_quantise._mid_rise, triton_quantise._statistical, triton_quantise._linear)
-KERNELS = {
-    "e3m0": (triton_e3m0._encode, ENCODED, {}, 4),
-    "e3m0 added": (
-        triton_dense._add,
-        ADDED,
-        {"head": 2, "bits": 4, "value_of": triton_e3m0._value_of},
-        4,
-    ),
-    **{
-        f"table {grid.__name__}": (
-            triton_quantise._encode_table,
-            ENCODED,
-            {"bits": 2, "place": grid, "means": grid is not triton_quantise._linear},
-            4,
-        )
-        for grid in GRIDS
-    },
-    "table added": (
-        triton_dense._add,
-        ADDED,
-        {"head": 32, "bits": 4, "value_of": triton_quantise._level_of},
-        4,
-    ),
-    **{
-        f"affine {grid.__name__}": (triton_quantise._encode_affine, ENCODED, {"place": grid}, 4)
-        for grid in GRIDS
-    },
-    "affine added": (
-        triton_dense._add,
-        ADDED,
-        {"head": 8, "bits": 8, "value_of": triton_quantise._point_of},
-        4,
-    ),
-    "topk chosen": (triton_topk._choose, CHOSEN, {"k": 64}, 4),
-    "topk written": (triton_topk._write, WRITTEN, {"k": 64, "two_levels": True}, 1),
-    "topk added": (triton_topk._add, SCATTERED, {"k": 64, "two_levels": True}, 1),
-    "topk of 2048 written": (triton_topk._write, WRITTEN, {"k": 2048, "two_levels": True}, 8),
-    "topk of 2048 added": (triton_topk._add, SCATTERED, {"k": 2048, "two_levels": True}, 8),
-}
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # for what is compiled is kept for each device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def compiled(name: str, capability: int, *, fused: bool = False) -> dict[str, str]:
-    """The PTX and the program of a kernel; no GPU is needed for either."""
-    kernel, signature, constants, warps = KERNELS[name]
-    source = ASTSource(
-        fn=kernel,
-        signature={**signature, **dict.fromkeys(constants, "constexpr")},
-        constexprs={(kernel.arg_names.index(key),): value for key, value in constants.items()},
-    )
-    options = {"num_warps": warps, "enable_fp_fusion": fused}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list:
+    """What kernels that are called compile to; none of them runs."""
+    kernels: list = []
+    run = JITFunction.run
+
+    def compile_only(kernel, *arguments, warmup, **options):
+        kernels.append(run(kernel, *arguments, warmup=True, **options))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", None)
+    return kernels
+
+
+def compile_all(name: str, capability: int) -> None:
+    """Call all kernels of a format with what they can be called with."""
+    driver.set_active(NoGpu(capability))
+    records_of = CODECS[name].row_format()
+    spec = records_of.kernel_spec()
+    assert spec is not None
+    kernel = triton_backend.build(spec, GPU)
+    assert kernel is not None
+    x, records = torch.zeros(2, CHUNK), torch.zeros(2, spec.nbytes, dtype=torch.uint8)
+    kernel.encode(x, records, delta=x.clone(), decay=0.5)
+    kernel.encode(x, records, delta=None, decay=0.5)
+    kernel.add_to(x, [records, records], weight=0.5)
+    kernel.add_counted(x, x.clone(), [records], weight=0.5)
+    kernel.largest(records)
 
 
 def roundings(ptx: str) -> set[str]:
     """Floating-point instructions that do not round each operation to the nearest number."""
-    return {
-        instruction
-        for instruction in re.findall(r"^\s+(?:@\S+ )?([a-z][\w.]*\.f(?:32|64))\b", ptx, re.M)
-        if re.search(r"^fma|^mad|\.full|\.approx|\.ftz|^rcp|\.f64$", instruction)
-    }
+    instructions = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.]*\.f(?:32|64))\b", ptx, re.M)
+    return {i for i in instructions if re.search(r"^fma|^mad|\.full|\.approx|\.ftz|^rcp|f64$", i)}
+
+
+def test_what_rounds_otherwise_is_found() -> None:
+    ptx = """
+    add.rn.f32 \t%r1, %r2, %r3;
+    div.rn.f32 \t%r1, %r2, %r3;
+    @%p1 fma.rn.f32 \t%r1, %r2, %r3, %r4;
+    div.full.f32 \t%r1, %r2, %r3;
+    sqrt.approx.ftz.f32 \t%r1, %r2;
+    """
+    assert roundings(ptx) == {"fma.rn.f32", "div.full.f32", "sqrt.approx.ftz.f32"}
 
 
 def stack_nbytes(program: Path) -> list[str]:
@@ -172,19 +162,34 @@ def stack_nbytes(program: Path) -> list[str]:
     return re.findall(r"STACK:(\d+)", shown.stdout + shown.stderr)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("capability", [90, 80])
+def check_compiled(kernels: list, program: Path) -> None:
+    assert kernels
+    for kernel in kernels:
+        assert roundings(kernel.asm["ptx"]) == set()
+        program.write_bytes(kernel.asm["cubin"])
+        assert stack_nbytes(program) == ["0"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_it_rounds_every_operation_and_stays_in_registers(
-    name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, compiled: list, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    found = compiled(name, capability)
-    assert roundings(found["ptx"]) == set()
-    program = tmp_path / "kernel.cubin"
-    program.write_bytes(found["cubin"])
-    assert stack_nbytes(program) == ["0"]
+    compile_all(name, 90)
+    check_compiled(compiled, tmp_path / "kernel.cubin")
 
 
-def test_a_fused_product_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert roundings(compiled("e3m0", 90, fused=True)["ptx"]) == {"fma.rn.f32"}
+@pytest.mark.parametrize("name", CODECS)
+def test_every_format_rounds_every_operation_and_stays_in_registers(
+    name: str, compiled: list, tmp_path: Path
+) -> None:
+    compile_all(name, 80)
+    compile_all(name, 90)
+    check_compiled(compiled, tmp_path / "kernel.cubin")
+
+
+def test_it_reads_levels_only_when_all_of_them_are_written(compiled: list) -> None:
+    compile_all("table-4 MidRise", 90)
+    before, after = compiled[0].asm["ptx"].rsplit("bar.sync", 1)
+    assert "ld.global.b8" not in before
+    assert "ld.global.b8" in after
+    assert "st.global.b8" in before
