@@ -85,6 +85,7 @@ def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1
         payload = torch.cat(records)
         _encode(codec, kernel, device, torch.cat([x[:2], 2 * x[5:6]]), None)
         _encode(codec, kernel, device, x[:0], x[:0])
+        _encode_beside_what_is_not_finite(codec, kernel, device, x[:3])
         workers = [payload, payload.flip(0), payload.roll(5, 0)]
         for count in (0, 1, 3):
             for counted in (False, True):
@@ -109,6 +110,23 @@ def _encode(
     _same("records", out, record)
     _same("residuals", given, expected)
     return record
+
+
+def _encode_beside_what_is_not_finite(
+    codec: GroupedCodec, kernel: RowKernel, device: str, x: Tensor
+) -> None:
+    """Its row is anything; those around it are as they were without it."""
+    x = x.clone()
+    expected = torch.empty(3, codec.nbytes(CHUNK), dtype=torch.uint8)
+    kept = [0, 2]
+    expected[kept], sent = codec.row_format().write(x[kept], RoundKey())
+    residual = x[kept]
+    sent.add_to(residual, weight=-1.0)
+    x[1, ::3], x[1, 1::3] = torch.nan, -torch.inf
+    given, out = x.to(device, copy=True), _odd(torch.zeros_like(expected), device)
+    kernel.encode(given, out, delta=None, decay=1.0)
+    _same("records", out[kept], expected[kept])
+    _same("residuals", given[kept], residual)
 
 
 def _add(

@@ -220,7 +220,7 @@ class TritonTopK(RowKernel):
     def __init__(self, spec: TopKSpec) -> None:
         self._spec = spec
         # One warp does for few numbers, and waits for no other.
-        self._warps = max(1, spec.k // 256)
+        self._warps = max(1, spec.k // 128)
 
     @staticmethod
     def supports(spec: TopKSpec) -> bool:
