@@ -216,7 +216,7 @@ class Aggregate(ABC):
         """
 
     def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """An elementwise aggregate of payloads that comes to the same; None if there is none.
+        """An elementwise aggregate of payloads that comes to the same, or None.
 
         By default this one of `received`, if it is elementwise.
         """

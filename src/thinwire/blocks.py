@@ -234,7 +234,7 @@ class LazyVector(ABC):
 
     def piece(self, start: int, stop: int) -> LazyVector:
         """The places from `start` to before `stop`, as a vector."""
-        return _Piece(self, start, stop)
+        return _Slice(self, start, stop)
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]."""
@@ -245,7 +245,7 @@ class LazyVector(ABC):
 
 
 @final
-class _Piece(LazyVector):
+class _Slice(LazyVector):
     def __init__(self, vector: LazyVector, start: int, stop: int) -> None:
         super().__init__(stop - start, vector.device)
         self._vector, self._start = vector, start

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.blocks import LazyVector
+from thinwire.codecs.kernels import kernel_backend
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
@@ -265,18 +265,14 @@ class OuterLoop:
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
-        with fragment.outer.measure() as delta:
-            self._send_measured(fragment, delta)
-
-    def _send_measured(self, fragment: FragmentState, delta: LazyVector) -> None:
-        step, names = self._state.step, fragment.fragment.names
-        self._live.check_finite(names, delta, what="pseudo-gradient", when=f"inner step {step}")
-        fragment.outer.on_sent(delta)
-        # A lone worker cannot drift from others.
-        anchor = b"" if self._transport.world_size == 1 else fragment.digest()
-        due_step = step + self._delay_steps
+        names, due_step = fragment.fragment.names, step + self._delay_steps
         # A healing server must not take what is sent for what has come back.
-        with self._state.lock:
+        with fragment.outer.measure() as delta, self._state.lock:
+            when = f"inner step {step}"
+            self._live.check_finite(names, delta, what="pseudo-gradient", when=when)
+            fragment.outer.on_sent(delta)
+            # A lone worker cannot drift from others.
+            anchor = b"" if self._transport.world_size == 1 else fragment.digest()
             if self._plan is not None and self._plan.joins:
                 fragment.send_nothing(anchor=anchor, step=step, due_step=due_step)
                 return
@@ -475,6 +471,7 @@ class OuterLoop:
             peak_outer_host_bytes=ledger.peak_host_bytes,
             consensus_sent_bytes=self._outer.counters.sent_bytes,
             consensus_received_bytes=self._outer.counters.received_bytes,
+            kernels=kernel_backend(self._live.device),
         )
 
     def report(

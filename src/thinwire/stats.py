@@ -27,6 +27,8 @@ class Stats:
         consensus_sent_bytes: sent to gather the mean of outer parameters that differ from worker to
             worker, for evaluations; in no other number here.
         consensus_received_bytes: that came from other workers for it.
+        kernels: what encodes and decodes on the worker's device: "torch", or numba or triton with
+            its version. Bytes are the same.
     """
 
     rounds: int
@@ -40,3 +42,4 @@ class Stats:
     peak_outer_host_bytes: int
     consensus_sent_bytes: int
     consensus_received_bytes: int
+    kernels: str

@@ -196,6 +196,7 @@ class CodecPiece:
     where: slice
 
 
+@final
 class PiecewiseCodec(BoundCodec):
     """A codec of several pieces: what is done to a vector is done to one part after the other.
 
@@ -203,15 +204,23 @@ class PiecewiseCodec(BoundCodec):
         id: of the byte format.
         layout: of the vectors.
         pieces: in the payload's order, which have no place in common.
+        is_exact: the numbers of a payload are taken as they are, with the signs of their zeros.
     """
 
-    def __init__(self, id: str, layout: Layout, pieces: Sequence[CodecPiece]) -> None:
+    def __init__(
+        self,
+        id: str,
+        layout: Layout,
+        pieces: Sequence[CodecPiece],
+        *,
+        is_exact: bool = False,
+    ) -> None:
         super().__init__(id, layout, max((piece.where.stop for piece in pieces), default=0))
-        self._pieces = tuple(pieces)
+        self._pieces, self._is_exact = tuple(pieces), is_exact
 
     @property
     def pieces(self) -> Sequence[CodecPiece]:
-        """The pieces, and where one of them has pieces of its own, those."""
+        """The pieces."""
         return self._pieces
 
     def prepare(self, device: torch.device) -> None:
@@ -255,6 +264,15 @@ class PiecewiseCodec(BoundCodec):
             piece.codec.add_counted(part, counted, sent, weight=weight, round=round)
             piece.part.write(out, part)
             piece.part.write(senders, counted)
+
+    def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
+        """Those of all pieces."""
+        if not self._is_exact:
+            return super().coefficients(payload, round)
+        out = torch.zeros(self.layout.numel, device=payload.device)
+        for piece, (sent,) in self._split([payload]):
+            piece.part.write(out, piece.codec.coefficients(sent, round))
+        return out
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """The largest of all pieces."""

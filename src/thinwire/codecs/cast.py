@@ -93,18 +93,6 @@ class _CastSpan(BoundCodec):
         return payload.view(self._dtype)
 
 
-@final
-class _CastVector(PiecewiseCodec):
-    """All spans: the very numbers come back, with the signs of their zeros."""
-
-    def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        check_payload(self, payload)
-        out = torch.zeros(self.layout.numel, device=payload.device)
-        for piece in self.pieces:
-            piece.part.write(out, piece.codec.coefficients(payload[piece.where], round))
-        return out
-
-
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, stop in ranges:
@@ -136,7 +124,7 @@ class _Cast(Codec):
             codec = _CastSpan(self.id, part.numel, self._dtype)
             begin, end = end, end + codec.nbytes
             pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
-        return _CastVector(self.id, layout, pieces)
+        return PiecewiseCodec(self.id, layout, pieces, is_exact=True)
 
 
 @final
