@@ -68,7 +68,9 @@ class FakeDevice(TorchFunctionMode):
             return self._moved(func, args, kwargs, _HOST if name == "cpu" else target)
         is_here = self._check_operands(name, args, kwargs)
         self._note_reading(name, args, is_here=is_here)
-        if name == "copy_" and self._is_held(args[0]) != self._is_held(args[1]):
+        # x[:n] = y copies as copy_() does.
+        into = name in ("copy_", "__setitem__") and isinstance(args[-1], Tensor)
+        if into and self._is_held(args[0]) != self._is_held(args[-1]):
             self._note_copy(to_host=not self._is_held(args[0]), kwargs=kwargs)
         result = func(*args, **kwargs)
         goes_here = is_here if target is None else target.type == DEVICE.type
@@ -152,7 +154,7 @@ class FakeDevice(TorchFunctionMode):
         tensors = _tensors((args, kwargs))
         here = [tensor for tensor in tensors if self._is_held(tensor)]
         away = [t for t in tensors if not self._is_held(t) and t.ndim and t.numel()]
-        if here and away and name not in ("copy_", "__set__", "_foreach_copy_"):
+        if here and away and name not in ("copy_", "__setitem__", "__set__", "_foreach_copy_"):
             raise AssertionError(f"{name}() of tensors on two devices at {_place()}")
         return bool(here)
 

@@ -99,6 +99,8 @@ def test_a_gpu_waits_no_more_often_than_the_fake_device(name: str) -> None:
         (lambda x: x.to("cpu"), 1),
         (lambda x: torch.empty(3).copy_(x), 1),
         (lambda x: torch.empty(3).copy_(x, non_blocking=True), 0),
+        (lambda x: torch.empty(3).__setitem__(slice(3), x), 1),
+        (lambda x: x.__setitem__(slice(3), torch.ones(3)), 0),
         (lambda x: x[x > 0], 1),
         (lambda x: (x > 0).nonzero(), 1),
         (lambda x: torch.where(x > 0), 1),
