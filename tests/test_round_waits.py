@@ -20,17 +20,17 @@ PROMISED = 1
 # Where there are more than promised, on a model that is smaller than one batch of a codec; of
 # begin() and of finish(). To be lowered, and a line to be taken out where the promise is kept.
 ALLOWED: dict[str, tuple[int, int]] = {
-    "ddp": (3, 1),
+    "ddp": (3, 0),
     "decoupled_momentum": (27, 93),
     "demo": (27, 93),
-    "diloco": (3, 1),
-    "muloco": (3, 1),
-    "muloco:bits=2": (16, 1),
-    "noloco": (3, 3),
-    "sparse_muloco": (16, 49),
-    "sparseloco": (27, 93),
-    "streaming_diloco": (3, 1),
-    "streaming_muloco": (3, 1),
+    "diloco": (3, 0),
+    "muloco": (3, 0),
+    "muloco:bits=2": (4, 0),
+    "noloco": (3, 2),
+    "sparse_muloco": (7, 3),
+    "sparseloco": (27, 23),
+    "streaming_diloco": (3, 0),
+    "streaming_muloco": (3, 0),
 }
 
 build = partial(llama, vocabulary=37, width=64, layers=3)
