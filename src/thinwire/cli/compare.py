@@ -46,9 +46,12 @@ class CompareCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire.experiments.grid import specs_of
+
         self._check_launch()
         experiment = experiment_of(self.grid, self.run, methods=self.methods, seeds=self.seeds)
         out = self.out or default_out("compare")
+        specs_of(experiment)  # what does not fit is said before torch is loaded
         from thinwire.experiments import ParallelRunner, SequentialRunner, compare
 
         runner = SequentialRunner() if self.jobs == 1 else ParallelRunner(self.jobs)
