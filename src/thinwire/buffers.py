@@ -1,10 +1,12 @@
 """Memory for messages that is used again once nothing refers to it."""
 
+from __future__ import annotations
+
 import threading
+from functools import cache
 from typing import final
 
-import torch
-from torch import Tensor
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["BufferPool"]
 
@@ -52,9 +54,11 @@ def _use_count(buffer: Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
 
 
-# Of memory that only the tensor refers to which is asked about, and the asking itself.
-_UNSHARED = _use_count(torch.empty(1))
+@cache
+def _unshared() -> int:
+    """Of memory that only the tensor refers to which is asked about, and the asking itself."""
+    return _use_count(torch.empty(1))
 
 
 def _is_shared(buffer: Tensor) -> bool:
-    return _use_count(buffer) > _UNSHARED
+    return _use_count(buffer) > _unshared()

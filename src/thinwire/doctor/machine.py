@@ -1,5 +1,7 @@
 """Checks of this machine, without a network."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform
@@ -11,12 +13,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from thinwire.codecs.kernels import VARIABLE, kernel_backend
 from thinwire.doctor.finding import Check, Finding, Status
 from thinwire.elastic.token import find_token
 from thinwire.errors import ConfigurationError
+from thinwire.lazy_torch import torch
 from thinwire.version import __version__
 
 __all__ = ["machine_checks"]

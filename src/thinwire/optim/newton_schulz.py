@@ -68,7 +68,7 @@ class NewtonSchulz:
 def orthogonalise(
     matrices: Tensor,
     coefficients: Sequence[Sequence[float]] = PAPER_COEFFICIENTS,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     eps: float = 1e-7,
     *,
     preconditioned: bool = False,
@@ -88,7 +88,7 @@ def orthogonalise(
     Args:
         matrices: [..., m, n], real, any strides; each matrix is treated by itself.
         coefficients: one (a, b, c) for each iteration.
-        dtype: of the iteration; norms are taken in fp32 or better whatever it is.
+        dtype: of the iteration, default bf16; norms are taken in fp32 or better whatever it is.
         eps: floor under the Frobenius norm, so that a zero matrix gives zeros and not NaN.
         preconditioned: whether to scale the rows (of a tall matrix, the columns) by S.
 
@@ -112,7 +112,7 @@ def orthogonalise(
         return torch.empty_like(matrices)
     # X X^T is the smaller of the two Gram matrices only where X is wider than tall.
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = _normalised(matrices.mT if tall else matrices, dtype, eps)
+    x = _normalised(matrices.mT if tall else matrices, dtype or torch.bfloat16, eps)
     x = x.flatten(0, -3) if x.ndim > 2 else x[None]
     x = _iterate(x, coefficients, preconditioned=preconditioned)
     x = x.mT if tall else x
