@@ -179,6 +179,20 @@ def test_kernels_are_not_measured_where_there_are_none(monkeypatch) -> None:
     assert "gpu-kernels" not in cli_bench._here()
 
 
+def test_muon_is_measured_against_that_of_torch() -> None:
+    threads = torch.get_num_threads()
+    report = bench.muon(widths=(8, 17), repeats=2)
+    assert torch.get_num_threads() == threads
+    found = json.loads(json.dumps(report.describe()))
+    assert [row["parameters"] for row in found["rows"]] == [13 * 8 * 8, 13 * 17 * 17]
+    for row in found["rows"]:
+        assert row["ratio"] == min(row["ours_cpu_s"]) / min(row["torch_cpu_s"])
+        assert len(row["ours_cpu_s"]) == len(row["torch_cpu_s"]) == 2
+        assert row["ours_nbytes"] > 0 < row["torch_nbytes"]
+    (table,) = report.tables()
+    assert [len(row) for row in table.rows] == [len(table.columns)] * 2
+
+
 def test_codecs_are_measured_against_a_loop_over_topk() -> None:
     compared = [codecs.TopK(k=64), codecs.Quantise(bits=2), codecs.CastBF16()]
     layout = gpt2(vocabulary=300, positions=17, width=64, layers=1)

@@ -2,6 +2,7 @@
 
 from thinwire.bench.codecs import CodecReport, CodecTimes, codecs
 from thinwire.bench.gpu_kernels import GpuKernelReport, KernelTimes, gpu_kernels
+from thinwire.bench.muon import MuonReport, MuonTimes, muon
 from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_alternating
 from thinwire.bench.round import round
 from thinwire.bench.round_memory import round_memory
@@ -21,10 +22,13 @@ __all__ = [
     "CodecTimes",
     "GpuKernelReport",
     "KernelTimes",
+    "MuonReport",
+    "MuonTimes",
     "PlainLoopReport",
     "codecs",
     "compare_alternating",
     "gpu_kernels",
+    "muon",
     "plain_loop",
     "round",
     "round_memory",
