@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.codecs import DCT, F32, Blocks, BoundCodec, TopK
 from thinwire.feedback import Feedback, FeedbackState
 from thinwire.storage import StatePlacement
@@ -95,24 +96,24 @@ class Simplified(FeedbackState):
 class AllShared(Simplified):
     """m = beta m + mean Delta; returns mean Delta + beta m: the mean in place of each one's own."""
 
-    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
-        return codec.encode(BETA * self.momentum + delta, round)
+    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+        codec.encode_to(out, BETA * self.momentum + delta.whole(), round)
 
-    def absorb(self, mean: Tensor) -> Tensor:
-        delta, self.momentum = mean - BETA * self.momentum, mean
-        return delta + BETA * self.momentum
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        delta, self.momentum = mean.whole() - BETA * self.momentum, mean.whole()
+        return DenseVector(delta + BETA * self.momentum)
 
 
 class NothingShared(Simplified):
     """m = beta m + Delta, which stays with the worker; zeros travel."""
 
-    def encode(self, delta: Tensor, codec: BoundCodec, round: int = 0) -> Tensor:
-        self.momentum.mul_(BETA).add_(delta)
-        return codec.encode(torch.zeros_like(delta), round)
+    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+        self.momentum.mul_(BETA).add_(delta.whole())
+        codec.encode_to(out, torch.zeros_like(self.momentum), round)
 
-    def absorb(self, mean: Tensor) -> Tensor:
-        assert not mean.any()
-        return BETA * self.momentum
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        assert not mean.whole().any()
+        return DenseVector(BETA * self.momentum)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
