@@ -70,7 +70,7 @@ class TestEveryDescription:
         for field in dataclasses.fields(description):
             value = getattr(description, field.name)
             wrong = (0.9, 1.5) if field.name == "betas" else "x" if isinstance(value, str) else -1.0
-            if not isinstance(value, bool):
+            if not isinstance(value, bool | inner.NewtonSchulz):
                 with pytest.raises(ConfigurationError):
                     dataclasses.replace(description, **{field.name: wrong})
 

@@ -9,7 +9,9 @@ from torch import Tensor
 import thinwire as tw
 from thinwire import codecs
 from thinwire.aggregate import MeanOverWorkers, Payloads
-from thinwire.feedback import Feedback
+from thinwire.blocks import DenseVector
+from thinwire.codecs import BoundCodec
+from thinwire.feedback import Feedback, FeedbackState
 from thinwire.fragments.layout import Layout
 from thinwire.handshake import flatten_description
 from thinwire.method import RENAMED_SLOTS, describe, with_present_names
@@ -75,6 +77,12 @@ def moves() -> list[list[Tensor]]:
     return [[x + draw() for _ in range(WORKERS)] for x in [draw() for _ in range(ROUNDS)]]
 
 
+def encoded(state: FeedbackState, delta: Tensor, coder: BoundCodec, round: int) -> Tensor:
+    payload = torch.empty(coder.nbytes, dtype=torch.uint8)
+    state.encode_to(payload, DenseVector(delta), coder, round)
+    return payload
+
+
 def mean_of(codec, layout: Layout, feedback: Feedback, sent: list[list[Tensor]]) -> list[Tensor]:
     """The mean of every round as whoever combines `layout` sees it."""
     coder = codec.bind(layout)
@@ -82,8 +90,7 @@ def mean_of(codec, layout: Layout, feedback: Feedback, sent: list[list[Tensor]])
     means: list[Tensor] = []
     for round, deltas in enumerate(sent):
         payloads = [
-            state.encode(delta.clone(), coder, round)
-            for state, delta in zip(states, deltas, strict=True)
+            encoded(state, delta, coder, round) for state, delta in zip(states, deltas, strict=True)
         ]
         received = Payloads(coder=coder, payloads=payloads, round=round)
         means.append(MeanOverWorkers().combine(received))
@@ -100,7 +107,7 @@ def delivered(codec, owner: Feedback) -> float:
         cut = [[delta[shard] for delta in deltas] for deltas in sent]
         coder, state = codec.bind(piece), owner.bind(piece.numel, STORAGE)
         for round, mean in enumerate(mean_of(codec, piece, FEEDBACK, cut)):
-            reduced[shard] += coder.decode(state.encode(mean, coder, round), round)
+            reduced[shard] += coder.decode(encoded(state, mean, coder, round), round)
     return float(reduced @ gathered / (gathered @ gathered))
 
 

@@ -18,19 +18,16 @@ PROMISED = 1
 """Waits a fragment and round: what is sent has to be on the host."""
 
 # Where there are more than promised, on a model that is smaller than one batch of a codec; of
-# begin() and of finish(). To be lowered, and a line to be taken out where the promise is kept.
+# begin() and of finish(). To be lowered, and a line to be taken out where the promise is kept. What
+# Top-k sends is looked at by torch as it is decoded; kernels do without. Under ddp the weights are
+# the anchor, whose digest no step has found.
 ALLOWED: dict[str, tuple[int, int]] = {
-    "ddp": (3, 0),
-    "decoupled_momentum": (27, 93),
-    "demo": (27, 93),
-    "diloco": (3, 0),
-    "muloco": (3, 0),
-    "muloco:bits=2": (4, 0),
-    "noloco": (3, 2),
-    "sparse_muloco": (7, 3),
-    "sparseloco": (27, 23),
-    "streaming_diloco": (3, 0),
-    "streaming_muloco": (3, 0),
+    "ddp": (2, 0),
+    "decoupled_momentum": (1, 23),
+    "demo": (2, 23),
+    "noloco": (1, 3),
+    "sparse_muloco": (1, 3),
+    "sparseloco": (1, 23),
 }
 
 build = partial(llama, vocabulary=37, width=64, layers=3)

@@ -83,7 +83,7 @@ def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> lis
         "from thinwire.fragments import Whole\nfrom thinwire.feedback import NoFeedback\n"
         "from thinwire.aggregate import MeanOverWorkers\n"
         "from thinwire.codecs import *\nfrom thinwire.outer import SGD, GradientAveraging, Gossip\n"
-        "from thinwire.inner import AdamW, Muon\n"
+        "from thinwire.inner import AdamW, Muon, NewtonSchulz\n"
         "from thinwire.train.config import *\nfrom thinwire.train.data import Data\n"
         "from thinwire.train.models import Model\nfrom thinwire.train.schedule import *\n"
         "from thinwire.train import trainer\n"

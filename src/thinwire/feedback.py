@@ -21,8 +21,10 @@ class FeedbackState(ABC):
     """The feedback of one vector on one worker."""
 
     @abstractmethod
-    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
-        """Encode `delta` (finite) plus what earlier rounds did not send into `out`.
+    def encode_to(
+        self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
+    ) -> Tensor:
+        """Encode `delta` plus what earlier rounds did not send into `out`.
 
         Args:
             out: uint8 [codec.nbytes].
@@ -30,8 +32,12 @@ class FeedbackState(ABC):
             codec: of [numel].
             round: number of the exchange.
 
+        Returns:
+            a sum [] that is finite if all is that was encoded; `out` is to be dropped if it is not.
+
         Raises:
-            NonFiniteError: the sum leaves the range of fp32.
+            NonFiniteError: `delta` is not finite, or its sum with the rest; on a CPU, where looking
+                costs no wait, before anything has changed.
         """
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:
@@ -70,13 +76,21 @@ class Feedback(ABC):
 
 @final
 class _NoResidual(FeedbackState):
-    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+    def encode_to(
+        self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
+    ) -> Tensor:
+        totals = [torch.zeros((), device=out.device)]
         for piece in codec.pieces:
             payload = out[piece.where]
             numbers = piece.codec.as_numbers(payload)
             values = delta.read(piece.part, numbers)
+            totals.append(_proof(values))
             if numbers is None:
                 piece.codec.encode_to(payload, values, round)
+        total = torch.stack(totals).sum()
+        if out.is_cpu and not bool(total.isfinite()) and delta.is_finite():
+            return totals[0]  # finite numbers, whose sum is not
+        return total
 
     def prefetch(self) -> None:
         pass
@@ -112,28 +126,27 @@ class _Residual(FeedbackState):
         self._decay, self._returns_mean = decay, returns_mean
         self._memory = storage.zeros(numel)
 
-    def encode_to(self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0) -> None:
+    def encode_to(
+        self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
+    ) -> Tensor:
+        if out.is_cpu and not delta.is_finite():
+            raise _not_finite("the pseudo-gradient holds NaN or an infinity")
         residual = self._memory.fetch()
-        left: list[Tensor] = []
+        totals = [torch.zeros((), device=out.device)]
         for piece in codec.pieces:
             part = piece.part.read(residual)
             piece.codec.encode_feedback_to(
                 out[piece.where], part, delta.read(piece.part), decay=self._decay, round=round
             )
             piece.part.write(residual, part)
-            left.append(part.sum())
+            totals.append(_proof(part))  # what is left is finite if what was encoded is
         self._memory.store(residual)
-        # A finite sum proves every term finite, and what is left is if what was encoded is.
-        if left and not bool(torch.isfinite(torch.stack(left)).all()):
-            self._check_finite(residual)
-
-    def _check_finite(self, residual: Tensor) -> None:
-        if not bool(torch.isfinite(residual).all()):
-            raise NonFiniteError(
-                "add a pseudo-gradient to the feedback",
-                because="the sum leaves the range of fp32",
-                do="resume from the last checkpoint with a lower inner learning rate",
-            )
+        total = torch.stack(totals).sum()
+        if out.is_cpu and not bool(total.isfinite()):
+            if not bool(torch.isfinite(residual).all()):
+                raise _not_finite("the sum leaves the range of fp32")
+            total = totals[0]  # finite numbers, whose sum is not
+        return total
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         if not self._returns_mean:
@@ -164,6 +177,23 @@ class _Residual(FeedbackState):
                 do="pass what state_dict() of a loop with the same method returned",
             )
         self._memory.store(state["residual"].to(memory.device, copy=True))
+
+
+def _proof(values: Tensor) -> Tensor:
+    """A number that is not finite unless all of `values` are.
+
+    A sum is fastest on a CPU, and may leave the range where no number does: then one looks again,
+    which on a GPU would be a wait.
+    """
+    return values.sum() if values.is_cpu or not len(values) else values.abs().amax()
+
+
+def _not_finite(because: str) -> NonFiniteError:
+    return NonFiniteError(
+        "add a pseudo-gradient to the feedback",
+        because=because,
+        do="resume from the last checkpoint with a lower inner learning rate",
+    )
 
 
 @final

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast, final
 
@@ -198,19 +199,23 @@ class LiveWeights:
             if isinstance(value, Tensor)
         ]
 
-    def check_finite(
-        self, names: Sequence[str], vector: LazyVector, *, what: str, when: str
-    ) -> None:
-        """Raise `NonFiniteError` naming the first parameter whose part of `vector` is not."""
-        if vector.is_finite():
-            return
-        for name, values in self.unflatten(names, vector.whole()).items():
-            if not bool(torch.isfinite(values).all()):
-                raise NonFiniteError(
-                    f"send the {what} of parameter {name!r} at {when}",
-                    because="it holds NaN or an infinity, which would reach every worker",
-                    do="lower the inner learning rate or clip gradients; the round was not sent",
-                )
+    @contextmanager
+    def naming_what_is_not_finite(
+        self, names: Sequence[str], delta: LazyVector, *, when: str
+    ) -> Generator[None]:
+        """Have a `NonFiniteError` of the block name the first parameter whose `delta` is not."""
+        try:
+            yield
+        except NonFiniteError:
+            for name, values in self.unflatten(names, delta.whole()).items():
+                if not bool(torch.isfinite(values).all()):
+                    raise NonFiniteError(
+                        f"send the pseudo-gradient of parameter {name!r} at {when}",
+                        because="it holds NaN or an infinity, which would reach every worker",
+                        do="lower the inner learning rate or clip gradients; the round was not "
+                        "sent",
+                    ) from None
+            raise
 
     def check_unchanged(self) -> None:
         """Raise `ConfigurationError` if others are trainable or stepped than at construction."""

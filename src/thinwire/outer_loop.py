@@ -265,12 +265,9 @@ class OuterLoop:
                 because="its last exchange was begun and not finished",
                 do="call finish() after every begin()",
             )
-        names, due_step = fragment.fragment.names, step + self._delay_steps
+        due_step = step + self._delay_steps
         # A healing server must not take what is sent for what has come back.
         with fragment.outer.measure() as delta, self._state.lock:
-            when = f"inner step {step}"
-            self._live.check_finite(names, delta, what="pseudo-gradient", when=when)
-            fragment.outer.on_sent(delta)
             # A lone worker cannot drift from others.
             anchor = b"" if self._transport.world_size == 1 else fragment.digest()
             if self._plan is not None and self._plan.joins:
@@ -278,9 +275,12 @@ class OuterLoop:
                 return
             # What a round took out of feedback is put back if the round is discarded.
             before = None if self._membership.is_fixed else fragment.exchange.feedback()
-            fragment.send(
-                delta, step=step, due_step=due_step, anchor=anchor, feedback_before=before
-            )
+            names, when = fragment.fragment.names, f"inner step {step}"
+            with self._live.naming_what_is_not_finite(names, delta, when=when):
+                fragment.send(
+                    delta, step=step, due_step=due_step, anchor=anchor, feedback_before=before
+                )
+            fragment.outer.on_sent(delta)
 
     def _apply_all(self, due: list[tuple[FragmentState, PendingRound]]) -> None:
         # All workers must wait in one order: a sort is stable, and fragments have the plan's order.

@@ -11,6 +11,7 @@ from torch import nn
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method
 from thinwire.asynchronous import AsyncOptions, Simulation, WorkerSpeeds
+from thinwire.blocks import DenseVector
 from thinwire.testing.reference import reference_async_diloco
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
@@ -271,7 +272,8 @@ def test_bf16_workers_keep_an_fp32_theta() -> None:
     # Nothing trained moves nothing, although bf16 cannot hold theta.
     message = None
     with torch.no_grad():
-        team.server._outer.apply(torch.full((sum(p.numel() for p in half().parameters()),), 1e-4))
+        numel = sum(p.numel() for p in half().parameters())
+        team.server._outer.apply(DenseVector(torch.full((numel,), 1e-4)))
         team.server._prepare_theta()
         team.workers[0].start(team.server.assign(0, now_s=0.0))
         message = team.workers[0].finish()

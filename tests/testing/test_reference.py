@@ -1,11 +1,13 @@
 """SparseLoCo against its released code, written out: fixed displacements, six rounds."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.aggregate import Aggregate, Payloads
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
 from thinwire.testing import ReleasedRound, reference_released_sparseloco
 
 SHAPES = {"a": (128, 192), "b": (64, 64), "c": (512, 128), "d": (256, 64)}
@@ -48,15 +50,16 @@ def train(
     values: tw.codecs.Values = EXACT,
 ) -> list[ReleasedRound]:
     """What the outer loop does with the same displacements; what was sent is read off payloads."""
-    combine, seen, workers = type(rule).combine, [], len(deltas[0])
+    seen, workers = [], len(deltas[0])
 
-    def watched(self: Aggregate, received: Payloads) -> Tensor:
-        decoded = [split(received.decode(worker) != 0) for worker in range(workers)]
-        update = combine(self, received)
-        seen.append((decoded, split(update.clone())))
-        return update
+    def watched(aggregate: Aggregate, received: Payloads, *rest: Any, **more: Any) -> Any:
+        sent = (received.to_vector(received.coefficients(w)) for w in range(workers))
+        decoded = [split(vector != 0) for vector in sent]
+        mean, unusable = aggregate_valid(aggregate, received, *rest, **more)
+        seen.append((decoded, split(mean.whole())))
+        return mean, unusable
 
-    monkeypatch.setattr(type(rule), "combine", watched)
+    monkeypatch.setattr("thinwire.exchange.gather.aggregate_valid", watched)
     codec = tw.codecs.TopK(k=K, values=values, groups=tw.codecs.Blocks())
     method = tw.presets.sparseloco(sync_every=1, codec=codec, aggregate=rule)
     models = [
@@ -77,7 +80,7 @@ def train(
             loop.begin()
         for loop in loops:
             loop.finish()
-        sent, update = seen[-workers]  # every worker combines
+        sent, update = seen[-1]  # all workers combine the same
         feedback = (loop.state_dict()["fragments"][0]["exchange"]["residual"] for loop in loops)
         theta = [loops[0].anchor()[name].clone() for name in SHAPES]
         residuals = [[r.clone() for r in split(flat)] for flat in feedback]

@@ -118,9 +118,9 @@ class AsyncWorker:
         delta = DenseVector(self._start.fetch() - self._live.read(names))
         self._start.release()
         what = f"exchange {given.round}"
-        self._live.check_finite(names, delta, what="pseudo-gradient", when=what)
         self._feedback_before = self._exchange.feedback()
-        messages = self._exchange.encode(delta, tag_of(given.round, given.anchor))
+        with self._live.naming_what_is_not_finite(names, delta, when=what):
+            messages = self._exchange.encode(delta, tag_of(given.round, given.anchor))
         (message,) = messages.values()
         self.assignment = None
         self.sent_bytes += message.numel()

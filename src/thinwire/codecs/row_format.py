@@ -242,9 +242,11 @@ class _RowsCodec(BoundCodec):
             self._write_residual(out, rows, None, 1.0, round)
         else:
             coefficients = self._transform.forward(rows, self._batch.shape)
-            self._write(out, coefficients, round)
-            sent = torch.zeros_like(rows)
-            self._add(sent, [out], 1.0, round)
+            decoded, sent = self._write(out, coefficients, round), torch.zeros_like(rows)
+            if decoded is None:
+                self._add(sent, [out], 1.0, round)
+            else:
+                decoded.add_to(sent, weight=1.0)
             rows -= self._transform.inverse(sent, self._batch.shape)
         self._batch.put_rows(x, rows)
 
@@ -258,14 +260,15 @@ class _RowsCodec(BoundCodec):
         self._write_residual(out, rows, self._batch.rows_of(delta), decay, round)
         self._batch.put_rows(residual, rows)
 
-    def _write(self, out: Tensor, rows: Tensor, round: int) -> None:
-        """Encode `rows`, which are overwritten where there is a kernel."""
+    def _write(self, out: Tensor, rows: Tensor, round: int) -> Decoded | None:
+        """Encode `rows`; what was sent, or None of a kernel, which overwrites them."""
         kernel = self._kernel(rows.device)
-        if kernel is None:
-            records, _ = self._format.write(rows, self._key(round))
-            out.view(self._batch.rows, -1).copy_(records)
-        else:
+        if kernel is not None:
             kernel.encode(rows, out.view(self._batch.rows, -1), delta=None, decay=1.0)
+            return None
+        records, sent = self._format.write(rows, self._key(round))
+        out.view(self._batch.rows, -1).copy_(records)
+        return sent
 
     def _write_residual(
         self, out: Tensor, rows: Tensor, delta: Tensor | None, decay: float, round: int

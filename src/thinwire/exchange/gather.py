@@ -9,6 +9,7 @@ from typing import final
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, combined
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
+from thinwire.checksums import checksums
 from thinwire.codecs import Codec
 from thinwire.exchange.base import (
     Exchange,
@@ -58,17 +59,19 @@ class WholeMessages(ExchangeState, ABC):
         """Encode `delta` as one message, named `whole`."""
         message = blank_message(self._codec.nbytes, self._context.storage)
         body = body_of(message, self._codec.nbytes)
-        self._feedback.encode_to(body, delta, self._codec, round=tag.round)
-        return {_WHOLE: body if self._alone else self._sealed(message, tag, Kind.WHOLE)}
+        total = self._feedback.encode_to(body, delta, self._codec, round=tag.round)
+        found = checksums([] if self._alone else [body], total)
+        if self._alone:
+            return {_WHOLE: body}
+        header = self._header(tag, sender=self._context.rank)
+        return {_WHOLE: seal(message, header, *found)}
 
     @final
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         """Make one message of zeros."""
         message = torch.zeros(HEADER_NBYTES + self._codec.nbytes, dtype=torch.uint8)
-        return {_WHOLE: self._sealed(message, tag, Kind.NOTHING)}
-
-    def _sealed(self, message: Tensor, tag: RoundTag, kind: int) -> Tensor:
-        return seal(message, self._header(tag, sender=self._context.rank, kind=kind))
+        header = self._header(tag, sender=self._context.rank, kind=Kind.NOTHING)
+        return {_WHOLE: seal(message, header)}
 
     def _header(self, tag: RoundTag, *, sender: int, kind: int = Kind.WHOLE) -> Header:
         return self._context.header(self._codec, tag, sender=sender, kind=kind)
@@ -146,9 +149,10 @@ class _GatherState(WholeMessages):
             rejected = yield from agree(self._examine(received, tag), workers)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
         senders = [rank for rank in range(len(received)) if rank not in rejected]
-        # What came back as it was sent was checked before.
+        # What came back as it was sent was checked before. Where workers vote on what to leave out,
+        # each judges its own message as the others do.
         rank = self._context.rank
-        mine = rank if received[rank] is messages[_WHOLE] and rank in senders else None
+        mine = rank if received[rank] is messages[_WHOLE] and not drops else None
         # In the transport's thread; an error belongs to the caller, and is no fault of the link.
         opened = attempt(lambda: self._bodies(received, senders, tag, mine, is_checked=drops))
         yield ToCaller()

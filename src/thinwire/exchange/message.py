@@ -146,14 +146,21 @@ def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
     return storage.buffers.take(HEADER_NBYTES + body_nbytes, storage.device)
 
 
-def seal(message: Tensor, header: Header) -> Tensor:
+def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> Tensor:
     """Write the header before the body that is in `message`, uint8 [64 + n], and return it.
+
+    Args:
+        message: header and body.
+        header: what it says.
+        body_checksum: of the body; by default it is computed.
 
     >>> header = Header(codec="identity/f32", fragment=0, kind=Kind.WHOLE, shard=0, round=1,
     ...     sender=0, elements=1, anchor=bytes(8))
     >>> bytes(seal(torch.zeros(68, dtype=torch.uint8), header)[:4].tolist())
     b'TWIR'
     """
+    if body_checksum is None:
+        body_checksum = checksum(message[HEADER_NBYTES:])
     start = _FIELDS.pack(
         *_Fields(
             magic=_MAGIC,
@@ -165,7 +172,7 @@ def seal(message: Tensor, header: Header) -> Tensor:
             shard=header.shard,
             round=header.round,
             sender=header.sender,
-            body_checksum=checksum(message[HEADER_NBYTES:]),
+            body_checksum=body_checksum,
             elements=header.elements,
             anchor=header.anchor,
         )

@@ -12,6 +12,7 @@ from typing import final
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
 from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
+from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import NonFiniteError, RoundDiscarded
 from thinwire.exchange.base import (
@@ -133,20 +134,34 @@ class _ReduceScatterState(ExchangeState):
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
         messages = [blank_message(c.nbytes, self._context.storage) for c in self._codecs]
-        parts = zip(messages, self._shards, self._codecs, self._feedback, strict=True)
-        for message, where, codec, feedback in parts:
-            shard = delta.piece(where.start, where.stop)
-            feedback.encode_to(body_of(message, codec.nbytes), shard, codec, round=tag.round)
-        return self._sealed(messages, tag, Kind.SHARD)
+        bodies = [body_of(m, c.nbytes) for m, c in zip(messages, self._codecs, strict=True)]
+        parts = zip(bodies, self._shards, self._codecs, self._feedback, strict=True)
+        # Before the feedback of any shard has changed.
+        if self._context.storage.device.type == "cpu" and not delta.is_finite():
+            refuse_vector()
+        totals = [
+            feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
+            for body, at, codec, feedback in parts
+        ]
+        return self._sealed(messages, tag, Kind.SHARD, checksums(bodies, torch.stack(totals).sum()))
 
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         sizes = (HEADER_NBYTES + codec.nbytes for codec in self._codecs)
-        return self._sealed([torch.zeros(n, dtype=torch.uint8) for n in sizes], tag, Kind.NOTHING)
+        messages = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
+        bodies = [message[HEADER_NBYTES:] for message in messages]
+        return self._sealed(messages, tag, Kind.NOTHING, checksums(bodies))
 
-    def _sealed(self, messages: Sequence[Tensor], tag: RoundTag, kind: int) -> dict[str, Tensor]:
+    def _sealed(
+        self, messages: Sequence[Tensor], tag: RoundTag, kind: int, found: Sequence[int]
+    ) -> dict[str, Tensor]:
+        headers = (
+            self._header(shard, tag, sender=self._rank, kind=kind) for shard in range(len(messages))
+        )
         return {
-            f"shard{shard}": seal(message, self._header(shard, tag, sender=self._rank, kind=kind))
-            for shard, message in enumerate(messages)
+            f"shard{shard}": seal(message, header, body_checksum)
+            for shard, (message, header, body_checksum) in enumerate(
+                zip(messages, headers, found, strict=True)
+            )
         }
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:

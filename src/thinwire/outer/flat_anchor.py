@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol, final
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
-from thinwire.checksums import BlockSums, anchor_digest
+from thinwire.checksums import BlockSums, HostCopy, anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError
 from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, StoredTensor
@@ -74,6 +74,7 @@ class FlatAnchor:
         self._buffers = {k: storage.keep(v) for k, v in buffers.items() if v.ndim > 0}
         self._vector = storage.keep(start)
         self._digest, self._digest_version = b"", 0
+        self._sums: tuple[HostCopy, int] | None = None
 
     def prefetch_reading(self) -> None:
         """Begin to copy the vector to the device."""
@@ -112,7 +113,7 @@ class FlatAnchor:
         vector = self._vector.fetch()
         buffers = {key: kept.fetch() for key, kept in self._buffers.items()}
         failure: BaseException | None = None
-        self._digest, sums = b"", BlockSums()
+        self._digest, self._sums, sums = b"", None, BlockSums()
         try:
             for part, values in mean.blocks():
                 self._step_part(part, values, vector, buffers, origin)
@@ -132,6 +133,9 @@ class FlatAnchor:
                 steps += 1
         if failure is not None:
             raise failure
+        if self._is_compared and not vector.is_cpu:
+            # On its way while the worker trains on: no later round waits for it.
+            self._sums = HostCopy(column_sums(vector)), self.resting()._version
         if len(vector) and sums.numel == len(vector):
             self._digest, self._digest_version = sums.digest(), self.resting()._version
 
@@ -161,6 +165,9 @@ class FlatAnchor:
         """`anchor_digest` of the vector, which a step on a CPU has found beside its work."""
         vector = self.resting()
         # torch counts changes in place: also those that another made through a view.
+        if self._sums is not None:
+            (sums, self._digest_version), self._sums = self._sums, None
+            self._digest = digest_of(sums.read())
         if not self._digest or self._digest_version != vector._version:
             self._digest, self._digest_version = anchor_digest(vector), vector._version
         return self._digest
@@ -183,7 +190,7 @@ class FlatAnchor:
                 because=f"it has {sorted(state)} and needs {sorted(mine)}",
                 do="pass what state_dict() of a loop with the same method returned",
             )
-        self._digest = b""
+        self._digest, self._sums = b"", None
         _put(self._vector, state["anchor"])
         for key, kept in self._buffers.items():
             _put(kept, state[f"optimizer.{key}"])
