@@ -2,7 +2,8 @@
 
     python benchmarks/start_up.py OUT --run FOLDER --before SRC
 
-SRC is the src folder of an earlier checkout; both are timed in turn, after a run that caches bytecode.
+SRC is the src folder of an earlier checkout; both are timed in turn, after a run that caches
+bytecode.
 FOLDER holds finished runs, for `thinwire report`. OUT gets start-up.json.
 """
 

@@ -94,9 +94,9 @@ def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
         series[row.method, row.axis].append((row.count, row.kernels))
     for (method, axis), points in series.items():
         for (fewer, some), (more, many) in itertools.pairwise(points):
-            # Between these gather gives way to reduce-scatter, with a message for every worker.
-            if (axis, fewer, more) != ("workers", 4, 16):
-                assert many / some <= more / fewer, (method, axis, points)
+            # Where gather gives way to reduce-scatter there is a step, to a message for each worker.
+            most = 130 * more if axis == "workers" else some * more / fewer
+            assert many <= most, (method, axis, points)
 
 
 @pytest.mark.parametrize("name", ["diloco", "sparse_muloco", "noloco", "muloco:bits=2"])
