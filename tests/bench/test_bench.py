@@ -94,8 +94,9 @@ def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
         series[row.method, row.axis].append((row.count, row.kernels))
     for (method, axis), points in series.items():
         for (fewer, some), (more, many) in itertools.pairwise(points):
-            # Where gather gives way to reduce-scatter there is a step, to a message for each worker.
-            most = 130 * more if axis == "workers" else some * more / fewer
+            # Reduce-scatter, which takes over from gather somewhere, has a message for each worker;
+            # leftovers of a fragment take a part of their own.
+            most = 130 * more if axis == "workers" else 1.1 * some * more / fewer
             assert many <= most, (method, axis, points)
 
 
