@@ -1,6 +1,8 @@
 """The table of consequences, and that exchanges do what its rows say."""
 
 import itertools
+import struct
+import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +14,7 @@ import thinwire as tw
 from exchanges import Messages, delta_of, exchanged, state_of, tag_of
 from thinwire import codecs
 from thinwire.blocks import DenseVector
+from thinwire.checksums import checksum
 from thinwire.errors import RoundDiscarded
 from thinwire.exchange import Exchange, ExchangeState, RoundResult
 from thinwire.exchange.message import HEADER_NBYTES
@@ -81,6 +84,18 @@ def flipped(message: Tensor) -> Tensor:
     return message
 
 
+def with_a_nan(message: Tensor) -> Tensor:
+    """A whole message of bf16, whose first number is none: a worker itself would not send it."""
+    message = message.clone()
+    body = message[HEADER_NBYTES:]
+    body[:2] = torch.tensor([0xC0, 0x7F], dtype=torch.uint8)
+    head = bytearray(message[:HEADER_NBYTES].tolist())
+    struct.pack_into("<I", head, 36, checksum(body))
+    struct.pack_into("<I", head, 60, zlib.crc32(head[:60]))
+    message[:HEADER_NBYTES] = torch.tensor(list(head), dtype=torch.uint8)
+    return message
+
+
 def messages_of(reason: RejectReason, rank: int, state: ExchangeState) -> Messages:
     """What a worker sends if `reason` is what is wrong with worker 1."""
     if rank != 1 or reason is RejectReason.DAMAGED:
@@ -91,9 +106,8 @@ def messages_of(reason: RejectReason, rank: int, state: ExchangeState) -> Messag
         case RejectReason.DRIFTED:
             return state.encode(DenseVector(delta_of(rank)), tag_of(anchor=b"elsewher"))
         case RejectReason.NOT_FINITE:
-            return state.encode(
-                DenseVector(torch.full_like(delta_of(rank), float("nan"))), tag_of()
-            )
+            good = state.encode(DenseVector(delta_of(rank)), tag_of())
+            return {name: with_a_nan(message) for name, message in good.items()}
         case _:
             return state.encode(DenseVector(delta_of(rank) * 1e6), tag_of())
 

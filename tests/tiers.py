@@ -76,6 +76,10 @@ transport
 
 # Processes, browsers, network namespaces and measurements: what finds least for its seconds.
 SLOW = """
+bench/test_bench.py::test_kernels_do_not_grow
+codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation
+test_round_memory.py::test_a_round_takes_no_more_memory_than_it_may[decoupled
+test_round_memory.py::test_a_round_takes_no_more_memory_than_it_may[demo
 asynchronous/test_http.py::test_workers_and_server_may_be_killed_and_come_back
 benchmarks/test_claims.py::test_a_small_run_of_the_gpu_setting_trains_here
 cli/test_asynchronous_command.py::test_a_run_is_served_and_another_one_is_refused

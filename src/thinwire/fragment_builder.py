@@ -107,6 +107,8 @@ class FragmentBuilder:
             aggregate=MeanOverWorkers(),
             # They may have come together.
             refuses_same_work=False,
+            # All wait for it: a worker that refused alone would leave the others waiting.
+            refuses_own=False,
         )
         return Automatic().bind(context)
 

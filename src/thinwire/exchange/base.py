@@ -49,6 +49,8 @@ class ExchangeContext:
             otherwise a bad message is an error.
         has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
         refuses_same_work: workers that all send the same in the first round are an error.
+        refuses_own: what this worker would send is an error if it is not finite; else it is sent,
+            and all workers hear of it.
     """
 
     codec: Codec
@@ -62,6 +64,7 @@ class ExchangeContext:
     drops_bad_messages: bool = False
     has_own_anchors: bool = False
     refuses_same_work: bool = True
+    refuses_own: bool = True
 
     def header(
         self, codec: BoundCodec, tag: RoundTag, *, sender: int, kind: int, shard: int = 0

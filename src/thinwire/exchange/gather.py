@@ -60,6 +60,7 @@ class WholeMessages(ExchangeState, ABC):
         message = blank_message(self._codec.nbytes, self._context.storage)
         body = body_of(message, self._codec.nbytes)
         total = self._feedback.encode_to(body, delta, self._codec, round=tag.round)
+        total = total if self._context.refuses_own else None
         found = checksums([] if self._alone else [body], total)
         if self._alone:
             return {_WHOLE: body}
@@ -152,7 +153,8 @@ class _GatherState(WholeMessages):
         # What came back as it was sent was checked before. Where workers vote on what to leave out,
         # each judges its own message as the others do.
         rank = self._context.rank
-        mine = rank if received[rank] is messages[_WHOLE] and not drops else None
+        is_checked = self._context.refuses_own and not drops
+        mine = rank if received[rank] is messages[_WHOLE] and is_checked else None
         # In the transport's thread; an error belongs to the caller, and is no fault of the link.
         opened = attempt(lambda: self._bodies(received, senders, tag, mine, is_checked=drops))
         yield ToCaller()

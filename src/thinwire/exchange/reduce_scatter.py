@@ -137,13 +137,15 @@ class _ReduceScatterState(ExchangeState):
         bodies = [body_of(m, c.nbytes) for m, c in zip(messages, self._codecs, strict=True)]
         parts = zip(bodies, self._shards, self._codecs, self._feedback, strict=True)
         # Before the feedback of any shard has changed.
-        if self._context.storage.device.type == "cpu" and not delta.is_finite():
+        refuses = self._context.refuses_own
+        if refuses and self._context.storage.device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         totals = [
             feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
             for body, at, codec, feedback in parts
         ]
-        return self._sealed(messages, tag, Kind.SHARD, checksums(bodies, torch.stack(totals).sum()))
+        total = torch.stack(totals).sum() if refuses else None
+        return self._sealed(messages, tag, Kind.SHARD, checksums(bodies, total))
 
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         sizes = (HEADER_NBYTES + codec.nbytes for codec in self._codecs)
