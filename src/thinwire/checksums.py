@@ -109,7 +109,7 @@ class BlockSums:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(_COLUMNS, dtype=torch.int64)
+        self._sums: Tensor | None = None
         self.numel = 0
 
     def add(self, part: VectorPart, values: Tensor) -> None:
@@ -122,12 +122,14 @@ class BlockSums:
         ):
             # A run that does not begin a row has zeros before it.
             before = start * values.itemsize % _ROW_NBYTES // values.itemsize
-            self._sums += column_sums(F.pad(run, (before, 0)) if before else run)
+            found = column_sums(F.pad(run, (before, 0)) if before else run)
+            self._sums = found if self._sums is None else self._sums.add_(found)
             self.numel += stop - start
 
     def digest(self) -> bytes:
         """The `anchor_digest` of the vector, once all of it was added."""
-        return digest_of(self._sums)
+        nothing = torch.zeros(_COLUMNS, dtype=torch.int64)
+        return digest_of(nothing if self._sums is None else self._sums)
 
 
 def checksum(body: Tensor) -> int:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
-from thinwire.blocks import LazyVector, StreamedVector, VectorPart
+from thinwire.blocks import LazyVector, StreamedVector, VectorPart, block_numel, spans
+from thinwire.checksums import BlockSums
 from thinwire.errors import ConfigurationError
 from thinwire.lazy_torch import Tensor, nn, torch
 from thinwire.live_vector import LiveVector, OpenWeights
@@ -41,6 +42,7 @@ class _GradientState(OuterState):
         self._vector = LiveVector(live, names)
         self._captured: dict[torch.optim.Optimizer, _Settings] = {}
         self._gradients: dict[Tensor, Tensor] = {}
+        self._sent: list[Tensor] = []
         self._stepping = False
         for optimizer in live.optimizers:
             _claim(optimizer, self)
@@ -100,15 +102,17 @@ class _GradientState(OuterState):
         scale = None
         if self._clip_norm is not None and gradients:
             scale = (self._clip_norm / (_norm(gradients.values()) + 1e-6)).clamp(max=1.0)
-        parts = [gradients[p] if p in gradients else torch.zeros_like(p) for p in tensors]
-        yield _Gradients(self._vector.over(list(map(local_shard, parts))), scale)
+        # Kept: their memory takes the mean.
+        self._sent = [gradients[p] if p in gradients else torch.zeros_like(p) for p in tensors]
+        yield _Gradients(self._vector.over(list(map(local_shard, self._sent))), scale)
 
     def on_sent(self, delta: LazyVector) -> None:
         del delta
 
     def apply(self, mean: StreamedVector) -> None:
         parameters = [self.live.parameters[name] for name in self._names]
-        gradients = [torch.empty_like(parameter) for parameter in parameters]
+        # A worker that resumed in mid-flight has none.
+        gradients, self._sent = self._sent or list(map(torch.empty_like, parameters)), []
         means = self._vector.over(list(map(local_shard, gradients)))
         for part, values in mean.blocks():
             means.mix(part, values, 0.0)
@@ -127,6 +131,12 @@ class _GradientState(OuterState):
 
     def flat_anchor(self) -> Tensor:
         return self.live.read(self._names)
+
+    def digest(self) -> bytes:
+        weights, sums = self._vector.open(), BlockSums()
+        for part in spans(0, weights.numel, block_numel(weights.device)):
+            sums.add(part, weights.read(part))
+        return sums.digest()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
