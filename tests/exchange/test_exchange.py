@@ -6,6 +6,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from exchanges import sealed
 from thinwire import codecs
-from thinwire.aggregate import Payloads
+from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.checksums import checksum
 from thinwire.exchange.message import HEADER_NBYTES, Header, Kind
 from thinwire.fragments.layout import Layout
@@ -491,3 +492,20 @@ def test_a_result_that_is_no_number_is_not_applied(bad: float) -> None:
     with pytest.raises(tw.NonFiniteError, match="shards of worker 0 for round 1"):
         team.train(2)
     assert same_bits(before, list(team.loops[1].anchor().values()))
+
+
+@pytest.mark.parametrize(("workers", "times"), [(2, 2), (4, 1)])
+def test_workers_of_one_process_make_a_mean_once_where_it_pays(
+    workers: int, times: int, monkeypatch
+) -> None:
+    made: list[int] = []
+
+    def counted(*given: Any, **more: Any) -> Any:
+        made.append(1)
+        return aggregate_valid(*given, **more)
+
+    monkeypatch.setattr("thinwire.exchange.gather.aggregate_valid", counted)
+    method = diloco(codec=codecs.Quantise(bits=2), sync_every=1, exchange=tw.Gather())
+    team = Team(method, adamw, workers).train(3)
+    assert len(made) == 3 * times
+    assert len({loop.digest() for loop in team.loops}) == 1
