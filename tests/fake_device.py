@@ -53,6 +53,11 @@ class FakeDevice(TorchFunctionMode):
                 self._hold(parameter.grad)
         return module
 
+    def hold(self, *tensors: Tensor) -> None:
+        """Have these lie there."""
+        for tensor in tensors:
+            self._hold(tensor)
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
