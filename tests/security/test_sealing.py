@@ -1,0 +1,113 @@
+"""Payloads that only open with the token, in the place that they were sealed for, and unchanged."""
+
+import hashlib
+import sys
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+import thinwire as tw
+from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
+from thinwire.security.token import Token
+
+SECRET = "a secret of many characters"
+TOKEN = Token(SECRET)
+PLACE = place_of("fragment 0", 3, "gather", 0)
+
+
+def payload_of(numel: int) -> torch.Tensor:
+    return torch.randint(0, 256, (numel,), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2, 16, 4099])
+def test_what_is_sealed_opens_to_what_it_was(numel: int) -> None:
+    payload = payload_of(numel)
+    sealed = Sealer(TOKEN).seal(payload, PLACE)
+    assert len(sealed) == numel + SEAL_NBYTES
+    opened = Sealer(Token(SECRET)).open(sealed, PLACE)
+    assert opened is not None
+    assert torch.equal(opened, payload)
+
+
+def test_a_payload_that_is_not_contiguous_is_sealed_as_it_reads() -> None:
+    payload = payload_of(38)[::2]
+    opened = Sealer(TOKEN).open(Sealer(TOKEN).seal(payload, PLACE), PLACE)
+    assert opened is not None
+    assert torch.equal(opened, payload)
+
+
+def test_the_format_is_that_of_the_standards() -> None:
+    """What another program makes of HKDF and AES-GCM as they are specified opens here."""
+    secret = hashlib.sha256(b"thinwire token" + SECRET.encode()).digest()
+    key = HKDF(SHA256(), 32, salt=None, info=b"thinwire payloads 1 the run").derive(secret)
+    nonce, payload = bytes(range(12)), bytes(range(77))
+    sealed = nonce + AESGCM(key).encrypt(nonce, payload, PLACE)
+    opened = Sealer(TOKEN, "the run").open(torch.tensor(list(sealed), dtype=torch.uint8), PLACE)
+    assert opened is not None
+    assert bytes(opened.tolist()) == payload
+
+
+def test_equal_payloads_are_sealed_differently() -> None:
+    sealer, payload = Sealer(TOKEN), payload_of(99)
+    assert len({bytes(sealer.seal(payload, PLACE).tolist()) for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("at", [0, 11, 12, 50, 110, 111, 126])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_a_changed_bit_is_found(at: int, bit: int) -> None:
+    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
+    sealed[at] ^= 1 << bit
+    assert Sealer(TOKEN).open(sealed, PLACE) is None
+
+
+@pytest.mark.parametrize("kept", [0, 1, 11, 12, 27, 28, 126])
+def test_a_payload_that_was_cut_is_found(kept: int) -> None:
+    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
+    assert Sealer(TOKEN).open(sealed[:kept], PLACE) is None
+
+
+def test_a_payload_that_grew_is_found() -> None:
+    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
+    longer = torch.cat([sealed, torch.zeros(1, dtype=torch.uint8)])
+    assert Sealer(TOKEN).open(longer, PLACE) is None
+
+
+@pytest.mark.parametrize(
+    ("opener", "place"),
+    [
+        (Sealer(Token("another secret of many")), PLACE),
+        (Sealer(TOKEN, "another run"), PLACE),
+        (Sealer(TOKEN), place_of("fragment 0", 4, "gather", 0)),
+        (Sealer(TOKEN), place_of("fragment 0", 3, "gather", 1)),
+        (Sealer(TOKEN), b""),
+    ],
+    ids=["token", "run", "round", "sender", "no place"],
+)
+def test_it_opens_nowhere_else(opener: Sealer, place: bytes) -> None:
+    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
+    assert Sealer(TOKEN).open(sealed, PLACE) is not None
+    assert opener.open(sealed, place) is None
+
+
+def test_places_of_other_parts_are_other_bytes() -> None:
+    places = [("a", "b"), ("ab",), ("a,b",), ('a","b',), ("a", 1), ("a", "1"), ("a", 11), ()]
+    assert len({place_of(*parts) for parts in places}) == len(places)
+
+
+def test_a_key_says_nothing_of_another() -> None:
+    keys = {Token(secret).derive(use) for secret in (SECRET, "x" * 16) for use in ("a", "b", "")}
+    assert len(keys) == 6
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize("present", [None, object()], ids=["missing", "old"])
+def test_a_missing_package_is_named(monkeypatch, present) -> None:
+    name = "cryptography.hazmat.primitives.ciphers.aead"
+    if present is not None:
+        present = type("Module", (), {"AESGCM": object})
+    monkeypatch.setitem(sys.modules, name, present)
+    with pytest.raises(tw.ConfigurationError, match=r"pip install 'thinwire\[secure\]'"):
+        Sealer(TOKEN)
