@@ -71,6 +71,8 @@ def once_over_the_link(sync_every: int) -> Traffic:
         result_nbytes=0,
         sent_nbytes=NBYTES,
         received_nbytes=NBYTES,
+        sent_count=1,
+        received_count=1,
         vote_nbytes=0,
         exchange="gather",
     )

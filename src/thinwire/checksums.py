@@ -16,7 +16,6 @@ from thinwire.lazy_torch import F, Tensor, torch
 
 __all__ = [
     "BlockSums",
-    "HostCopy",
     "anchor_digest",
     "checksum",
     "checksums",
@@ -71,29 +70,6 @@ def anchor_digest(flat: Tensor) -> bytes:
 def digest_of(sums: Tensor) -> bytes:
     """The `anchor_digest` of a vector with these column sums."""
     return hashlib.sha256(sums.cpu().numpy().tobytes()).digest()[:8]
-
-
-@final
-class HostCopy:
-    """A small tensor on its way to the host, which is waited for only when it is read.
-
-    >>> HostCopy(torch.ones(2)).read()
-    tensor([1., 1.])
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self._host.copy_(tensor, non_blocking=True)
-        on_cuda = tensor.is_cuda
-        self._arrived = torch.cuda.current_stream(tensor.device).record_event() if on_cuda else None
-
-    def read(self) -> Tensor:
-        """The tensor, in the host's memory."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        elif torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        return self._host
 
 
 @final

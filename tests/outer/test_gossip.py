@@ -301,7 +301,10 @@ def test_weights_that_are_not_sent_would_be_zero(codec) -> None:
     method(codec=codecs.TopK(k=4096, values=codecs.BF16()))
 
 
-AGGREGATES = [tw.MeanOverSenders(), tw.MedianNormClip(), tw.DropOutliers()]
+AGGREGATES = [
+    *(tw.MeanOverSenders(), tw.MedianNormClip(), tw.DropOutliers()),
+    *(tw.ClipNorms(), tw.TrimmedMean()),
+]
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)

@@ -1,5 +1,6 @@
 """What a benchmark finds, and how it is taken on a machine that others use too."""
 
+import os
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ __all__ = [
     "BenchTable",
     "Spent",
     "compare_alternating",
+    "one_core",
     "seconds",
     "spent",
     "threads",
@@ -162,3 +164,25 @@ def threads(count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def one_core() -> Generator[None]:
+    """Have this process compute on one core, with one thread; where it cannot choose, on any core.
+
+    Threads that begin inside stay there.
+
+    >>> with one_core():
+    ...     torch.get_num_threads()
+    1
+    """
+    with threads(1):
+        if not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(before)})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)

@@ -1,5 +1,6 @@
 """What simulating K workers in one process costs."""
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +9,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from thinwire.bench.result import BenchReport, BenchResult, BenchTable, compare_alternating
+from thinwire.bench.result import (
+    BenchReport,
+    BenchResult,
+    BenchTable,
+    compare_alternating,
+    one_core,
+)
 from thinwire.optim import Role, parameter_roles
 from thinwire.train import launch
 from thinwire.train.config import TrainConfig
@@ -105,44 +112,58 @@ def plain_loop(
     """K stacked workers against a loop without thinwire: the same model, batches and clipping.
 
     The loop takes the whole batch at once and steps with torch's own fused AdamW, or with torch's
-    Muon for the hidden matrices. The workers train by the laptop recipe's DiLoCo and MuLoCo, outer
-    rounds included. All compute with one thread.
+    Muon for the hidden matrices; in a second form, with K of each, which is what K workers have to
+    compute. The workers train by the laptop recipe's DiLoCo and MuLoCo, outer rounds included. All
+    compute with one thread, on one core where the system lets a process choose: two threads on
+    cores that share their units would count each other's waits.
 
     Args:
         workers: every K.
         steps: inner steps of a repetition; a multiple of H has whole rounds.
         repeats: repetitions of each, in turns.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     cpu_s: dict[str, dict[str, list[float]]] = {}
-    for inner, method in (("AdamW", "diloco"), ("Muon", "muloco")):
-        config = laptop(method)
-        machine = replace(config.machine, simulation="stacked", threads=1)
-        groups = {
-            f"K={k} stacked": _group(replace(config, workers=k, machine=machine)) for k in workers
-        }
-        steppers = {_PLAIN: _plain_step(config)} | {
-            who: lambda group=group: _run(group, 1) for who, group in groups.items()
-        }
-        cpu_s[inner] = _cpu_s_in_turns(steppers, steps=steps, repeats=repeats)
-        for group in groups.values():
-            group.close()
-    torch.set_num_threads(threads)
+    with one_core():
+        for inner, method in (("AdamW", "diloco"), ("Muon", "muloco")):
+            cpu_s[inner] = _plain_loop(laptop(method), workers, steps=steps, repeats=repeats)
     return PlainLoopReport(cpu_s=cpu_s)
 
 
-def _plain_step(config: TrainConfig) -> Callable[[], None]:
+def _plain_loop(
+    config: TrainConfig, workers: Sequence[int], *, steps: int, repeats: int
+) -> dict[str, list[float]]:
+    machine = replace(config.machine, simulation="stacked", threads=1)
+    groups = {
+        f"K={k} stacked": _group(replace(config, workers=k, machine=machine)) for k in workers
+    }
+    steppers = {_PLAIN: _plain_step(config)}
+    for k in workers:
+        if k > 1:
+            steppers[f"{_PLAIN}, {k} optimizers"] = _plain_step(config, optimizers=k)
+    steppers |= {who: lambda group=group: _run(group, 1) for who, group in groups.items()}
+    cpu_s = _cpu_s_in_turns(steppers, steps=steps, repeats=repeats)
+    for group in groups.values():
+        group.close()
+    return cpu_s
+
+
+def _plain_step(config: TrainConfig, *, optimizers: int = 1) -> Callable[[], None]:
+    """A step of the loop; `optimizers` - 1 further ones step copies with the same gradients."""
     data = config.data.load()
     length, batch = config.data.sequence_length, config.global_batch
     model: nn.Module = config.model.build(data.vocab_size, length, config.seed)
-    optimizers = _plain_optimizers(model, has_muon=config.method.name == "muloco")
+    models = [model, *(copy.deepcopy(model) for _ in range(optimizers - 1))]
+    has_muon = config.method.name == "muloco"
+    steppers = [each for m in models for each in _plain_optimizers(m, has_muon=has_muon)]
     batches = data.training.batches(worker=0, workers=1, global_batch=batch, seed=config.seed)
 
     def step() -> None:
         token_losses(model, next(batches)).mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        for optimizer in optimizers:
+        for further in models[1:]:
+            for own, p in zip(further.parameters(), model.parameters(), strict=True):
+                own.grad = p.grad
+        for optimizer in steppers:
             optimizer.step()
             optimizer.zero_grad()
 

@@ -12,7 +12,15 @@ from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import in_process
-from thinwire.transport.base import Announce, Requests, Round, RoundTag, RunningExchange, Transport
+from thinwire.transport.base import (
+    Announce,
+    Requests,
+    Round,
+    RoundTag,
+    RunningExchange,
+    Transport,
+    WrappedTransport,
+)
 
 __all__ = ["LoopRounds", "ObservedWorker", "Rounds", "train_on_noise"]
 
@@ -173,17 +181,10 @@ class _Recorded:
 
 
 @final
-class _Noting(Transport):
+class _Noting(WrappedTransport):
     def __init__(self, inner: Transport, answers: list[list[Any]]) -> None:
-        self._inner, self._answers = inner, answers
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._inner.world_size
+        super().__init__(inner)
+        self._answers = answers
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         self._answers.append([])

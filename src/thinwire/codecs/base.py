@@ -13,7 +13,15 @@ from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
 from thinwire.lazy_torch import Tensor, torch
 
-__all__ = ["BoundCodec", "Codec", "CodecPiece", "PiecewiseCodec", "check_payload", "pieces_of"]
+__all__ = [
+    "BoundCodec",
+    "Codec",
+    "CodecPiece",
+    "PiecewiseCodec",
+    "check_payload",
+    "pieces_of",
+    "squared_norm_of",
+]
 
 
 class BoundCodec(ABC):
@@ -155,7 +163,7 @@ class BoundCodec(ABC):
         Raises:
             ExchangeError: `payload` is not one of this codec.
         """
-        return self.coefficients(payload, round).double().square().sum()
+        return squared_norm_of(self.coefficients(payload, round))
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
         """The vector [numel] of `coefficients`, which are overwritten; by default they are it.
@@ -297,6 +305,18 @@ class PiecewiseCodec(BoundCodec):
             check_payload(self, payload)
         for piece in self.pieces:
             yield piece, [payload[piece.where] for payload in payloads]
+
+
+def squared_norm_of(x: Tensor) -> Tensor:
+    """The sum of the squares of `x`, fp64 []: squares leave the range of fp32 before numbers do.
+
+    The order of the sum is torch's own. Numbers are converted as they are read, for a copy in fp64
+    takes twenty times as long.
+
+    >>> squared_norm_of(torch.tensor([3e30, 4e30]))
+    tensor(2.5000e+61, dtype=torch.float64)
+    """
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
 def pieces_of(codec: BoundCodec, *, start: int) -> list[CodecPiece]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from thinwire.blocks import block_numel, spans
-from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, check_payload
+from thinwire.codecs.base import (
+    BoundCodec,
+    Codec,
+    CodecPiece,
+    PiecewiseCodec,
+    check_payload,
+    squared_norm_of,
+)
 from thinwire.fragments.layout import Layout
 from thinwire.lazy_torch import Tensor, torch
 
@@ -83,7 +90,7 @@ class _CastSpan(BoundCodec):
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
         del round
-        return self._values(payload).double().square().sum()
+        return squared_norm_of(self._values(payload))
 
     def _values(self, payload: Tensor) -> Tensor:
         check_payload(self, payload)

@@ -43,24 +43,24 @@ class RowBatch:
         is_block: bool = False,
         across: int = 0,
     ) -> None:
-        self.part, self.rows, self.columns, self._across = part, rows, columns, across
+        self.part, self.rows, self.columns, self.across = part, rows, columns, across
         self.shape = (_SIDE, _SIDE) if is_block else (columns,)
 
     def rows_of(self, x: Tensor) -> Tensor:
         """The numbers of the part, `x` [part.numel], as [rows, columns]; it may share memory."""
-        if not self._across:
+        if not self.across:
             return x.view(self.rows, self.columns)
         return self._tiles(x).reshape(self.rows, self.columns)
 
     def put_rows(self, x: Tensor, rows: Tensor) -> None:
         """Write `rows`, a matrix that `rows_of` returned and the caller changed, back into `x`."""
-        if self._across:
-            self._tiles(x).copy_(rows.view(-1, self._across, _SIDE, _SIDE))
+        if self.across:
+            self._tiles(x).copy_(rows.view(-1, self.across, _SIDE, _SIDE))
         elif rows.data_ptr() != x.data_ptr():
             x.view(self.rows, self.columns).copy_(rows)
 
     def _tiles(self, x: Tensor) -> Tensor:
-        return x.view(-1, _SIDE, self._across, _SIDE).transpose(1, 2)
+        return x.view(-1, _SIDE, self.across, _SIDE).transpose(1, 2)
 
 
 @final

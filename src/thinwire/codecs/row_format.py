@@ -17,6 +17,7 @@ from thinwire.codecs.base import (
     CodecPiece,
     PiecewiseCodec,
     check_payload,
+    squared_norm_of,
 )
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.grouping import Grouping, RowBatch
@@ -237,17 +238,17 @@ class _RowsCodec(BoundCodec):
         self._write(out, rows, round)
 
     def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        rows = self._batch.rows_of(x)
         if self._transform is None:
-            self._write_residual(out, rows, None, 1.0, round)
+            self._write_residual(out, x, None, 1.0, round)
+            return
+        rows = self._batch.rows_of(x)
+        coefficients = self._transform.forward(rows, self._batch.shape)
+        decoded, sent = self._write(out, coefficients, round), torch.zeros_like(rows)
+        if decoded is None:
+            self._add(sent, [out], 1.0, round)
         else:
-            coefficients = self._transform.forward(rows, self._batch.shape)
-            decoded, sent = self._write(out, coefficients, round), torch.zeros_like(rows)
-            if decoded is None:
-                self._add(sent, [out], 1.0, round)
-            else:
-                decoded.add_to(sent, weight=1.0)
-            rows -= self._transform.inverse(sent, self._batch.shape)
+            decoded.add_to(sent, weight=1.0)
+        rows -= self._transform.inverse(sent, self._batch.shape)
         self._batch.put_rows(x, rows)
 
     def encode_feedback_to(
@@ -256,9 +257,7 @@ class _RowsCodec(BoundCodec):
         if self._transform is not None:
             super().encode_feedback_to(out, residual, delta, decay=decay, round=round)
             return
-        rows = self._batch.rows_of(residual)
-        self._write_residual(out, rows, self._batch.rows_of(delta), decay, round)
-        self._batch.put_rows(residual, rows)
+        self._write_residual(out, residual, delta, decay, round)
 
     def _write(self, out: Tensor, rows: Tensor, round: int) -> Decoded | None:
         """Encode `rows`; what was sent, or None of a kernel, which overwrites them."""
@@ -271,18 +270,25 @@ class _RowsCodec(BoundCodec):
         return sent
 
     def _write_residual(
-        self, out: Tensor, rows: Tensor, delta: Tensor | None, decay: float, round: int
+        self, out: Tensor, x: Tensor, delta: Tensor | None, decay: float, round: int
     ) -> None:
-        """rows = decay rows + delta; encode them and leave the error."""
-        kernel = self._kernel(rows.device)
+        """x = decay x + delta; encode it and leave the error."""
+        batch, kernel = self._batch, self._kernel(x.device)
         if kernel is not None:
-            kernel.encode(rows, out.view(self._batch.rows, -1), delta=delta, decay=decay)
+            records, shape = out.view(batch.rows, -1), (batch.rows, batch.columns)
+            numbers, added = x.view(shape), None if delta is None else delta.view(shape)
+            if batch.across:
+                kernel.encode_blocks(numbers, records, batch.across, delta=added, decay=decay)
+            else:
+                kernel.encode(numbers, records, delta=added, decay=decay)
             return
         if delta is not None:
-            rows.mul_(decay).add_(delta)
+            x.mul_(decay).add_(delta)
+        rows = batch.rows_of(x)
         records, sent = self._format.write(rows, self._key(round))
-        out.view(self._batch.rows, -1).copy_(records)
+        out.view(batch.rows, -1).copy_(records)
         sent.add_to(rows, weight=-1.0)
+        batch.put_rows(x, rows)
 
     def add_to(
         self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
@@ -327,7 +333,7 @@ class _RowsCodec(BoundCodec):
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
         (numbers,) = self._read([payload], round)
-        return numbers.values.double().square().sum()
+        return squared_norm_of(numbers.values)
 
     def to_vector(self, coefficients: Tensor) -> Tensor:
         if self._transform is None:

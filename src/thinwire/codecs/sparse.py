@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import final
 
 from thinwire.blocks import block_numel, joined
-from thinwire.codecs.base import BoundCodec, CodecPiece, PiecewiseCodec, check_payload
+from thinwire.codecs.base import (
+    BoundCodec,
+    CodecPiece,
+    PiecewiseCodec,
+    check_payload,
+    squared_norm_of,
+)
 from thinwire.codecs.bits import elias_fano_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.grouping import Chunks, Grouping, RowBatch
 from thinwire.codecs.kernels.base import TopKSpec
@@ -262,7 +268,7 @@ class _SectionCodec(BoundCodec):
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
         del round
-        norms = [numbers.values.double().square().sum() for numbers in self._read(payload)]
+        norms = [squared_norm_of(numbers.values) for numbers in self._read(payload)]
         return torch.stack(norms).sum()
 
     def _read(self, payload: Tensor) -> list[Decoded]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, final
+from typing import final
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
-from thinwire.checksums import BlockSums, HostCopy, anchor_digest, column_sums, digest_of
+from thinwire.checksums import BlockSums, anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError
+from thinwire.host_copy import HostCopy
 from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, StoredTensor
 
 __all__ = ["FlatAnchor", "StepRule"]
 
 
-class StepRule(Protocol):
-    """What moves a vector: its buffers before the first step, and the step itself."""
+class StepRule(ABC):
+    """What moves every number of a vector by itself: its buffers, and the step."""
 
+    @abstractmethod
     def buffers(self, like: Tensor) -> dict[str, Tensor]:
         """The state before the first step, for a vector like `like`; `step` counts the steps."""
-        ...
 
+    @abstractmethod
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
     ) -> Tensor:
@@ -35,7 +38,6 @@ class StepRule(Protocol):
         Returns:
             the new position.
         """
-        ...
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
@@ -10,34 +10,15 @@ from typing import final
 from thinwire.errors import ConfigurationError
 from thinwire.lazy_torch import FP32_MAX, Tensor, nn, torch
 from thinwire.outer.base import OuterOptimizer
-from thinwire.outer.flat_anchor import FlatAnchor
+from thinwire.outer.flat_anchor import FlatAnchor, StepRule
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 
 __all__ = ["SGD", "AdamW", "ElementwiseOptimizer", "check_rate"]
 
 
-class ElementwiseOptimizer(OuterOptimizer):
-    """An optimizer that steps every number of a fragment's anchor by itself."""
-
-    @abstractmethod
-    def buffers(self, like: Tensor) -> dict[str, Tensor]:
-        """The optimizer's state before its first step, for a position like `like`."""
-
-    @abstractmethod
-    def step(
-        self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Move a part of the anchor, [numel], and the same part of the buffers in place.
-
-        Args:
-            position: fp32 [numel], which may be overwritten; None are zeros.
-            gradient: fp32 [numel]; it may be overwritten.
-            state: the buffers' parts, and `step` as it was before, which is not changed.
-
-        Returns:
-            the new position.
-        """
+class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
+    """An optimizer that is the rule by which a fragment's anchor moves."""
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""

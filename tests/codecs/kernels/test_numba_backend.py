@@ -158,6 +158,27 @@ def test_any_number_of_rows(id: str, rows: int) -> None:
     assert kernel.largest(got) >= expected.abs().amax() if rows else kernel.largest(got) == 0
 
 
+@pytest.mark.parametrize(("down", "across"), [(0, 3), (1, 1), (1, 7), (3, 1), (5, 3), (2, 33)])
+@pytest.mark.parametrize("id", FEW)
+def test_blocks_of_a_matrix_are_rows_that_were_cut_out_of_it(
+    id: str, down: int, across: int
+) -> None:
+    format, kernel = kernel_of(id)
+    rows = down * across
+    delta = inputs(rows)["cubed"]
+    theirs, mine = delta.clone(), delta.clone()
+    for added in (None, delta, delta):
+        want, got = empty_records(format, rows), empty_records(format, rows)
+        RowKernel.encode_blocks(kernel, theirs, want, across, delta=added, decay=0.95)
+        kernel.encode_blocks(mine, got, across, delta=added, decay=0.95)
+        assert torch.equal(got, want)
+        assert torch.equal(bits(mine), bits(theirs))
+    if across > 1 and down:
+        kernel.encode(delta.clone(), want, delta=None, decay=1.0)
+        kernel.encode_blocks(delta.clone(), got, across, delta=None, decay=1.0)
+        assert not torch.equal(got, want)
+
+
 @pytest.mark.parametrize("id", FEW)
 def test_threads_change_nothing(id: str) -> None:
     format, kernel = kernel_of(id)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.codecs.levels import Levels
-from thinwire.lazy_torch import Tensor
+from thinwire.lazy_torch import Tensor, torch
 
 __all__ = ["AffineSpec", "E3M0Spec", "KernelSpec", "RowKernel", "TableSpec", "TopKSpec"]
+
+_SIDE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +101,27 @@ class RowKernel(ABC):
             delta: fp32 [rows, 4096]; without one, x stays as it is, whatever the decay.
             decay: rounded to fp32.
         """
+
+    def encode_blocks(
+        self, x: Tensor, out: Tensor, across: int, *, delta: Tensor | None, decay: float
+    ) -> None:
+        """As `encode`, where a row is a block of 64x64 of a matrix that lies row by row.
+
+        By default `x` and `delta` are copied block by block, and what is left of `x` back.
+
+        Args:
+            x: fp32 [rows, 4096], the matrix whatever its shape: [rows / across * 64, across * 64].
+            out: uint8 [rows, nbytes], of the blocks row by row.
+            across: blocks side by side.
+            delta: a matrix like `x`.
+            decay: rounded to fp32.
+        """
+        shape = (len(x) // across, _SIDE, across, _SIDE)
+        blocks = x.view(shape).transpose(1, 2)
+        rows = blocks.clone(memory_format=torch.contiguous_format).view(x.shape)
+        added = None if delta is None else delta.view(shape).transpose(1, 2).reshape(x.shape)
+        self.encode(rows, out, delta=added, decay=decay)
+        blocks.copy_(rows.view(blocks.shape))
 
     @abstractmethod
     def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import no_indices
+from thinwire.codecs.kernels import numba_blocks as blocks
 from thinwire.codecs.kernels import numba_e3m0 as e3m0
 from thinwire.codecs.kernels import numba_table as table
 from thinwire.codecs.kernels import numba_topk as topk
@@ -38,6 +39,7 @@ _F = np.float32
 _T = TypeVar("_T")
 _FEW = 32  # rows that are not worth a second thread
 _NO_ROWS = np.empty((0, CHUNK), np.float32)
+_NO_BLOCKS = np.empty((0, blocks.SIDE, 1, blocks.SIDE), np.float32)
 
 
 def supports(device: torch.device) -> bool:
@@ -100,6 +102,7 @@ class _NumbaKernel(RowKernel):
         self._to_encode, self._to_add = to_encode, to_add
         # Compiled now, and not in the middle of the first round.
         numbers, records = torch.empty(0, CHUNK), torch.empty(0, spec.nbytes, dtype=torch.uint8)
+        self.encode_blocks(numbers, records, 1, delta=None, decay=1.0)
         self.encode(numbers, records, delta=None, decay=1.0)
         self.add_to(numbers, [records], weight=1.0)
         self.largest(records)
@@ -115,6 +118,25 @@ class _NumbaKernel(RowKernel):
             )
 
         _over_rows(len(numbers), some_rows)
+
+    def encode_blocks(
+        self, x: Tensor, out: Tensor, across: int, *, delta: Tensor | None, decay: float
+    ) -> None:
+        shape = (len(x) // across, blocks.SIDE, across, blocks.SIDE)
+        numbers, records = x.view(shape).numpy(), out.numpy()
+        added = _NO_BLOCKS if delta is None else delta.view(shape).numpy()
+
+        def some_blocks(first: int, last: int) -> None:
+            scratch = np.empty((blocks.AT_ONCE, blocks.SIDE, blocks.SIDE), np.float32)
+            for at in range(first, last, blocks.AT_ONCE):
+                end = min(at + blocks.AT_ONCE, last)
+                some = scratch[: end - at]
+                rows = some.reshape(-1, CHUNK)
+                blocks.gather(some, numbers, added, _F(decay), at)
+                self._functions.encode(rows, _NO_ROWS, _F(1), records[at:end], *self._to_encode)
+                blocks.scatter(some, numbers, at)
+
+        _over_rows(len(records), some_blocks)
 
     def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:
         self._add(out, _NO_ROWS, records, weight)

@@ -23,7 +23,7 @@ WRONG_NUMBER, DESCENDING = 1, 2
 
 _F, _I = np.float32, np.int32
 _N = 4096
-_GROUPS = 256  # of 16 numbers each, strided
+_GROUPS = 512  # of 8 numbers each, strided
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
@@ -31,14 +31,21 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @compiled
+def _bits(value):
+    """Of its magnitude: in the order of the magnitudes, NaN the largest."""
+    return bits_of(value) & _MAGNITUDE
+
+
+@compiled
 def _maxima(x, groups):
     """The bits of the largest magnitude of each group; and of all."""
+    n = _GROUPS
+    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
+    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
     for j in range(_GROUPS):
-        groups[j] = bits_of(x[j]) & _MAGNITUDE
-    for r in range(1, _N // _GROUPS):
-        row = x[r * _GROUPS : (r + 1) * _GROUPS]
-        for j in range(_GROUPS):
-            groups[j] = max(groups[j], bits_of(row[j]) & _MAGNITUDE)
+        low = max(max(_bits(a[j]), _bits(b[j])), max(_bits(c[j]), _bits(d[j])))
+        high = max(max(_bits(e[j]), _bits(f[j])), max(_bits(g[j]), _bits(h[j])))
+        groups[j] = max(low, high)
     most = _I(0)
     for j in range(_GROUPS):
         most = max(most, groups[j])
@@ -78,13 +85,18 @@ def _select(x, k, places, groups, found, where, marks):
     most = _maxima(x, groups)
     # The k largest lie in groups whose maximum is at least the k-th largest maximum.
     t = _cut(groups, k, most, k // 8) if k <= _GROUPS else _I(0)
-    n = 0
+    # Written always and counted sometimes: a branch on such numbers would be guessed wrong.
+    few = n = 0
     for j in range(_GROUPS):
-        if groups[j] >= t:
-            for r in range(_N // _GROUPS):
-                a = bits_of(x[r * _GROUPS + j]) & _MAGNITUDE
-                found[n], where[n] = a, _I(r * _GROUPS + j)
-                n += np.int64(a >= t)
+        places[few] = _I(j)
+        few += np.int64(groups[j] >= t)
+    for i in range(few):
+        at = np.uint32(places[i])
+        for _ in range(_N // _GROUPS):
+            a = _bits(x[at])
+            found[n], where[n] = a, _I(at)
+            n += np.int64(a >= t)
+            at += np.uint32(_GROUPS)
     exact = _cut(found[:n], k, most, 0)
     for w in range(_N // 64):
         marks[w] = np.uint64(0)
