@@ -30,7 +30,7 @@ from thinwire.testing.transports import (
     reduced,
     swapped,
 )
-from thinwire.transport import Distributed, RoundTag, distributed
+from thinwire.transport import Distributed, RoundTag, Sealed, Transport, distributed
 from toy import Team, adamw, build_model, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
@@ -96,8 +96,13 @@ def train_one(
     return outer
 
 
-def carry() -> None:
-    transport = Distributed()
+def carry_sealed() -> None:
+    carry(Sealed(Distributed(), "a secret of many characters"))
+    check_background(Sealed(Distributed(), "a secret of many characters"))
+
+
+def carry(transport: Transport | None = None) -> None:
+    transport = Distributed() if transport is None else transport
     check_worker(transport)
     # Only here do all workers wait for the cards of all.
     known = transport.run(announced(b""), TAG).wait()
@@ -439,11 +444,23 @@ def averaged_by_ddp() -> None:
 
 def averaged_in_elastic() -> None:
     """Of two workers that sent the same shards each owner finds it out for itself."""
-    from thinwire.elastic.carrier import _GlooLink
+    from thinwire.elastic.carrier import GroupLink
     from thinwire.elastic.group import ElasticGroup
     from thinwire.elastic.timeouts import Timeouts
+    from thinwire.transport.gloo_messages import GlooMessages
 
-    link = _GlooLink(dist.distributed_c10d._get_default_group())
+    default = dist.distributed_c10d._get_default_group()
+
+    class DefaultGroup(GroupLink):
+        workers = default.size()
+
+        def backend(self, number: int, *, timeout_s: float) -> GlooMessages:
+            return GlooMessages(default, 0, number, timeout_s=timeout_s)
+
+        def abort(self) -> None:
+            GlooMessages(default, 0, 0).abort()
+
+    link = DefaultGroup()
     timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
     group = ElasticGroup(link, timeouts, on_broken=lambda why, lost_s: None)
     state = state_of(tw.ReduceScatter(), dist.get_rank(), 2)

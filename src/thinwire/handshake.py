@@ -129,7 +129,18 @@ def check_descriptions(by_rank: Mapping[int, bytes]) -> None:
     first_rank, first = min(by_rank.items())
     for rank, encoded in sorted(by_rank.items()):
         if encoded != first:
-            _raise_difference(first_rank, json.loads(first), rank, json.loads(encoded))
+            _raise_difference(first_rank, _decode(first_rank, first), rank, _decode(rank, encoded))
+
+
+def _decode(rank: int, encoded: bytes) -> dict[str, str]:
+    try:
+        return json.loads(encoded)
+    except ValueError as error:
+        raise MismatchError(
+            f"start: what worker {rank} says of its run cannot be read",
+            because="it is sealed and this worker has no token, or another program sent it",
+            do="set THINWIRE_TOKEN to the same on all workers, or on none",
+        ) from error
 
 
 def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:

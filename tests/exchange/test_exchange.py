@@ -19,8 +19,9 @@ from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.checksums import checksum
 from thinwire.exchange.message import HEADER_NBYTES, Header, Kind
 from thinwire.fragments.layout import Layout
-from thinwire.testing.faults import Change, Changing, with_payloads
+from thinwire.testing.faults import Change, Changing
 from thinwire.transport import AllGather, AllToAll, Request, in_process
+from thinwire.transport.base import with_payloads
 from toy import OwnAnchors, Team, adamw, build_model, same_bits
 
 FEEDBACK = tw.ErrorFeedback()

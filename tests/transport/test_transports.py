@@ -20,12 +20,15 @@ from thinwire.transport import (
     Requests,
     Round,
     RoundTag,
+    Sealed,
     ToCaller,
     Transport,
     in_process,
 )
 from thinwire.transport.base import RunningExchange
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
+
+SECRET = "a secret of many characters"
 
 
 class TestInProcess(TransportContract):
@@ -43,9 +46,14 @@ class TestChanging(TransportContract):
         return [Changing(transport, Change()) for transport in in_process(workers)]
 
 
+class TestSealed(TransportContract):
+    def connect(self, workers):
+        return [Sealed(transport, SECRET) for transport in in_process(workers)]
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_in_threads_keep_the_contract(workers: int) -> None:
-    transports = [Metered(t) for t in in_process(workers, timeout_s=20)]
+    transports = [Metered(Sealed(t, SECRET)) for t in in_process(workers, timeout_s=20)]
     with ThreadPoolExecutor(workers) as threads:
         list(threads.map(check_worker, transports))
 
@@ -152,8 +160,9 @@ def test_distributed_under_torchrun_wants_a_process_group(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_gloo_carries_payloads_and_cards(ranks: int) -> None:
-    for process in run_ranks("carry", ranks):
+@pytest.mark.parametrize("case", ["carry", "carry_sealed"])
+def test_gloo_carries_payloads_and_cards(case: str, ranks: int) -> None:
+    for process in run_ranks(case, ranks):
         assert process.returncode == 0, process.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
 from thinwire.aggregate import Aggregate
@@ -91,12 +91,16 @@ class Sizes:
         result_nbytes: of the message made of others' messages; 0 without one.
         sent_nbytes: that go to other workers, each message counted once.
         received_nbytes: that come from other workers.
+        sent_count: messages that go to other workers, counted like their bytes.
+        received_count: messages that come from other workers.
         pattern: which workers send what to which.
     """
 
     messages: Mapping[str, int]
     sent_nbytes: int
     received_nbytes: int
+    sent_count: int
+    received_count: int
     pattern: Pattern
     result_nbytes: int = 0
 
@@ -110,11 +114,14 @@ class RoundResult:
         mean: of the fragment's vector, decoded as it is read.
         left_out: why a worker is not in it, by rank.
         messages: that the mean was made of, in rank order: enough to make it again.
+        clipped: the factor by which a worker's contribution was scaled down, by rank; under a
+            reduce-scatter, that of the shard which this worker owns.
     """
 
     mean: StreamedVector
     left_out: Mapping[int, Rejection]
     messages: Sequence[Tensor]
+    clipped: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
 class ExchangeState(ABC):

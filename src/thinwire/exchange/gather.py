@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, combined
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of, combined
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.checksums import checksums
 from thinwire.codecs import Codec
@@ -95,15 +95,27 @@ class WholeMessages(ExchangeState, ABC):
     def _payloads(self, bodies: Sequence[Tensor], tag: RoundTag) -> Payloads:
         return Payloads(coder=self._codec, payloads=bodies, round=tag.round)
 
-    def _aggregate_valid(
-        self, bodies: Sequence[Tensor], tag: RoundTag, mine: int | None = None
-    ) -> tuple[StreamedVector, dict[int, Rejection]]:
-        payloads = self._payloads(bodies, tag)
+    def _result(
+        self,
+        messages: Sequence[Tensor],
+        bodies: Sequence[Tensor],
+        senders: Sequence[int],
+        tag: RoundTag,
+        mine: int | None = None,
+    ) -> RoundResult:
+        """The mean of `bodies`, which the workers `senders` sent, less what is not usable."""
+        payloads, aggregate = self._payloads(bodies, tag), self._context.aggregate
         device = self._context.storage.device
-        mean, unusable = aggregate_valid(self._context.aggregate, payloads, device, mine=mine)
+        mean, unusable = aggregate_valid(aggregate, payloads, device, mine=mine)
         self._same_work.compare(payloads)
         self._same_work.refuse(tag)
-        return mean, unusable
+        clipped = clipped_of(aggregate, payloads, unusable)
+        return RoundResult(
+            mean=mean,
+            left_out={senders[place]: why for place, why in unusable.items()},
+            messages=messages,
+            clipped={senders[place]: factor for place, factor in clipped.items()},
+        )
 
     @final
     def absorb(self, mean: StreamedVector) -> StreamedVector:
@@ -140,8 +152,8 @@ class WholeMessages(ExchangeState, ABC):
 @final
 class _GatherState(WholeMessages):
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
-        received = yield AllGather(messages[_WHOLE])
         drops = self._context.drops_bad_messages and not self._alone
+        received = yield AllGather(messages[_WHOLE], may_lack=drops)
         # A message may be damaged on its way to some workers only. They vote, so that all of them
         # leave out the same ones and get equal means.
         rejected: dict[int, Rejection] = {}
@@ -175,17 +187,20 @@ class _GatherState(WholeMessages):
         """The mean of all messages but the rejected, less what turns out not to be usable."""
         if isinstance(received, SharedAnswer) and len(received) > _FEW:
             key = ("mean", tag, *rejected)
-            mean, unusable = received.once(key, lambda: self._whole_mean(bodies, tag))
+            found = received.once(key, lambda: self._whole(received, bodies, senders, tag))
         else:
-            mean, unusable = self._aggregate_valid(bodies, tag, mine)
-        left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
-        return RoundResult(mean=mean, left_out=left_out, messages=received)
+            found = self._result(received, bodies, senders, tag, mine)
+        return replace(found, left_out={**rejected, **found.left_out})
 
-    def _whole_mean(
-        self, bodies: Sequence[Tensor], tag: RoundTag
-    ) -> tuple[StreamedVector, dict[int, Rejection]]:
-        mean, unusable = self._aggregate_valid(bodies, tag)
-        return DenseVector(mean.whole()), unusable
+    def _whole(
+        self,
+        received: Sequence[Tensor],
+        bodies: Sequence[Tensor],
+        senders: Sequence[int],
+        tag: RoundTag,
+    ) -> RoundResult:
+        found = self._result(received, bodies, senders, tag)
+        return replace(found, mean=DenseVector(found.mean.whole()))
 
     def _bodies(
         self,
@@ -243,12 +258,19 @@ class Gather(Exchange):
         body_nbytes = codec.payload_nbytes(layout)
         if workers == 1:
             return Sizes(
-                messages={_WHOLE: body_nbytes}, sent_nbytes=0, received_nbytes=0, pattern="gather"
+                messages={_WHOLE: body_nbytes},
+                sent_nbytes=0,
+                received_nbytes=0,
+                sent_count=0,
+                received_count=0,
+                pattern="gather",
             )
         nbytes = HEADER_NBYTES + body_nbytes
         return Sizes(
             messages={_WHOLE: nbytes},
             sent_nbytes=nbytes,
             received_nbytes=(workers - 1) * nbytes,
+            sent_count=1,
+            received_count=workers - 1,
             pattern="gather",
         )

@@ -214,6 +214,8 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
     whose = f"use the message of worker {expected.sender} for round {expected.round}"
     _check_vector(whose, message)
     truncated = f"it has {len(message)} bytes of {HEADER_NBYTES + body_nbytes}"
+    if not len(message):
+        truncated += ": it was forged or changed on its way"
     if len(message) < HEADER_NBYTES:
         raise _refused(whose, truncated)
     head = message[:HEADER_NBYTES].cpu().numpy().tobytes()

@@ -63,9 +63,7 @@ class _PairsState(WholeMessages):
         if not self._alone:
             pairs = zip(messages, senders, strict=True)
             bodies = [self._opened(m, sender, tag) for m, sender in pairs]
-        mean, unusable = self._aggregate_valid(bodies, tag)
-        left_out = {senders[place]: why for place, why in unusable.items()}
-        return RoundResult(mean=mean, left_out=left_out, messages=messages)
+        return self._result(messages, bodies, senders, tag)
 
     def replay_mean(
         self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
-from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of
 from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec, Codec
@@ -168,11 +168,12 @@ class _ReduceScatterState(ExchangeState):
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
         loads, workers = self._owner.loads(), self._context.workers
-        shards = yield AllToAll([messages[f"shard{shard}"] for shard in range(workers)])
-        # From here to ToCaller this may run in a thread of the transport.
-        mine, left_out = self._combine_shard(shards, tag, loads)
-        results = yield AllGather(mine)
         drops = self._context.drops_bad_messages
+        mine = [messages[f"shard{shard}"] for shard in range(workers)]
+        shards = yield AllToAll(mine, may_lack=drops)
+        # From here to ToCaller this may run in a thread of the transport.
+        combined, left_out, clipped = self._combine_shard(shards, tag, loads)
+        results = yield AllGather(combined, may_lack=drops)
         if drops:
             rejected = yield from agree(self._examine_results(results, tag), workers)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
@@ -181,13 +182,14 @@ class _ReduceScatterState(ExchangeState):
         self._same_work.refuse(tag)
         self._owner.finished()
         mean = joined()
-        return RoundResult(mean=mean, left_out=left_out, messages=results)
+        return RoundResult(mean=mean, left_out=left_out, messages=results, clipped=clipped)
 
     @no_grad
     def _combine_shard(
         self, messages: Sequence[Tensor], tag: RoundTag, loads: int
-    ) -> tuple[Tensor, dict[int, Rejection]]:
-        """This worker's shard of the mean, as a message, and the workers that are not in it."""
+    ) -> tuple[Tensor, dict[int, Rejection], dict[int, float]]:
+        """This worker's shard of the mean, as a message, the workers that are not in it, and how
+        others were scaled down."""
         mine, codec = self._rank, self._codecs[self._rank]
         headers = [
             self._header(mine, tag, sender=sender, kind=Kind.SHARD)
@@ -209,7 +211,8 @@ class _ReduceScatterState(ExchangeState):
         self._owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, loads=loads)
         seal(padded[:end], self._header(mine, tag, sender=mine, kind=Kind.MEAN))
         left_out = {**rejected, **{senders[place]: why for place, why in unusable.items()}}
-        return padded, left_out
+        clipped = clipped_of(self._context.aggregate, payloads, unusable)
+        return padded, left_out, {senders[place]: factor for place, factor in clipped.items()}
 
     def _body(self, message: Tensor, header: Header) -> Tensor:
         """The body of a shard's message: examined already where bad messages are dropped."""
@@ -394,6 +397,8 @@ class ReduceScatter(Exchange):
             messages={f"shard{shard}": size for shard, size in enumerate(nbytes)},
             sent_nbytes=sum(nbytes) - nbytes[rank] + result_nbytes,
             received_nbytes=(workers - 1) * (nbytes[rank] + result_nbytes),
+            sent_count=workers,
+            received_count=2 * (workers - 1),
             pattern="reduce_scatter",
             result_nbytes=result_nbytes,
         )

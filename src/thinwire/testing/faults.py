@@ -1,24 +1,18 @@
 """Faults on purpose: exchanges whose messages are changed on their way."""
 
 from abc import ABC
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar, final
 
-from torch import Tensor
-
 from thinwire.transport import (
-    AllGather,
-    AllToAll,
     Request,
     Requests,
     Round,
     RoundTag,
-    Swap,
     Transport,
+    WrappedTransport,
 )
 
-__all__ = ["Change", "Changing", "tampered", "with_payloads"]
+__all__ = ["Change", "Changing", "tampered"]
 
 T = TypeVar("T")
 
@@ -58,26 +52,8 @@ def tampered(requests: Requests[T], change: Change) -> Requests[T]:
         answer = change.arrived(request, (yield change.sent(request)))
 
 
-def with_payloads(request: Request, change: Callable[[Tensor], Tensor]) -> Request:
-    """`request` with every payload changed.
-
-    >>> import torch
-    >>> with_payloads(AllGather(torch.tensor([3])), torch.neg)
-    AllGather(payload=tensor([-3]))
-    """
-    match request:
-        case AllGather(payload):
-            return AllGather(change(payload))
-        case AllToAll(payloads):
-            return AllToAll([change(payload) for payload in payloads])
-        case Swap(payload):
-            return replace(request, payload=change(payload))
-        case _:
-            return request
-
-
 @final
-class Changing(Transport):
+class Changing(WrappedTransport):
     """A transport with `change` at every exchange.
 
     Args:
@@ -90,22 +66,9 @@ class Changing(Transport):
     """
 
     def __init__(self, inner: Transport, change: Change) -> None:
-        self._inner, self.change = inner, change
-
-    @property
-    def rank(self) -> int:
-        """The wrapped transport's rank."""
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        """The wrapped transport's world size."""
-        return self._inner.world_size
+        super().__init__(inner)
+        self.change = change
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Run it changed."""
         return self._inner.run(tampered(requests, self.change), tag)
-
-    def close(self) -> None:
-        """Close the wrapped transport."""
-        self._inner.close()

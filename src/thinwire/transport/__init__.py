@@ -15,6 +15,7 @@ from thinwire.transport.base import (
     Swap,
     ToCaller,
     Transport,
+    WrappedTransport,
     attempt,
 )
 from thinwire.transport.in_process import in_process
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     # The room of elastic runs imports this one.
     from thinwire.elastic.transport import Elastic as Elastic
     from thinwire.elastic.transport import ElasticOptions as ElasticOptions
+    from thinwire.transport.bucket import Bucket
     from thinwire.transport.distributed import Distributed, naming_failures
     from thinwire.transport.rendezvous import Rendezvous, default_transport
     from thinwire.transport.replicated import ReplicatedRanks
+    from thinwire.transport.sealed import Sealed, sealed_by_default
 else:
     # Elastic runs bring servers and torchft along, the others process groups: only a script that
     # names them loads them.
@@ -34,9 +37,11 @@ else:
         __name__,
         {
             "thinwire.elastic.transport": ("Elastic", "ElasticOptions"),
+            "thinwire.transport.bucket": ("Bucket",),
             "thinwire.transport.distributed": ("Distributed", "naming_failures"),
             "thinwire.transport.rendezvous": ("Rendezvous", "default_transport"),
             "thinwire.transport.replicated": ("ReplicatedRanks",),
+            "thinwire.transport.sealed": ("Sealed", "sealed_by_default"),
         },
     )
 
@@ -44,6 +49,7 @@ __all__ = [
     "AllGather",
     "AllToAll",
     "Announce",
+    "Bucket",
     "Distributed",
     "Elastic",
     "ElasticOptions",
@@ -54,13 +60,16 @@ __all__ = [
     "Requests",
     "Round",
     "RoundTag",
+    "Sealed",
     "SharedAnswer",
     "Swap",
     "ToCaller",
     "Transport",
     "TransportCounters",
+    "WrappedTransport",
     "attempt",
     "default_transport",
     "in_process",
     "naming_failures",
+    "sealed_by_default",
 ]

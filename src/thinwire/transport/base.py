@@ -16,8 +16,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar, final
 
 from thinwire.lazy_torch import Tensor
@@ -36,8 +36,10 @@ __all__ = [
     "Swap",
     "ToCaller",
     "Transport",
+    "WrappedTransport",
     "attempt",
     "run_alone",
+    "with_payloads",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -75,18 +77,25 @@ class AllGather:
     """Send `payload` (uint8 [n], the same n on all workers) to every worker.
 
     The answer is every worker's payload in rank order, this worker's own included.
+
+    Args:
+        payload: of this worker.
+        may_lack: the exchange judges each payload, and can go on without one: in place of one that
+            was found to be forged or changed on its way the answer has an empty one. Otherwise that
+            is an error.
     """
 
     payload: Tensor
+    may_lack: bool = field(default=False, kw_only=True)
 
-    def sent_nbytes(self, rank: int, workers: int) -> int:
+    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
         """The payload counts once, however often a transport sends it."""
         del rank
-        return _nbytes(self.payload) if workers > 1 else 0
+        return _nbytes(self.payload) + added_nbytes if workers > 1 else 0
 
-    def received_nbytes(self, answer: Sequence[Tensor], rank: int) -> int:
+    def received_nbytes(self, answer: Sequence[Tensor], rank: int, *, added_nbytes: int = 0) -> int:
         """The payloads of the others."""
-        return sum(_nbytes(p) for worker, p in enumerate(answer) if worker != rank)
+        return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
 
 
 @final
@@ -119,18 +128,24 @@ class AllToAll:
     """Send `payloads[j]` (uint8, the j-th of one size on all workers) to worker j, for every j.
 
     The answer is what every worker sent to this one, in rank order. Another request must follow.
+
+    Args:
+        payloads: by receiver.
+        may_lack: as for `AllGather`.
     """
 
     payloads: Sequence[Tensor]
+    may_lack: bool = field(default=False, kw_only=True)
 
-    def sent_nbytes(self, rank: int, workers: int) -> int:
+    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
         """The payloads for the others."""
         del workers
-        return sum(_nbytes(p) for worker, p in enumerate(self.payloads) if worker != rank)
+        others = (p for worker, p in enumerate(self.payloads) if worker != rank)
+        return sum(_nbytes(p) + added_nbytes for p in others)
 
-    def received_nbytes(self, answer: Sequence[Tensor], rank: int) -> int:
+    def received_nbytes(self, answer: Sequence[Tensor], rank: int, *, added_nbytes: int = 0) -> int:
         """The payloads of the others."""
-        return sum(_nbytes(p) for worker, p in enumerate(answer) if worker != rank)
+        return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
 
 
 @final
@@ -144,14 +159,14 @@ class Swap:
     payload: Tensor
     peer: int
 
-    def sent_nbytes(self, rank: int, workers: int) -> int:
+    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
         """The payload, unless it stays here."""
         del workers
-        return 0 if self.peer == rank else _nbytes(self.payload)
+        return 0 if self.peer == rank else _nbytes(self.payload) + added_nbytes
 
-    def received_nbytes(self, answer: Tensor, rank: int) -> int:
+    def received_nbytes(self, answer: Tensor, rank: int, *, added_nbytes: int = 0) -> int:
         """The peer's payload."""
-        return 0 if self.peer == rank else _nbytes(answer)
+        return 0 if self.peer == rank else _nbytes(answer) + added_nbytes
 
 
 @final
@@ -177,6 +192,25 @@ class ToCaller:
 Request: TypeAlias = AllGather | AllToAll | Swap | Announce | ToCaller
 Requests: TypeAlias = Generator[Request, Any, T]
 """An exchange: yields requests, is sent their answers, and returns what came of it."""
+
+
+R = TypeVar("R", bound=Request)
+
+
+def with_payloads(request: R, change: Callable[[Tensor], Tensor]) -> R:
+    """`request` with every payload changed, one after the other; one that carries none as it is.
+
+    >>> import torch
+    >>> with_payloads(Swap(torch.tensor([3]), peer=1), torch.neg)
+    Swap(payload=tensor([-3]), peer=1)
+    """
+    match request:
+        case AllGather(payload) | Swap(payload):
+            return replace(request, payload=change(payload))
+        case AllToAll(payloads):
+            return replace(request, payloads=[change(payload) for payload in payloads])
+        case _:
+            return request
 
 
 def attempt(work: Callable[[], T]) -> Callable[[], T]:
@@ -294,9 +328,63 @@ class Transport(ABC):
             tag: which one, for error messages.
         """
 
+    @property
+    def added_nbytes(self) -> int:
+        """Bytes by which this makes every payload that travels longer; they are counted, too."""
+        return 0
+
+    @property
+    def service_requests(self) -> Mapping[str, int]:
+        """How often a service was asked that charges for it, by kind; empty without one."""
+        return {}
+
     def close(self) -> None:
         """Leave the others; this transport is not used again. By default nothing is to be done."""
         return
+
+
+class WrappedTransport(Transport):
+    """A transport that another one carries: what it does not change is that one's.
+
+    Args:
+        inner: carries.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    @property
+    def rank(self) -> int:
+        """The wrapped transport's."""
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        """The wrapped transport's."""
+        return self._inner.world_size
+
+    @abstractmethod
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Have the wrapped transport run `requests`, or another exchange made of them.
+
+        Args:
+            requests: the exchange, not started yet.
+            tag: which one, for error messages.
+        """
+
+    @property
+    def added_nbytes(self) -> int:
+        """The wrapped transport's."""
+        return self._inner.added_nbytes
+
+    @property
+    def service_requests(self) -> Mapping[str, int]:
+        """The wrapped transport's."""
+        return self._inner.service_requests
+
+    def close(self) -> None:
+        """Close the wrapped transport."""
+        self._inner.close()
 
 
 @final

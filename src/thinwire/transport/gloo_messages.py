@@ -12,15 +12,16 @@ import contextlib
 import datetime
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from thinwire.host_copy import HostCopy, lies_on_gpu
 from thinwire.transport.backend import Backend, Carried, Work
-from thinwire.transport.base import AllGather, AllToAll, Swap
+from thinwire.transport.base import AllGather, AllToAll, Swap, with_payloads
 
 __all__ = ["SERIES_COUNT", "GlooMessages"]
 
@@ -97,6 +98,22 @@ class _ScatterWork(Work):
 
 
 @final
+class _WorkOnceCopied(Work):
+    """A request whose payloads are on their way to the host; the thread that waits starts it.
+
+    Messages have tags, so it does not matter that later requests may have been started before.
+    """
+
+    def __init__(
+        self, copies: Sequence[HostCopy], carry: Callable[[Iterator[Tensor]], Work]
+    ) -> None:
+        self._copies, self._carry = copies, carry
+
+    def wait(self) -> Any:
+        return self._carry(copy.read() for copy in self._copies).wait()
+
+
+@final
 class GlooMessages(Backend):
     """One exchange in messages.
 
@@ -117,6 +134,15 @@ class GlooMessages(Backend):
     def start(self, request: Carried, step: int) -> Work:
         """A ring for an all-gather, else a message to each worker concerned."""
         assert step < _MOST_STEPS, "a tag has room for three requests of an exchange"
+        payloads = request.payloads if isinstance(request, AllToAll) else [request.payload]
+        if any(map(lies_on_gpu, payloads)):
+            return _WorkOnceCopied(
+                [HostCopy(payload) for payload in payloads],
+                lambda copied: self._carry(with_payloads(request, lambda _: next(copied)), step),
+            )
+        return self._carry(request, step)
+
+    def _carry(self, request: Carried, step: int) -> Work:
         match request:
             case AllGather(payload):
                 return self._ring(payload.cpu(), (step, "gather"))

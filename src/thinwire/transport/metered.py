@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from thinwire.transport.base import Announce, Requests, Round, RoundTag, ToCaller, Transport
+from thinwire.transport.base import (
+    Announce,
+    Requests,
+    Round,
+    RoundTag,
+    ToCaller,
+    Transport,
+    WrappedTransport,
+)
 
 __all__ = ["Metered", "TransportCounters"]
 
@@ -50,8 +58,9 @@ class _MeteredRound(Round[T]):
         self._in_caller_s: float | None = None
         self.inner: Round[T] | None = None
 
-    def counted(self, requests: Requests[T], *, rank: int, workers: int) -> Requests[T]:
+    def counted(self, requests: Requests[T], transport: Transport) -> Requests[T]:
         """The same requests in the same order, with the bytes of each added to the counters."""
+        rank, workers, added = transport.rank, transport.world_size, transport.added_nbytes
         answer: Any = None
         current = self._counters
         while True:
@@ -66,10 +75,10 @@ class _MeteredRound(Round[T]):
                 answer = yield request
                 self._in_caller_s = time.perf_counter()
                 continue
-            current.sent_bytes += request.sent_nbytes(rank, workers)
+            current.sent_bytes += request.sent_nbytes(rank, workers, added_nbytes=added)
             current = self._later
             answer = yield request
-            self._later.received_bytes += request.received_nbytes(answer, rank)
+            self._later.received_bytes += request.received_nbytes(answer, rank, added_nbytes=added)
 
     def wait(self) -> T:
         assert self.inner is not None
@@ -91,7 +100,7 @@ class _MeteredRound(Round[T]):
 
 
 @final
-class Metered(Transport):
+class Metered(WrappedTransport):
     """Wraps a transport and counts bytes and seconds in `counters`.
 
     >>> from thinwire.transport import AllGather, RoundTag, in_process
@@ -105,26 +114,12 @@ class Metered(Transport):
     """
 
     def __init__(self, inner: Transport) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.counters = TransportCounters()
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of workers, K."""
-        return self._inner.world_size
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which bytes and seconds are counted."""
         metered: _MeteredRound[T] = _MeteredRound(self.counters)
-        wrapped = metered.counted(requests, rank=self.rank, workers=self.world_size)
+        wrapped = metered.counted(requests, self._inner)
         metered.inner = self._inner.run(wrapped, tag)
         return metered
-
-    def close(self) -> None:
-        """Close the wrapped transport."""
-        self._inner.close()

@@ -21,6 +21,7 @@ from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import Requests, Round, RoundTag, Transport, run_alone
 from thinwire.transport.distributed import Distributed, reason_of
 from thinwire.transport.gloo_group import gloo_group, listening_store
+from thinwire.transport.sealed import sealed_by_default
 
 __all__ = ["Rendezvous", "default_transport"]
 
@@ -246,9 +247,27 @@ def _naming_failures() -> Generator[None]:
 
 
 def default_transport() -> Transport:
-    """`Rendezvous.from_environment()` where THINWIRE_MEET is set, else `Distributed()`.
+    """What the environment asks for; else `Distributed()`.
+
+    `Bucket` where THINWIRE_BUCKET is set, `Rendezvous` where THINWIRE_MEET is. Where THINWIRE_TOKEN
+    is set, what they carry is sealed.
+
+    Raises:
+        ConfigurationError: both are set; and what the classes raise.
 
     >>> default_transport().world_size
     1
     """
-    return Rendezvous.from_environment() if os.environ.get(_ADDRESS) else Distributed()
+    meets = bool(os.environ.get(_ADDRESS))
+    if os.environ.get("THINWIRE_BUCKET"):
+        if meets:
+            raise ConfigurationError(
+                "connect the workers",
+                because=f"both THINWIRE_BUCKET and {_ADDRESS} are set",
+                do="unset one of them",
+            )
+        # An object store's client is loaded where there is a store.
+        from thinwire.transport.bucket import Bucket
+
+        return Bucket.from_environment()
+    return sealed_by_default(Rendezvous.from_environment() if meets else Distributed())

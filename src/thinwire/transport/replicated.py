@@ -20,6 +20,7 @@ from thinwire.transport.base import (
     RoundTag,
     Swap,
     Transport,
+    WrappedTransport,
 )
 from thinwire.transport.collectives import timeout_of
 from thinwire.transport.distributed import device_of, group_of, naming_failures
@@ -33,7 +34,7 @@ _UNMATCHED = "not every rank of the group passed it as ddp_group"
 
 
 @final
-class ReplicatedRanks(Transport):
+class ReplicatedRanks(WrappedTransport):
     """Wraps the transport of each of a worker's S ranks, which all run the same exchanges.
 
     Of a payload of n bytes rank j exchanges bytes [j n / S, (j + 1) n / S) with rank j of the other
@@ -52,7 +53,7 @@ class ReplicatedRanks(Transport):
     """
 
     def __init__(self, inner: Transport, group: Any) -> None:
-        self._inner = inner
+        super().__init__(inner)
         given = _checked(group)
         ranks = dist.get_process_group_ranks(given)
         with naming_failures(f"anything inside a worker of {len(ranks)} ranks", lambda: _UNMATCHED):
@@ -66,25 +67,11 @@ class ReplicatedRanks(Transport):
         self._index, self._size = self._group.rank(), self._group.size()
         self._check_one_worker()
 
-    @property
-    def rank(self) -> int:
-        """This worker's number."""
-        return self._inner.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of workers."""
-        return self._inner.world_size
-
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of this rank's part; all of the worker's ranks do."""
         if self._size == 1 or self.world_size == 1:
             return self._inner.run(requests, tag)
         return self._inner.run(self._divided(requests, tag), tag)
-
-    def close(self) -> None:
-        """Close the wrapped transport."""
-        self._inner.close()
 
     @property
     def parts(self) -> int:

@@ -1,0 +1,314 @@
+"""Objects in a bucket or a folder: put if absent, got and deleted, until a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar, final
+
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+
+__all__ = ["ObjectStore", "ServiceRequests"]
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+
+_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
+# A request that takes longer has lost its connection: it is made again.
+_REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
+_AT_ONCE = 16
+# A request that the client got wrong stays wrong; these say that it may be made again.
+_STATUS, _PASSING = re.compile(r"status code: (4\d\d)"), (404, 408, 409, 412, 425, 429)
+_REDIRECTED = "Received redirect"  # to the bucket's region
+_WARNED_TRIES = 5
+# So often a folder may vanish, which another process empties and removes, before a file is in it.
+_FOLDER_TRIES = 5
+
+
+@final
+@dataclass(kw_only=True, slots=True)  # state: counters
+class ServiceRequests:
+    """What was asked of an object store, which charges for it.
+
+    puts       objects written
+    gets       objects read
+    polls      times that an object was asked for which was not there yet
+    deletes    objects deleted
+    retries    requests after an error, too long a silence, or a restart of the worker
+    """
+
+    puts: int = 0
+    gets: int = 0
+    polls: int = 0
+    deletes: int = 0
+    retries: int = 0
+
+
+@final
+class ObjectStore:
+    """A place for objects: s3://, gs://, az://, file:// or memory://.
+
+    Objects are whole or absent: no store shows one before all of it has arrived, and file:// writes
+    beside it and links it in. What fails in passing (a lost connection, 5xx, 409, silence) is tried
+    again with growing pauses until the deadline; what a store refuses is an error at once.
+
+    Args:
+        url: of the bucket, with a prefix if there is one; or an object store of obstore's.
+        options: of the store, in place of environment variables: endpoint, region, ...
+
+    Raises:
+        ConfigurationError: the package obstore is missing, or the URL or an option is unknown.
+    """
+
+    def __init__(self, url: Any, options: Mapping[str, str] | None = None) -> None:
+        self._obstore = _imported()
+        self._errors: Any = importlib.import_module("obstore.exceptions")
+        self._store: Any = url if not isinstance(url, str) else _opened(url, options or {})
+        self.url = url if isinstance(url, str) else repr(url)
+        self._is_remote = type(self._store).__name__ not in ("LocalStore", "MemoryStore")
+        self.requests = ServiceRequests()
+
+    async def put(
+        self, key: str, payload: memoryview, until_s: float, is_same: Callable[[memoryview], bool]
+    ) -> bool:
+        """Write an object, unless there is one; returns false if that is another one.
+
+        Args:
+            key: of the object.
+            payload: uint8 [n].
+            until_s: deadline, of `time.monotonic()`.
+            is_same: of what is there, whether it stands for `payload`: it may be this very payload,
+                if a connection was lost after it had arrived, or the same of an earlier process.
+
+        Raises:
+            ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
+        """
+
+        async def put() -> bool:
+            try:
+                await self._obstore.put_async(
+                    self._store, key, payload, mode="create", use_multipart=False
+                )
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                return False
+            return True
+
+        nbytes = len(payload)
+        while not await self._tried(f"write {key}", put, until_s, nbytes=nbytes):
+            there = await self._tried(
+                f"read {key}", partial(self._get, key), until_s, nbytes=nbytes
+            )
+            self.requests.retries += 2
+            if there is not None and not is_same(there):
+                return False
+            if there is not None:
+                break
+            # Some answer 409 as if it was there when two write at once, and take neither.
+            await self._pause(
+                f"write {key}", "the store says that it is there and has none", until_s
+            )
+        self.requests.puts += 1
+        return True
+
+    async def _get(self, key: str) -> memoryview | None:
+        try:
+            found = await self._obstore.get_async(self._store, key)
+            return memoryview(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+
+    async def get(self, key: str, until_s: float, *, nbytes: int) -> memoryview | None:
+        """Read an object; None if there is no such object.
+
+        Args:
+            key: of the object.
+            until_s: deadline, of `time.monotonic()`.
+            nbytes: about how long it is.
+
+        Raises:
+            ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
+        """
+        payload = await self._tried(f"read {key}", partial(self._get, key), until_s, nbytes=nbytes)
+        if payload is None:
+            self.requests.polls += 1
+        else:
+            self.requests.gets += 1
+        return payload
+
+    async def get_all(
+        self, keys: Mapping[int, str], *, timeout_s: float, nbytes: int
+    ) -> dict[int, memoryview]:
+        """Read objects as they come; those that do not come in time are left out.
+
+        Nothing is listed. One request polls at a time, whichever number of objects is missing.
+
+        Args:
+            keys: of the objects, by worker.
+            timeout_s: longest time in which none comes.
+            nbytes: about how long each is.
+        """
+        missing, found = dict(keys), dict[int, memoryview]()
+        pause_s, until_s = _PAUSE_S, time.monotonic() + timeout_s
+        some = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(key: str) -> memoryview | None:
+            async with some:
+                return await self.get(key, until_s, nbytes=nbytes)
+
+        asked = list(missing)
+        while missing:
+            there = await together(*(look(missing[worker]) for worker in asked))
+            come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
+            for worker, payload in come.items():
+                found[worker] = payload
+                del missing[worker]
+            if come:
+                # The others are likely to be there, too.
+                asked, pause_s, until_s = list(missing), _PAUSE_S, time.monotonic() + timeout_s
+                continue
+            if time.monotonic() + pause_s > until_s:
+                break
+            await asyncio.sleep(pause_s)
+            asked, pause_s = list(missing)[:1], min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+        return found
+
+    async def delete(self, keys: Sequence[str]) -> bool:
+        """Delete objects, some of which may not be there; false if the store does not do that.
+
+        No round waits for it, so it is tried once.
+        """
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                await self._obstore.delete_async(self._store, list(keys))
+        except FileNotFoundError:
+            pass
+        except (self._errors.BaseError, TimeoutError, OSError):
+            return False
+        self.requests.deletes += len(keys)
+        return True
+
+    async def _tried(
+        self, what: str, request: Callable[[], Awaitable[T]], until_s: float, *, nbytes: int
+    ) -> T:
+        pause_s, tries = _PAUSE_S, 0
+        while True:
+            left_s = max(0.001, until_s - time.monotonic())
+            allowed_s = min(left_s, _REQUEST_S + nbytes / _SLOWEST_BYTES_PER_S)
+            try:
+                async with asyncio.timeout(allowed_s):
+                    return await request()
+            except (self._errors.BaseError, OSError) as error:
+                tries += 1
+                self._refuse(what, error, tries)
+                why = _reason_of(error)
+            if tries == _WARNED_TRIES:
+                _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
+            self.requests.retries += 1
+            await self._pause(what, why, until_s, pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+
+    async def _pause(
+        self, what: str, why: str, until_s: float, pause_s: float = 10 * _PAUSE_S
+    ) -> None:
+        # With time left for the request after it, so that this is the reason that is given.
+        if time.monotonic() + 2 * pause_s > until_s:
+            raise ExchangeTimeout(
+                f"{what} in {self.url}",
+                because=why,
+                do="see that the store can be reached; if it is merely slow, pass a longer timeout",
+            )
+        await asyncio.sleep(pause_s)
+
+    def _refuse(self, what: str, error: Exception, tries: int) -> None:
+        """Raise for an error that does not pass by itself."""
+        may_vanish = isinstance(error, FileNotFoundError) and tries < _FOLDER_TRIES
+        denied = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        if isinstance(error, denied):
+            do = "pass keys that may put, get and delete there; and see that this clock is right"
+        elif isinstance(error, self._errors.NotSupportedError):
+            do = "take a store that writes only if there is nothing (If-None-Match), as S3 does"
+        elif isinstance(error, FileNotFoundError) and self._is_remote:
+            do = "create the bucket, or correct its name"
+        elif _is_wrong(str(error)):
+            do = "correct the URL, the endpoint, the region or the keys"
+        elif self._is_remote or isinstance(error, TimeoutError) or may_vanish:
+            return
+        else:
+            do = "make room or correct the folder's permissions; then start this worker again"
+        raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
+
+
+async def together(*work: Awaitable[Any]) -> list[Any]:
+    """What all of `work` return; if one fails, the others are cancelled.
+
+    >>> async def one(): return 1
+    >>> async def both(): return await together(one(), one())
+    >>> asyncio.run(both())
+    [1, 1]
+    """
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _imported() -> Any:
+    try:
+        return importlib.import_module("obstore")
+    except ImportError as error:
+        raise ConfigurationError(
+            "exchange over an object store",
+            because="the package obstore is not installed",
+            do="pip install 'thinwire[bucket]'",
+        ) from error
+
+
+def _opened(url: str, options: Mapping[str, str]) -> Any:
+    stores: Any = importlib.import_module("obstore.store")
+    errors: Any = importlib.import_module("obstore.exceptions")
+    given: dict[str, Any] = {}
+    if url.startswith("file://"):
+        given = {"mkdir": True, "automatic_cleanup": True}
+    elif not url.startswith("memory://"):
+        # Requests have deadlines of their own, and are made again here.
+        client = {"timeout": "1day", "connect_timeout": "10s", "allow_http": _is_plain(options)}
+        given = {"client_options": client, "retry_config": {"max_retries": 0}}
+    try:
+        return stores.from_url(url, **given, **options)
+    except (errors.BaseError, TypeError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"open the object store {url}",
+            because=_reason_of(error),
+            do="pass s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or "
+            "file:///FOLDER, and options that the store has",
+        ) from error
+
+
+def _is_plain(options: Mapping[str, str]) -> bool:
+    """Whether the endpoint is one without TLS, which only its URL can ask for."""
+    known = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoints = [options.get("endpoint"), *(os.environ.get(name) for name in known)]
+    return next((each for each in endpoints if each), "").startswith("http://")
+
+
+def _is_wrong(text: str) -> bool:
+    status = _STATUS.search(text)
+    return _REDIRECTED in text or (status is not None and int(status[1]) not in _PASSING)
+
+
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "there was no answer in time"
+    text = str(error).split("\n\nDebug source:", 1)[0].strip() or repr(error)
+    return " ".join(text.split())[:400]

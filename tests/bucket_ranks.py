@@ -1,0 +1,141 @@
+"""What the workers of test_bucket.py do: `python bucket_ranks.py CASE`, with THINWIRE_BUCKET set.
+
+Each method's run has the name of the environment's and its number.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+import thinwire as tw
+from toy import Team, adamw, build_model, loss
+
+STEPS = 10
+REDUCED = tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())
+METHODS = [
+    tw.presets.diloco(sync_every=3),
+    tw.presets.muloco(bits=2, sync_every=3),
+    tw.presets.muloco(bits=2, sync_every=3, exchange=REDUCED),
+    tw.presets.streaming_diloco(
+        sync_every=4, fragments=tw.Balanced(count=2), overlap=tw.Delay(tau=1)
+    ),
+    tw.presets.noloco(sync_every=3),
+]
+
+
+def in_one_process(workers: int) -> list[list[str]]:
+    """The digests of every worker, by method."""
+    digests: list[list[str]] = []
+    for method in METHODS:
+        team = Team(method, adamw, workers).train(STEPS)
+        for loop in team.loops:
+            loop.begin_last()
+        for loop in team.loops:
+            loop.finish()
+        digests.append([loop.digest() for loop in team.loops])
+    return digests
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    worker, workers = (int(os.environ[f"THINWIRE_{n}"]) for n in ("WORKER", "WORKERS"))
+    loss(model, step, worker, workers=workers).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train() -> None:
+    run, told = os.environ["THINWIRE_RUN"], []
+    for number, method in enumerate(METHODS):
+        os.environ["THINWIRE_RUN"] = f"{run}-{number}"
+        model = build_model()
+        optimizer = adamw(model)
+        outer = tw.OuterLoop(model, optimizer, method)
+        for step in range(STEPS):
+            one_step(model, optimizer, step)
+            outer.step()
+        outer.flush()
+        stats = outer.stats
+        told.append(
+            {
+                "digest": outer.digest(),
+                "sent_bytes": stats.sent_bytes,
+                "received_bytes": stats.received_bytes,
+                "requests": dict(stats.requests),
+            }
+        )
+        outer.transport.close()
+    print(json.dumps(told))
+
+
+def train_ddp() -> None:
+    """One worker of two ranks with DDP inside, which divide what is sent."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(build_model())
+    optimizer = adamw(model)
+    outer = tw.OuterLoop(model, optimizer, METHODS[0], ddp_group=dist.group.WORLD)
+    block = 2 * int(os.environ["THINWIRE_WORKER"]) + dist.get_rank()
+    for step in range(9):
+        loss(model, step, block, workers=4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step()
+    stats = outer.stats
+    puts = stats.requests["puts"]
+    print(json.dumps({"digest": outer.digest(), "sent_bytes": stats.sent_bytes, "puts": puts}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_with_checkpoints() -> None:
+    """Ends itself after the step in KILL_AT; goes on from its file, if there is one."""
+    method = METHODS[int(os.environ["METHOD"])]
+    file, kill_at = os.environ["CHECKPOINT"], int(os.environ.get("KILL_AT", -1))
+    model = build_model()
+    optimizer = adamw(model)
+    transport = tw.transport.Bucket(
+        os.environ["THINWIRE_BUCKET"],
+        rank=int(os.environ["THINWIRE_WORKER"]),
+        workers=int(os.environ["THINWIRE_WORKERS"]),
+        run=os.environ["THINWIRE_RUN"],
+        keep=int(os.environ.get("KEEP", 4)),
+        timeout_s=float(os.environ.get("TIMEOUT_S", 60)),
+    )
+    outer = tw.OuterLoop(model, optimizer, method, transport=transport)
+    first = 0
+    if os.path.exists(file):
+        state = torch.load(file)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        outer.load_state_dict(state["outer"])
+        first = state["step"]
+    if "OTHER" in os.environ:
+        with torch.no_grad():
+            next(model.parameters()).add_(0.1)
+    for step in range(first, STEPS):
+        one_step(model, optimizer, step)
+        outer.step()
+        if step == 3 and first == 0:
+            held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({"step": step + 1, "outer": outer.state_dict(), **held}, file)
+        if step == kill_at:
+            time.sleep(0.5)  # what is under way arrives, or not
+            os.kill(os.getpid(), signal.SIGKILL)
+    outer.flush()
+    print(outer.digest())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    try:
+        globals()[sys.argv[1]]()
+    except tw.ThinwireError as error:
+        print(type(error).__name__, error, file=sys.stderr)
+        sys.exit(1)
