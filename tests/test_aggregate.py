@@ -1,12 +1,20 @@
 """Aggregation rules against loops over workers and elements."""
 
+import math
+from statistics import median_low
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+import exchanges
 import thinwire as tw
 from thinwire import codecs
 from thinwire.aggregate import Payloads, aggregate_valid
+from thinwire.blocks import DenseVector
+from thinwire.exchange import ExchangeState
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import RejectReason
 from toy import Team, adamw, build_model, same_bits
@@ -324,13 +332,276 @@ def test_outliers_are_dropped_before_the_rest_is_clipped_and_divided_by_senders(
     assert list(aggregate_valid(inside, got)[1]) == [3]
 
 
+# -- a bound on each contribution ----------------------------------------------------------------
+
+CLIPPED = tw.ClipNorms(limit=1.5, aggregate=tw.MeanOverSenders())
+NORMS = st.one_of(
+    st.floats(0.0, 2.0**100, allow_subnormal=False),
+    st.sampled_from([0.0, 1e-30, 1.0, 1.0 + 2e-7, 3.0, 1e30]),
+)
+
+
+def bound_of(limit: float, norms: list[float]) -> float:
+    """The bound of the docstring, times K: limit m."""
+    counted = [norm for norm in norms if norm > 0]
+    return limit * median_low(counted) if counted else 0.0
+
+
+@given(
+    norms=st.lists(NORMS, min_size=1, max_size=7),
+    limit=st.floats(1.0, 20.0),
+    seed=st.integers(0, 9),
+)
+def test_no_contribution_weighs_more_than_the_bound(norms, limit: float, seed: int) -> None:
+    draws = torch.randn(len(norms), 11, generator=torch.Generator().manual_seed(seed))
+    # In fp64: the squares of a tiny direction leave the range of fp32.
+    sent = [(x.double() / x.double().norm() * n).float() for x, n in zip(draws, norms, strict=True)]
+    coder = codecs.Identity().bind(Layout.vector(11))
+    got = Payloads(coder=coder, payloads=[coder.encode(x) for x in sent])
+    rule, lengths = tw.ClipNorms(limit=limit), [float(x.double().norm()) for x in sent]
+    bound = bound_of(limit, lengths)
+    whole = torch.zeros(11, dtype=torch.float64)
+    factors = rule.clipped(got)
+    for worker, x in enumerate(sent):
+        share = x * factors.get(worker, 1.0)
+        whole += share.double() / len(sent)
+        # Each of eleven numbers is rounded once, and the smallest lose their last bits.
+        assert float(share.double().norm()) <= bound * (1 + 1e-7) + 1e-44
+        assert (worker in factors) == (lengths[worker] > bound)
+        if factors.get(worker, 0.0) > 0.0:
+            assert float(share.double().norm()) >= bound * (1 - 5e-4) - 1e-44
+    scale = max(bound, 1e-30)
+    assert torch.allclose(rule.combine(got).double(), whole, rtol=1e-5, atol=1e-6 * scale)
+
+
+@given(
+    honest=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5),
+    dishonest=st.lists(st.floats(0.001, 1e6), max_size=5),
+)
+def test_a_dishonest_half_cannot_raise_the_bound_above_the_longest_honest_one(
+    honest, dishonest
+) -> None:
+    dishonest = dishonest[: len(honest)]
+    got = of_norms(*dishonest, *honest)
+    factors, norms = tw.ClipNorms(limit=2.0).clipped(got), got.norms().tolist()
+    longest = 2.0 * max(norms[len(dishonest) :])
+    assert all(norms[k] * factors.get(k, 1.0) <= longest for k in range(len(norms)))
+
+
+@pytest.mark.parametrize("aggregate", [*RULES, tw.TrimmedMean(), tw.DropOutliers()])
+@pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=2), codecs.CastBF16()])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_with_none_beyond_the_limit_the_result_is_that_of_the_inner_rule(
+    aggregate, codec, workers: int
+) -> None:
+    sent = [x * 1.1**worker for worker, x in enumerate(vectors(workers))]
+    got, plain = received(sent, codec), aggregate_valid(aggregate, received(sent, codec))
+    for limit in (2.0, math.inf):
+        rule = tw.ClipNorms(limit=limit, aggregate=aggregate)
+        combined, left_out = aggregate_valid(rule, got)
+        assert not left_out
+        assert same_bits([combined.whole()], [plain[0].whole()])
+        assert rule.clipped(got) == {}
+    sent[-1] = sent[-1] * 1000.0
+    loud = received(sent, codec)
+    free = tw.ClipNorms(limit=math.inf, aggregate=aggregate)
+    assert same_bits([free.combine(loud)], [aggregate.combine(loud)])
+    clipped = tw.ClipNorms(aggregate=aggregate).combine(loud)
+    # The control: of one worker the norm is the median. Two rules hold it back themselves.
+    if not isinstance(aggregate, tw.MedianNormClip | tw.TrimmedMean):
+        same = torch.allclose(clipped, aggregate.combine(loud), rtol=1e-2)
+        assert same == (workers == 1)
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ((100.0,), {}),
+        ((1.0, 100.0), {1: 0.02}),  # of two, the longer is held to the shorter
+        ((1.0, 2.0, 100.0), {2: 0.04}),
+        ((1.0, 1.0, 4.0, 8.0), {2: 0.5, 3: 0.25}),  # the lower of the two in the middle
+        ((0.0, 0.0, 1.0, 1.5), {}),  # one that has nothing to say holds no other back
+        ((0.0, 0.0, 0.0, 5.0), {}),
+        ((0.0, 0.0), {}),
+        ((1.0, math.nan, 1.0, 8.0), {3: 0.25}),
+        ((1.0, 1.0, math.inf, 8.0), {3: 0.25}),
+    ],
+)
+def test_who_is_clipped_and_by_how_much(norms, expected) -> None:
+    factors = tw.ClipNorms().clipped(of_norms(*norms))
+    assert factors == {worker: pytest.approx(x, rel=3e-4) for worker, x in expected.items()}
+    assert all(factors[worker] <= x * (1 + 1e-7) for worker, x in expected.items())
+
+
+def test_factors_are_the_same_where_squares_are_added_up_in_another_order() -> None:
+    sent = of_norms(1.0, 1.0, 3.7)
+    factors = tw.ClipNorms().clipped(sent)
+    for error in (-1e-15, 1e-15):
+        other = of_norms(1.0, 1.0, 3.7)
+        wrong = torch.tensor([1.0, 1.0 + error, 1.0 - error], dtype=torch.float64)
+        assert not torch.equal(sent.norms() * wrong, sent.norms())
+        other._norms.append(sent.norms() * wrong)
+        assert tw.ClipNorms().clipped(other) == factors
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.id)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_norms_of_what_is_clipped_are_those_that_the_codec_tells(codec, workers: int) -> None:
+    """And part by part it is what a loop over whole vectors makes."""
+    sent = [x * (7.0 if worker == 1 else 1.0) for worker, x in enumerate(vectors(workers))]
+    got, values = received(sent, codec), []
+    for worker in range(workers):
+        values.append(decoded(got, worker).clone())
+    norms = [float(x.double().norm()) for x in values]
+    longest = 2.0 * median_low(norms)
+    rule = tw.ClipNorms(limit=2.0)
+    assert list(rule.clipped(got)) == [k for k, norm in enumerate(norms) if norm > longest] == [1]
+    expected = sum(
+        x.double() * min(1.0, longest / norm) / workers
+        for x, norm in zip(values, norms, strict=True)
+    )
+    combined = aggregate_valid(rule, got)[0].whole()
+    assert float((combined - expected).norm()) <= 3e-4 * longest
+    assert float((combined - reference_mean(values)).norm()) > 0.1 * longest  # the control
+
+
+def test_a_contribution_is_scaled_and_not_dropped_within_dropping() -> None:
+    sent = of_norms(1.0, 1.0, 4.0, 1.0, 50.0)
+    rule = tw.DropOutliers(limit=10.0, aggregate=tw.ClipNorms(limit=2.0))
+    combined, left_out = aggregate_valid(rule, sent)
+    assert list(left_out) == [4]
+    assert rule.clipped(sent.without([4])) == {2: 0.5}
+    unit = torch.ones(LAYOUT.numel) / LAYOUT.numel**0.5
+    assert torch.allclose(combined.whole(), unit * 5.0 / 4.0)
+    inside = tw.ClipNorms(limit=2.0, aggregate=tw.DropOutliers(limit=10.0))
+    assert torch.equal(aggregate_valid(inside, sent)[0].whole(), combined.whole())
+    twice = tw.ClipNorms(limit=3.0, aggregate=tw.ClipNorms(limit=2.0))
+    once = tw.ClipNorms(limit=2.0)
+    assert torch.allclose(twice.combine(sent), once.combine(sent), rtol=1e-3)
+    assert twice.clipped(sent) == pytest.approx(once.clipped(sent), rel=1e-3)
+
+
+def test_norms_are_asked_of_the_codec_once_a_round(monkeypatch) -> None:
+    asked, sent = [], of_norms(1.0, 1.0, 4.0)
+    told = type(sent.coder).squared_norm
+    monkeypatch.setattr(
+        type(sent.coder), "squared_norm", lambda *given: asked.append(1) or told(*given)
+    )
+    rule = tw.DropOutliers(aggregate=tw.ClipNorms())
+    aggregate_valid(rule, sent)[0].whole()
+    rule.clipped(sent)
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.99, -1.0, math.nan])
+def test_a_limit_below_the_median_is_refused(limit: float) -> None:
+    with pytest.raises(tw.ConfigurationError, match="clip norms with limit="):
+        tw.ClipNorms(limit=limit)
+
+
+def test_what_is_clipped_whole_is_gathered_unless_a_reduce_scatter_is_asked_for() -> None:
+    layout, codec = LAYOUT, codecs.CastBF16()
+    automatic = tw.Automatic()
+    assert isinstance(automatic.choose(codec, layout, tw.ClipNorms(), 16), tw.Gather)
+    assert isinstance(automatic.choose(codec, layout, tw.MeanOverWorkers(), 16), tw.ReduceScatter)
+    tw.presets.diloco(aggregate=tw.ClipNorms(), exchange=tw.ReduceScatter())
+    inner = tw.ClipNorms(aggregate=tw.MedianNormClip())
+    with pytest.raises(tw.ConfigurationError, match="combine shards separately"):
+        tw.presets.diloco(aggregate=inner, exchange=tw.ReduceScatter())
+
+
+def test_under_a_reduce_scatter_each_shard_is_clipped_by_its_own_norms() -> None:
+    """A contribution that is long in one shard only is scaled there alone."""
+    pieces = exchanges.LAYOUT.cut(3)
+    sent = [exchanges.delta_of(rank) for rank in range(3)]
+    sent[2][pieces[1][0] :] *= 100.0
+    rule, means = tw.ClipNorms(limit=1.0), []
+    for exchange in (tw.ReduceScatter(), tw.Gather()):
+        states = [exchanges.state_of(exchange, k, 3, aggregate=rule) for k in range(3)]
+
+        def encode(rank: int, state: ExchangeState) -> dict[str, Tensor]:
+            return state.encode(DenseVector(sent[rank]), exchanges.tag_of())
+
+        results = exchanges.exchanged(states, tw.transport.in_process(3), encode=encode)
+        means.append(results[0].mean.whole())
+        told = [result.clipped for result in results]
+        if isinstance(exchange, tw.Gather):
+            assert told[0] == told[1] == told[2]
+            assert 2 in told[0]
+        else:  # each owner knows of its shard
+            assert told[0].get(2, 1.0) > 0.9
+            assert all(clipped[2] == pytest.approx(0.01, rel=0.1) for clipped in told[1:])
+        assert all(torch.equal(result.mean.whole(), means[-1]) for result in results)
+    for start, piece in pieces:
+        parts = [x[start : start + piece.numel].double() for x in sent]
+        middle = median_low([float(p.norm()) for p in parts])
+        expected = sum(p * min(1.0, middle / float(p.norm())) for p in parts) / 3
+        mean = means[0][start : start + piece.numel]
+        assert float((mean - expected).norm()) <= 3e-4 * middle
+    first = pieces[1][0]  # the control: by whole norms the first shard is scaled, too
+    assert not torch.allclose(means[0][:first], means[1][:first], rtol=0.1)
+
+
+# -- a trimmed mean ------------------------------------------------------------------------------
+
+
+@given(
+    honest=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=6),
+    bad=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    place=st.integers(0, 6),
+)
+def test_one_of_three_or_more_cannot_leave_the_range_of_the_others(honest, bad, place) -> None:
+    numbers = [*honest[:place], bad, *honest[place:]]
+    coder = codecs.Identity().bind(Layout.vector(1))
+    sent = [coder.encode(torch.tensor([x])) for x in numbers]
+    combined = float(tw.TrimmedMean().combine(Payloads(coder=coder, payloads=sent)))
+    slack = 1e-6 * max(map(abs, honest)) + 1e-44
+    assert min(honest) - slack <= combined <= max(honest) + slack
+
+
+@pytest.mark.parametrize(("workers", "trim"), [(1, 1), (2, 1), (3, 1), (5, 1), (5, 2), (5, 9)])
+def test_a_trimmed_mean_is_the_mean_of_what_is_left_of_the_sorted(workers, trim) -> None:
+    sent, cut = vectors(workers), min(trim, (workers - 1) // 2)
+    rows = torch.stack(sent).sort(0).values[cut : workers - cut]
+    combined = tw.TrimmedMean(trim=trim).combine(received(sent))
+    assert torch.allclose(combined, rows.mean(0), atol=1e-6)
+    assert torch.equal(combined, reference_mean(sent)) == (workers < 3)
+    if workers == 2 * cut + 1:
+        assert torch.equal(combined, torch.stack(sent).median(0).values)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_trimmed_away_but_left_out_by_name(bad: float) -> None:
+    sent = vectors(5)
+    sent[1][3] = bad
+    combined, left_out = aggregate_valid(tw.TrimmedMean(), received(sent))
+    assert {worker: why.reason for worker, why in left_out.items()} == {1: RejectReason.NOT_FINITE}
+    rest = received([x for worker, x in enumerate(sent) if worker != 1])
+    assert torch.equal(combined.whole(), tw.TrimmedMean().combine(rest))
+
+
+def test_numbers_that_are_not_sent_are_no_zeros_to_be_kept() -> None:
+    wrapped = [tw.TrimmedMean(), tw.ClipNorms(aggregate=tw.TrimmedMean())]
+    wrapped += [
+        tw.DropOutliers(aggregate=wrapped[1]),
+        tw.MedianNormClip(aggregate=tw.TrimmedMean()),
+    ]
+    for rule in wrapped:
+        with pytest.raises(tw.ConfigurationError, match="keep the zeros"):
+            tw.presets.sparseloco(aggregate=rule)
+        tw.presets.muloco(bits=2, aggregate=rule)
+    with pytest.raises(tw.ConfigurationError, match="trim=0"):
+        tw.TrimmedMean(trim=0)
+
+
 # -- in a run ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rule", "exchange"),
     [
-        *((rule, tw.Gather()) for rule in [*RULES, tw.DropOutliers(), DEPLOYED]),
+        *((rule, tw.Gather()) for rule in [*RULES, tw.DropOutliers(), DEPLOYED, CLIPPED]),
+        (CLIPPED, REDUCED),
         *((rule, REDUCED) for rule in ELEMENTWISE),
     ],
 )
@@ -345,7 +616,11 @@ def test_workers_agree_under_every_rule(rule, exchange, workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [*RULES, tw.DropOutliers(), tw.DropOutliers(aggregate=tw.MedianNormClip())]
+    "rule",
+    [
+        *(*RULES, tw.TrimmedMean(), tw.ClipNorms(limit=1.0)),
+        *(tw.DropOutliers(), tw.DropOutliers(aggregate=tw.MedianNormClip())),
+    ],
 )
 def test_a_rule_is_elementwise_if_shards_may_be_combined_apart(rule) -> None:
     layout = Layout.of({"w": (192, 3), "b": (7,)})
@@ -380,7 +655,7 @@ def test_over_senders_is_the_mean_in_a_dense_run() -> None:
 # -- what is not finite --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, tw.ClipNorms(limit=1.0), tw.TrimmedMean()])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_who_is_not_finite_is_left_out(rule, bad: float) -> None:
     sent = vectors(4)

@@ -172,6 +172,22 @@ def test_sizes_without_a_published_row_are_refused(arguments, reason: str) -> No
         ),
         ("sparseloco:density=1/64", tw.presets.sparseloco(density=1 / 64)),
         ("sparse_muloco:density=0.125", tw.presets.sparse_muloco(density=1 / 8)),
+        ("diloco:clip_norms=2.5", tw.presets.diloco(aggregate=tw.ClipNorms(limit=2.5))),
+        (
+            "sparseloco:drop_outliers=7:clip_norms=2:density=1/64",
+            tw.presets.sparseloco(
+                density=1 / 64,
+                aggregate=tw.DropOutliers(
+                    limit=7, aggregate=tw.ClipNorms(limit=2, aggregate=tw.MeanOverSenders())
+                ),
+            ),
+        ),
+        (
+            "muloco:bits=2:clip_norms=3:trimmed_mean=2",
+            tw.presets.muloco(
+                bits=2, aggregate=tw.ClipNorms(limit=3, aggregate=tw.TrimmedMean(trim=2))
+            ),
+        ),
     ],
 )
 def test_a_method_is_read_from_text(text: str, method: tw.Method) -> None:
@@ -210,6 +226,10 @@ def test_what_is_in_the_text_wins() -> None:
         ("diloco:sync_every=0", "sync_every=0"),
         ("diloco:sync_every=1/2", "sync_every=0.5"),
         ("diloco:codec=2", "cannot give diloco the number 'codec'"),
+        ("diloco:clip_norms=1/2", "clip norms with limit=0.5"),
+        ("diloco:drop_outlier=3", "did you mean 'drop_outliers'"),
+        ("sparseloco:trimmed_mean=1", "keep the zeros"),
+        ("diloco:trimmed_mean=1.5", "trim=1.5"),
     ],
 )
 def test_text_that_names_no_method_is_refused(text: str, reason: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import StreamedVector
+from thinwire.contributions import kinds_of
 from thinwire.errors import CheckpointError, MismatchError, ThinwireError
 from thinwire.exchange import RoundResult
 from thinwire.fragment_builder import FragmentBuilder
@@ -290,6 +291,8 @@ def record_of(
         "before": before.hex(),
         "workers": len(names),
         "left_out": sorted(result.left_out),
+        "clipped": dict(result.clipped),
+        "kinds": kinds_of(result.left_out, result.clipped),
         # Work that was rejected for good is over, too: its sender must not try again.
         "counted": [
             name

@@ -293,6 +293,14 @@ class Membership(ABC):
     def log_round(self, record: RoundRecord) -> None:
         """Keep the record of a round that counted, for workers that missed it."""
 
+    def member(self, rank: int) -> str:
+        """What worker `rank` of the round is called in counts and tables; by default by its rank.
+
+        >>> FixedMembership().member(3)
+        'worker 3'
+        """
+        return f"worker {rank}"
+
     def report(self, metrics: WorkerMetrics) -> None:
         """Take what this worker measured so far, for people who watch the run; by default ignored.
 

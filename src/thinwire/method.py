@@ -157,6 +157,14 @@ class Method:
         self.overlap.check(sync_every=self.sync_every)
         self.outer.check(sync_every=self.sync_every, overlap=self.overlap)
         self._check_momentum()
+        if self.aggregate.needs_all_numbers and self.codec.is_sparse:
+            raise ConfigurationError(
+                f"combine what {self.codec} sends by {self.aggregate}",
+                because="most numbers are sent by few workers or none, and of these it would keep "
+                "the zeros",
+                do="take a codec that sends every number, such as Quantise(bits=2), or "
+                "aggregate=tw.ClipNorms(aggregate=tw.MeanOverSenders())",
+            )
         if isinstance(self.exchange, ReduceScatter):
             self._check_reduce_scatter(self.exchange)
         if isinstance(self.exchange, Pairs) and not self.outer.has_own_anchors:
@@ -197,7 +205,7 @@ class Method:
         )
 
     def _check_reduce_scatter(self, exchange: ReduceScatter) -> None:
-        if not self.aggregate.elementwise:
+        if not self.aggregate.allows_shards:
             raise ConfigurationError(
                 f"combine shards separately by {self.aggregate}",
                 because="it needs whole tensors, and the owner of a shard has only a part of them",
@@ -225,8 +233,8 @@ class Method:
         if not isinstance(self.aggregate, MeanOverWorkers):
             raise ConfigurationError(
                 f"combine weights by {self.aggregate}",
-                because="it tells pseudo-gradients apart by zeros or norms, which say nothing "
-                "about weights",
+                because="it tells pseudo-gradients apart by zeros, norms or order, which say "
+                "nothing about weights",
                 do="leave aggregate out: the mean over workers is what weights need",
             )
 

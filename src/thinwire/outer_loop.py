@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs.kernels import kernel_backend
+from thinwire.contributions import ContributionLog
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
@@ -41,7 +42,6 @@ from thinwire.membership import (
 )
 from thinwire.method import Method, with_present_names
 from thinwire.outer_parameters import OuterParameters
-from thinwire.rejection import Consequence, Rejection
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
 from thinwire.transport import Metered, ReplicatedRanks, RoundTag, Transport, default_transport
@@ -67,8 +67,7 @@ class OuterLoop:
         model: the worker's model; all workers start from the same weights.
         optimizer: what steps it, or a list of optimizers, stepped in that order.
         method: the description of what happens.
-        transport: the connection; default `Rendezvous.from_environment()` where THINWIRE_MEET is
-            set, else `Distributed()`, which is a world of one in plain python.
+        transport: the connection; default `tw.transport.default_transport()`.
         membership: who takes part in which round; default the transport if it decides that, too
             (`Elastic` does), else the same workers to the end.
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
@@ -138,7 +137,7 @@ class OuterLoop:
         self._rounds_at_once = method.overlap.at_once
         self._delay_steps = method.overlap.steps(sync_every=method.sync_every)
         self._peak_sent_bytes = 0
-        self._left_out: dict[int, int] = {}
+        self._contributions = ContributionLog(self._membership.member)
         self._hooks = OptimizerHooks(self._live.optimizers)
         self._evaluation = ExitStack()
         self._metrics = WorkerMetrics()
@@ -162,8 +161,8 @@ class OuterLoop:
         weights = self._outer.own() if is_fixed else None
         frozen = None if is_fixed and is_resumed else self._live.frozen()
         tag = RoundTag(what="the workers' descriptions", round=0)
-        mine = encode_description(description, weights, frozen)
-        check_descriptions(self._transport.run(announce(mine), tag).wait())
+        mine = announce(encode_description(description, weights, frozen))
+        check_descriptions(self._transport.run(mine, tag).wait())
 
     # -- a round -----------------------------------------------------------------------------------
 
@@ -235,7 +234,7 @@ class OuterLoop:
             return
         due = [f for f in self._state.fragments if self._is_due(f, self._state.step)]
         self._send_all(due)
-        self._note_peak(sum(fragment.exchange.sizes.sent_nbytes for fragment in due))
+        self._note_peak(due)
 
     def _send_left_over(self) -> None:
         fragments = [f for f in self._state.fragments if f.sent_at_step < self._state.step]
@@ -245,7 +244,8 @@ class OuterLoop:
         self._apply_all([(fragment, pending) for fragment in full for pending in fragment.pending])
         self._send_all(fragments)
         # No training goes on beside the last exchanges: they need not be carried at once.
-        self._note_peak(max((f.exchange.sizes.sent_nbytes for f in fragments), default=0))
+        for each in fragments:
+            self._note_peak([each])
         for fragment in self._state.fragments:
             for pending in fragment.pending:
                 pending.due_step = self._state.step
@@ -312,7 +312,7 @@ class OuterLoop:
         result: RoundResult,
         before: bytes,
     ) -> None:
-        self._count_left_out(result.left_out, pending.tag)
+        self._contributions.note(result.left_out, result.clipped, pending.tag)
         if self._plan is None:
             return
         record = record_of(self._state, fragment, pending, result, self._plan.names, before=before)
@@ -320,17 +320,13 @@ class OuterLoop:
         self._membership.log_round(record)
         self.report()
 
-    def _count_left_out(self, left_out: Mapping[int, Rejection], tag: RoundTag) -> None:
-        for worker, why in left_out.items():
-            if why.consequence() is not Consequence.SKIPPED:
-                self._left_out[worker] = self._left_out.get(worker, 0) + 1
-                _LOG.warning("worker %d was left out of %s: %s", worker, tag, why)
-
     def _is_due(self, fragment: FragmentState, step: int) -> bool:
         return fragment.fragment.is_due(step=step, sync_every=self.method.sync_every)
 
-    def _note_peak(self, sent_bytes: int) -> None:
-        own_bytes = -(-sent_bytes // self._parts)
+    def _note_peak(self, fragments: Sequence[FragmentState]) -> None:
+        sizes = [fragment.exchange.sizes for fragment in fragments]
+        own_bytes = -(-sum(size.sent_nbytes for size in sizes) // self._parts)
+        own_bytes += self._transport.added_nbytes * sum(size.sent_count for size in sizes)
         self._peak_sent_bytes = max(self._peak_sent_bytes, own_bytes)
 
     def _prefetch(self) -> None:
@@ -466,11 +462,13 @@ class OuterLoop:
             peak_sent_bytes_per_step=self._peak_sent_bytes,
             wait_s=counters.wait_s,
             overlapped_s=counters.overlapped_s,
-            left_out=dict(self._left_out),
+            left_out=dict(self._contributions.left_out),
+            contributions=self._contributions.counts.describe(),
             peak_outer_device_bytes=ledger.peak_device_bytes,
             peak_outer_host_bytes=ledger.peak_host_bytes,
             consensus_sent_bytes=self._outer.counters.sent_bytes,
             consensus_received_bytes=self._outer.counters.received_bytes,
+            requests=self.transport.service_requests,
             kernels=kernel_backend(self._live.device),
         )
 
@@ -488,9 +486,10 @@ class OuterLoop:
             tokens_per_s: that this worker reads.
         """
         known = self._metrics
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
         self._metrics = WorkerMetrics(
             # Heartbeats are JSON, which takes no numbers of torch or numpy.
-            loss=known.loss if loss is None else _plain(loss),
+            loss=known.loss if loss is None else float(loss),
             tokens_per_s=known.tokens_per_s if tokens_per_s is None else float(tokens_per_s),
             sent_bytes=self._counters.sent_bytes,
             received_bytes=self._counters.received_bytes,
@@ -623,8 +622,7 @@ class OuterLoop:
             "peak_sent_bytes": self._peak_sent_bytes,
             "traffic": asdict(self._counters),
             **self._outer.state_dict(),
-            # All workers: torch.distributed.checkpoint fills the keys that are there, and no other.
-            "left_out": {w: self._left_out.get(w, 0) for w in range(self._transport.world_size)},
+            **self._contributions.state_dict(workers=self._transport.world_size),
             "fragments": [fragment.state_dict() for fragment in state.fragments],
         }
 
@@ -672,11 +670,7 @@ class OuterLoop:
             do="resume with the model and method that wrote it",
         )
         self._peak_sent_bytes = int(state["peak_sent_bytes"])
-        self._left_out = {
-            int(worker): int(count)
-            for worker, count in state["left_out"].items()
-            if count and int(worker) < self._transport.world_size
-        }
+        self._contributions.load_state_dict(state, workers=self._transport.world_size)
         self._state.step, self._state.version = int(state["step"]), int(state["rounds"])
         self._state.dealt = int(state["dealt"])
         self._state.reset_digest()
@@ -792,7 +786,3 @@ class OuterLoop:
                 because="closing it gave the optimizers back, and nothing is exchanged any more",
                 do="build a new OuterLoop; load_state_dict() carries its state over",
             )
-
-
-def _plain(value: float | Tensor) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)

@@ -3,13 +3,20 @@
 Every field of `Method` can be given as a keyword and then replaces the paper's value.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any, TypedDict, Unpack
 
 from thinwire import codecs, inner, outer
-from thinwire.aggregate import Aggregate, MeanOverSenders
+from thinwire.aggregate import (
+    Aggregate,
+    ClipNorms,
+    DropOutliers,
+    MeanOverSenders,
+    TrimmedMean,
+)
 from thinwire.codecs import CastBF16, Codec, Identity
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.exchange import Exchange, Pairs
@@ -537,7 +544,10 @@ def from_text(text: str, **fields: Any) -> Method:
 
     Args:
         text: a preset's name and arguments of it, such as `muloco:bits=2` or
-            `sparseloco:density=1/32:sync_every=30`; it becomes the method's name.
+            `sparseloco:density=1/32:sync_every=30`; it becomes the method's name. Any preset takes
+            `clip_norms` and `drop_outliers`, limits of `ClipNorms` and `DropOutliers` around its
+            aggregate, and `trimmed_mean`, the workers that a `TrimmedMean` in its place leaves out
+            at either end.
         fields: further arguments; those in `text` win.
 
     Raises:
@@ -545,6 +555,8 @@ def from_text(text: str, **fields: Any) -> Method:
 
     >>> from_text("sparse_muloco:density=1/32").codec.k
     128
+    >>> from_text("diloco:clip_norms=2").aggregate
+    ClipNorms(limit=2, aggregate=MeanOverWorkers())
     """
     name, *arguments = text.split(":")
     preset = by_name(name)
@@ -552,8 +564,9 @@ def from_text(text: str, **fields: Any) -> Method:
     given: dict[str, int | float] = {}
     for argument in arguments:
         field, value = _argument(name, argument)
-        if field not in (*own, *_NUMBERS):
-            raise unknown_name(f"give {name} the number {field!r}", field, (*own, *_NUMBERS))
+        known = (*own, *_NUMBERS, *_RULES)
+        if field not in known:
+            raise unknown_name(f"give {name} the number {field!r}", field, known)
         if field in given:
             raise ConfigurationError(
                 f"use method {text!r}",
@@ -561,11 +574,22 @@ def from_text(text: str, **fields: Any) -> Method:
                 do="leave one of them out",
             )
         given[field] = value
-    return preset(**{**fields, **given, "name": text})
+    limits = {field: given.pop(field) for field in _RULES if field in given}
+    method = preset(**{**fields, **given, "name": text})
+    for field, limit in limits.items():
+        aggregate = _RULES[field](limit, method.aggregate)
+        method = dataclasses.replace(method, aggregate=aggregate)
+    return method
 
 
 # Fields of any method that are numbers.
 _NUMBERS = ("sync_every",)
+# What a number makes of an aggregate, from the inside out.
+_RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
+    "trimmed_mean": lambda trim, _: TrimmedMean(trim=trim),
+    "clip_norms": lambda limit, inner: ClipNorms(limit=limit, aggregate=inner),
+    "drop_outliers": lambda limit, inner: DropOutliers(limit=limit, aggregate=inner),
+}
 
 
 def _argument(name: str, argument: str) -> tuple[str, int | float]:

@@ -21,6 +21,15 @@ class RejectReason(IntEnum):
     NOT_FINITE = 4
     OUTLIER = 5
 
+    @property
+    def label(self) -> str:
+        """In tables and counts.
+
+        >>> RejectReason.NOT_FINITE.label
+        'not finite'
+        """
+        return self.name.lower().replace("_", " ")
+
 
 _TEXTS = {
     RejectReason.NONE: "nothing is wrong",

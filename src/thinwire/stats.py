@@ -20,13 +20,16 @@ class Stats:
             end counts fragment by fragment, for no training goes on beside it.
         wait_s: seconds spent waiting for exchanges.
         overlapped_s: seconds that exchanges travelled while this worker trained on.
-        left_out: how often each worker was left out of a mean, for what it sent was not finite.
+        left_out: how often each worker was left out of a mean, by rank.
+        contributions: how often that was for which reason, and how often a contribution was used
+            but scaled down ("clipped"), by member: its identity in an elastic run.
         peak_outer_device_bytes: the most that anchors, outer optimizer and feedback took on the
             worker's device at any one time.
         peak_outer_host_bytes: the same in the host's memory, where `outer_device="cpu"` keeps them.
         consensus_sent_bytes: sent to gather the mean of outer parameters that differ from worker to
             worker, for evaluations; in no other number here.
         consensus_received_bytes: that came from other workers for it.
+        requests: made to an object store since the transport was built, by kind; else empty.
         kernels: what encodes and decodes on the worker's device: "torch", or numba or triton with
             its version. Bytes are the same.
     """
@@ -38,8 +41,10 @@ class Stats:
     wait_s: float
     overlapped_s: float
     left_out: Mapping[int, int]
+    contributions: Mapping[str, Mapping[str, int]]
     peak_outer_device_bytes: int
     peak_outer_host_bytes: int
     consensus_sent_bytes: int
     consensus_received_bytes: int
+    requests: Mapping[str, int]
     kernels: str

@@ -384,6 +384,26 @@ def test_a_page_of_one_run_without_extras(tmp_path) -> None:
     assert 'id="left-out"' not in html
 
 
+def test_a_table_names_members_that_were_rejected_or_clipped_if_any_were(tmp_path) -> None:
+    folder = write_run(tmp_path / "run", config_of("diloco"))
+    write_run(tmp_path / "other", config_of("muloco"))
+
+    def page() -> str:
+        data = report.read_report_data([tmp_path])
+        return report.run_page(data, [tmp_path], tmp_path / "x.html").html()
+
+    assert 'id="contributions"' not in page()
+    told = {"lyon<b>": {"not finite": 1, "outlier": 12, "clipped": 3}, "oslo": {"clipped": 4}}
+    change(folder / "summary.json", contributions=told)
+    html = page()
+    table = html[html.index('id="contributions"') :]
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", table[: table.index("</table>")])
+    assert cells == [
+        *("diloco", "0", "lyon&lt;b&gt;", "13", "not finite 1, outlier 12", "3"),
+        *("diloco", "0", "oslo", "0", "", "4"),
+    ]
+
+
 def test_names_of_others_do_no_harm(tmp_path) -> None:
     evil = "</script><script>alert(1)</script>"
     folder = write_run(tmp_path / "run", config_of("diloco"))

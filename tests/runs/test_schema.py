@@ -124,3 +124,21 @@ def test_a_number_beyond_all_floats_is_refused(tmp_path) -> None:
     change(folder / "summary.json", wait_s=10**400)
     with pytest.raises(CheckpointError, match="wait_s 1000"):
         read_finished(folder)
+
+
+def test_counts_of_contributions_are_read_by_member_whatever_its_name(tmp_path) -> None:
+    told = {"a.b@host": {"outlier": 2, "clipped": 1}, "": {}}
+    folder = write_run(tmp_path / "run", config_of("diloco"))
+    assert read_finished(folder).summary.contributions == {}  # as in earlier versions
+    change(folder / "summary.json", contributions=told)
+    assert read_finished(folder).summary.contributions == told
+
+
+@pytest.mark.parametrize(
+    "told", [[], 3, {"a": 3}, {"a": {"outlier": -1}}, {"a": {"outlier": "1"}}, {"a": [1]}]
+)
+def test_damaged_counts_of_contributions_are_refused(tmp_path, told) -> None:
+    folder = write_run(tmp_path / "run", config_of("diloco"))
+    change(folder / "summary.json", contributions=told)
+    with pytest.raises(CheckpointError, match=r"summary\.json has "):
+        read_finished(folder)

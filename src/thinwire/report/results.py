@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from thinwire.contributions import CLIPPED
 from thinwire.plan.units import duration_text, nbytes_text
 from thinwire.report.blocks import Cell, SortableTable, TextTable
 from thinwire.report.pareto import front_of
@@ -11,6 +12,7 @@ from thinwire.runs.status import RunStatus
 from thinwire.runs.variants import Variant, differing
 
 __all__ = [
+    "contributions_table",
     "curves_table",
     "differences_table",
     "left_out_table",
@@ -166,6 +168,36 @@ def versions_table(variants: Sequence[Variant]) -> TextTable:
         title="Versions",
         head=("what", "version"),
         rows=tuple(rows) or (("versions", "not recorded"),),
+    )
+
+
+def contributions_table(variants: Sequence[Variant]) -> SortableTable | None:
+    """Whose contributions were rejected or clipped, how often and why; None if none was."""
+    rows = tuple(
+        _contributions_of(variant.label, run.seed, member, found)
+        for variant in variants
+        for run in variant.runs
+        for member, found in run.summary.contributions.items()
+    )
+    if not rows:
+        return None
+    head = ("method", "seed", "member", "rejected", "reason", "clipped")
+    return SortableTable(title="Rejected and clipped", name="contributions", head=head, rows=rows)
+
+
+def _contributions_of(
+    label: str, seed: int, member: str, found: Mapping[str, int]
+) -> tuple[Cell, ...]:
+    rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
+    total, clipped = sum(rejected.values()), found.get(CLIPPED, 0)
+    why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
+    return (
+        (label, label),
+        (str(seed), seed),
+        (member, member),
+        (str(total), total),
+        (why, why),
+        (str(clipped), clipped),
     )
 
 

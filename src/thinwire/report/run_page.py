@@ -26,6 +26,7 @@ from thinwire.report.page import Page
 from thinwire.report.pareto import front_of, senders
 from thinwire.report.reproduce import command_of, compare_command, report_command
 from thinwire.report.results import (
+    contributions_table,
     curves_table,
     differences_table,
     left_out_table,
@@ -130,6 +131,7 @@ def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
         Heading(text="In the runs themselves", name="measured", below=_MEASURED),
         waits_chart(variants),
         *agreement_blocks(variants),
+        *_contributions(variants),
         Heading(text="Settings and versions", name="settings"),
         differences_table(variants),
         Details(title="Settings that all have in common", blocks=[shared_table(variants)]),
@@ -161,6 +163,12 @@ _READING: Final = (
 _MEASURED: Final = (
     "Seconds that a worker stood still, and seconds in which exchanges travelled while it trained "
     "(dotted). Simulated workers exchange within a process: theirs say little of a network."
+)
+
+_CONTRIBUTIONS: Final = (
+    "Members whose pseudo-gradients were left out of means (rejected) or scaled down in them "
+    "(clipped), in exchanges; a fragment is exchanged by itself. A run counts what its first "
+    "worker saw, which is the same on all workers unless shards are combined apart."
 )
 
 
@@ -294,6 +302,14 @@ def _of_own_recipes(folders: Sequence[str]) -> list[Block]:
         return [Paragraph(text=f"{told}: {', '.join(folders)}.")]
     named = Details(title="Their folders", blocks=[Paragraph(text=", ".join(folders))])
     return [Paragraph(text=f"{told}."), named]
+
+
+def _contributions(variants: Sequence[Variant]) -> list[Block]:
+    table = contributions_table(variants)
+    if table is None:
+        return []
+    heading = Heading(text="Contributions", name="contributions-section", below=_CONTRIBUTIONS)
+    return [heading, table]
 
 
 def _left_out(left_out: Mapping[Path, RunStatus]) -> list[Block]:

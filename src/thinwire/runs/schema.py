@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeGuard, final
+from typing import Any, Final, TypeGuard, cast, final
 
 from thinwire.errors import CheckpointError
 from thinwire.method import with_present_names
@@ -83,10 +83,12 @@ class RunSummary:
         sent_bytes_per_worker: counted at the transport.
         received_bytes_per_worker: counted at the transport.
         peak_sent_bytes_per_step: most that a worker sent after one inner step.
+        added_nbytes: that sealing added to each message; None where they were not sealed.
         wall_s: of the whole run.
         wait_s: that a worker stood still for exchanges.
         workers_here: workers that shared the process; None in a run that did not note it.
         is_elastic: whether workers could join and leave.
+        contributions: how often a member's was rejected or clipped, by member and kind.
         versions: of Python, torch and others.
         described: all of the file.
     """
@@ -100,10 +102,12 @@ class RunSummary:
     sent_bytes_per_worker: int
     received_bytes_per_worker: int
     peak_sent_bytes_per_step: int
+    added_nbytes: int | None
     wall_s: float
     wait_s: float
     workers_here: int | None
     is_elastic: bool
+    contributions: Mapping[str, Mapping[str, int]]
     versions: Mapping[str, Any]
     described: Mapping[str, Any]
 
@@ -220,6 +224,10 @@ class _JsonFields:
         """A finite number >= 0; None if it is missing."""
         return self.amount(name) if name in self.data else None
 
+    def counts(self) -> dict[str, int]:
+        """All fields, each a finite number >= 0."""
+        return {name: int(self.amount(name)) for name in self.data}
+
     def amounts(self, kind: type) -> dict[str, Any]:
         """What the fields of the dataclass `kind` that are plain numbers hold."""
         return {
@@ -304,8 +312,10 @@ def _summary(folder: Path, config: RunConfig) -> RunSummary:
     summary = RunSummary(
         **found.amounts(RunSummary),
         method=str(found.get("method")),
+        added_nbytes=found.of_type("added_bytes_per_message", int, default=None),
         workers_here=found.of_type("workers_here", int, default=None),
         is_elastic=is_elastic,
+        contributions=_contributions(found),
         versions=found.of_type("versions", dict, default=dict[str, Any]()),
         described=found.data,
     )
@@ -319,6 +329,17 @@ def _summary(folder: Path, config: RunConfig) -> RunSummary:
                 f"{found.where} has {name} {_short(its)}, which config.json makes {value}"
             )
     return summary
+
+
+def _contributions(found: _JsonFields) -> dict[str, dict[str, int]]:
+    members = found.of_type("contributions", dict, default=dict[str, Any]())
+    counts: dict[str, dict[str, int]] = {}
+    for member, told in members.items():
+        where = f"contributions of {found.where}"
+        if not isinstance(told, dict):
+            raise _corrupt(f"{where} has {member} {_short(told)}")
+        counts[member] = _JsonFields(cast(dict[str, Any], told), where).counts()
+    return counts
 
 
 def _records(file: Path) -> Iterator[RunRecord]:

@@ -1,0 +1,186 @@
+"""Which members' contributions were rejected or scaled down, how often and why."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Self, cast, final
+
+from thinwire.rejection import Consequence, Rejection, RejectReason
+
+__all__ = [
+    "CLIPPED",
+    "KINDS",
+    "ContributionCounts",
+    "ContributionLog",
+    "ToldContributions",
+    "kinds_of",
+]
+
+CLIPPED: Final = "clipped"
+"""What is said of a contribution that was used, but scaled down."""
+
+KINDS: Final = (
+    *(reason.label for reason in RejectReason if reason > RejectReason.EMPTY),
+    CLIPPED,
+)
+"""All that is counted: the reasons of rejections, and `CLIPPED`."""
+
+_LOG: Final = logging.getLogger(__name__)
+_ROUNDS_REMEMBERED: Final = 256
+
+
+def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dict[int, str]:
+    """What is counted of one exchange, by rank; a worker that has just joined did nothing wrong.
+
+    Args:
+        left_out: why a worker is not in the mean, by rank.
+        clipped: ranks that were scaled down.
+
+    >>> kinds_of({2: Rejection(reason=RejectReason.NOT_FINITE)}, [0])
+    {0: 'clipped', 2: 'not finite'}
+    """
+    rejected = {
+        rank: why.reason.label
+        for rank, why in left_out.items()
+        if why.consequence() is not Consequence.SKIPPED
+    }
+    return dict(sorted({**dict.fromkeys(clipped, CLIPPED), **rejected}.items()))
+
+
+@final
+class ContributionCounts:
+    """Exchanges in which a member's contribution was rejected or clipped, by member and kind.
+
+    >>> counts = ContributionCounts()
+    >>> counts.note("amsterdam", "outlier")
+    >>> counts.note("amsterdam", "outlier")
+    >>> counts.describe()
+    {'amsterdam': {'outlier': 2}}
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def note(self, member: str, kind: str) -> None:
+        """Count one more of `KINDS`."""
+        of_member = self._counts.setdefault(member, {})
+        of_member[kind] = of_member.get(kind, 0) + 1
+
+    def describe(self) -> dict[str, dict[str, int]]:
+        """A copy, in the order of the members' names: JSON-able."""
+        return {
+            member: {kind: found[kind] for kind in KINDS if kind in found}
+            for member, found in sorted(self._counts.items())
+        }
+
+    @classmethod
+    def read(cls, described: Mapping[str, Mapping[str, Any]]) -> Self:
+        """From what `describe` returned, perhaps with zeros besides."""
+        read = cls()
+        for member, found in described.items():
+            kept = {kind: int(found[kind]) for kind in KINDS if found.get(kind)}
+            if kept:
+                read._counts[member] = kept
+        return read
+
+
+@final
+class ContributionLog:
+    """What became of the contributions to a worker's rounds: warns of rejections, counts all.
+
+    Args:
+        member: returns what the worker of a rank is called.
+
+    Attributes:
+        left_out: how often each worker was left out of a mean, by rank.
+        counts: how often and why, by member.
+
+    >>> log = ContributionLog("worker {}".format)
+    >>> log.note({}, {1: 0.25}, "a round")
+    >>> log.left_out, log.counts.describe()
+    ({}, {'worker 1': {'clipped': 1}})
+    """
+
+    def __init__(self, member: Callable[[int], str]) -> None:
+        self._member = member
+        self.left_out: dict[int, int] = {}
+        self.counts = ContributionCounts()
+
+    def note(
+        self, left_out: Mapping[int, Rejection], clipped: Collection[int], what: object
+    ) -> None:
+        """Count those of one exchange; `what` names it."""
+        for rank, kind in kinds_of(left_out, clipped).items():
+            self.counts.note(self._member(rank), kind)
+            if kind == CLIPPED:
+                continue
+            self.left_out[rank] = self.left_out.get(rank, 0) + 1
+            _LOG.warning("worker %d was left out of %s: %s", rank, what, left_out[rank])
+
+    def state_dict(self, *, workers: int) -> dict[str, Any]:
+        """Counts of all workers and kinds.
+
+        Those of 0, too: torch.distributed.checkpoint fills the keys that are there, and no other.
+        """
+        known, members = self.counts.describe(), map(self._member, range(workers))
+        return {
+            "left_out": {rank: self.left_out.get(rank, 0) for rank in range(workers)},
+            "contributions": {m: dict.fromkeys(KINDS, 0) | known.get(m, {}) for m in members},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, workers: int) -> None:
+        """Continue from `state`, perhaps of another number of workers."""
+        counts = {int(rank): int(count) for rank, count in state["left_out"].items()}
+        self.left_out = {rank: n for rank, n in counts.items() if n and rank < workers}
+        # What earlier versions wrote has no reasons.
+        told: Mapping[str, Any] = state.get("contributions", {})
+        members = map(self._member, range(workers))
+        self.counts = ContributionCounts.read({m: told[m] for m in members if m in told})
+
+
+@final
+class ToldContributions:
+    """Counts what several workers tell of the same outer steps, each of them once.
+
+    A worker repeats what it tells, and the others tell the same. What is told of an outer step is
+    believed whichever worker says it: a dishonest one can accuse another.
+
+    >>> told = ToldContributions()
+    >>> for _ in range(2):
+    ...     flaw = told.note([[7, "b", "clipped"], [8, "b", "clipped"]], among=["a", "b"])
+    >>> told.counts.describe(), told.note([[9, "b", "late"]], among=["a", "b"])
+    ({'b': {'clipped': 2}}, "one is [9, 'b', 'late']")
+    """
+
+    def __init__(self) -> None:
+        self.counts = ContributionCounts()
+        self._steps: dict[tuple[str, str], list[int]] = {}
+
+    def note(self, said: Any, *, among: Collection[str]) -> str:
+        """Count what is new, of members that there are.
+
+        Args:
+            said: outer step, member and kind of each; any JSON.
+            among: members; what is said of others is passed over.
+
+        Returns:
+            what cannot be true of it, or "".
+        """
+        if not isinstance(said, list):
+            return f"all of it is a {type(said).__name__}"
+        flaw = ""
+        for each in cast(list[Any], said):
+            match each:
+                case [int(step), str(member), str(kind)] if kind in KINDS:
+                    if member in among:
+                        self._note(step, member, kind)
+                case _:
+                    flaw = f"one is {str(each)[:50]}"
+        return flaw
+
+    def _note(self, step: int, member: str, kind: str) -> None:
+        known = self._steps.setdefault((member, kind), [])
+        is_old = len(known) == _ROUNDS_REMEMBERED and step < known[0]
+        if step in known or is_old:
+            return
+        self._steps[member, kind] = sorted([*known, step])[-_ROUNDS_REMEMBERED:]
+        self.counts.note(member, kind)

@@ -1,0 +1,118 @@
+"""What is counted of contributions that were not used, or not used whole."""
+
+import logging
+
+import pytest
+
+from thinwire.contributions import (
+    CLIPPED,
+    KINDS,
+    ContributionCounts,
+    ContributionLog,
+    ToldContributions,
+    kinds_of,
+)
+from thinwire.rejection import Rejection, RejectReason
+
+OUTLIER = Rejection(reason=RejectReason.OUTLIER, detail="9, and the median is 1")
+EMPTY = Rejection(reason=RejectReason.EMPTY)
+
+
+def test_every_reason_but_having_nothing_to_contribute_is_counted() -> None:
+    assert KINDS == ("damaged", "drifted", "not finite", "outlier", "clipped")
+    found = kinds_of({r: Rejection(reason=r) for r in RejectReason if r}, [7])
+    assert found == {2: "damaged", 3: "drifted", 4: "not finite", 5: "outlier", 7: "clipped"}
+    assert kinds_of({0: EMPTY}, []) == {}
+
+
+def test_a_log_counts_by_rank_and_by_member_and_warns_of_rejections_alone(caplog) -> None:
+    log = ContributionLog(["a", "b", "c"].__getitem__)
+    with caplog.at_level(logging.WARNING):
+        log.note({1: OUTLIER, 2: EMPTY}, [0], "round 3")
+        log.note({1: Rejection(reason=RejectReason.DAMAGED)}, [], "round 4")
+        log.note({}, [0, 2], "round 5")
+    assert log.left_out == {1: 2}
+    assert log.counts.describe() == {
+        "a": {CLIPPED: 2},
+        "b": {"damaged": 1, "outlier": 1},
+        "c": {CLIPPED: 1},
+    }
+    assert [r.getMessage() for r in caplog.records] == [
+        f"worker 1 was left out of round 3: {OUTLIER}",
+        f"worker 1 was left out of round 4: {Rejection(reason=RejectReason.DAMAGED)}",
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_log_goes_through_a_checkpoint_of_the_same_keys_always(workers: int) -> None:
+    log, fresh = (ContributionLog("worker {}".format) for _ in range(2))
+    log.note({1: OUTLIER}, [0], "a round")
+    state = log.state_dict(workers=workers)
+    assert state["left_out"].keys() == set(range(workers))
+    assert {tuple(of) for of in state["contributions"].values()} == {KINDS}
+    fresh.load_state_dict(state, workers=workers)
+    there = {rank: n for rank, n in log.left_out.items() if rank < workers}
+    assert fresh.left_out == there
+    assert set(fresh.counts.describe()) == {"worker 0", *(f"worker {rank}" for rank in there)}
+
+
+def test_what_earlier_versions_wrote_has_no_reasons() -> None:
+    log = ContributionLog("worker {}".format)
+    log.note({}, [0], "a round")
+    log.load_state_dict({"left_out": {"1": 3, "9": 2}}, workers=2)
+    assert (log.left_out, log.counts.describe()) == ({1: 3}, {})
+
+
+def test_counts_are_read_as_they_were_described() -> None:
+    counts = ContributionCounts()
+    counts.note("b", CLIPPED)
+    counts.note("a", "outlier")
+    described = counts.describe()
+    assert list(described) == ["a", "b"]
+    assert ContributionCounts.read(described).describe() == described
+    described["a"]["outlier"] = 7
+    assert counts.describe()["a"] == {"outlier": 1}
+
+
+def test_what_several_tell_of_one_round_counts_once() -> None:
+    told = ToldContributions()
+    assert told.note([[1, "b", "outlier"], [2, "b", "outlier"]], among={"a", "b"}) == ""
+    assert told.note([[2, "b", "outlier"], [3, "b", "outlier"]], among={"a", "b"}) == ""
+    assert told.note([[2, "b", "clipped"], [2, "a", "outlier"]], among={"a", "b"}) == ""
+    assert told.counts.describe() == {"a": {"outlier": 1}, "b": {"outlier": 3, "clipped": 1}}
+
+
+def test_who_was_never_there_cannot_be_accused() -> None:
+    told = ToldContributions()
+    assert told.note([[1, "nobody", "outlier"]], among={"a"}) == ""
+    assert told.counts.describe() == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        7,
+        {"a": 1},
+        [7],
+        [[]],
+        [["1", "a", "outlier"]],
+        [[1, "a", "late"]],
+        [[1, ["a"], CLIPPED]],
+    ],
+)
+def test_what_cannot_be_true_is_told_and_the_rest_counted(said) -> None:
+    told = ToldContributions()
+    both = [*said, [1, "a", "outlier"]] if isinstance(said, list) else said
+    assert told.note(both, among={"a"})
+    expected = {"a": {"outlier": 1}} if isinstance(said, list) else {}
+    assert told.counts.describe() == expected
+
+
+def test_old_rounds_are_forgotten_and_not_counted_again() -> None:
+    told = ToldContributions()
+    for step in range(1, 400):
+        told.note([[step, "a", CLIPPED]], among={"a"})
+    told.note([[step, "a", CLIPPED] for step in (1, 100, 399)], among={"a"})
+    assert told.counts.describe() == {"a": {CLIPPED: 399}}
+    assert max(map(len, told._steps.values())) == 256
