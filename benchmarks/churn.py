@@ -23,7 +23,7 @@ from typing import Any
 from setting import write_runs
 
 from thinwire.elastic.lighthouse import LighthouseServer
-from thinwire.elastic.token import TOKEN_VARIABLE, Token
+from thinwire.security.token import TOKEN_VARIABLE, Token
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells every quorum otherwise
 

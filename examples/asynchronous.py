@@ -16,7 +16,7 @@ import torch
 import thinwire as tw
 from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
 from thinwire.asynchronous.http import AsyncClient, AsyncHttpServer
-from thinwire.elastic.token import find_token
+from thinwire.security.token import find_token
 from thinwire.transport.address import split_address
 
 WORKERS = 3

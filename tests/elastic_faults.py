@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.elastic.carrier import GlooCarrier
+from thinwire.elastic.carrier import StreamCarrier
 from thinwire.elastic.healing import HealingServer
 from thinwire.elastic.transport import Elastic
 from thinwire.loop_state import LoopState
@@ -84,6 +84,9 @@ class FaultyTransport(Transport, Membership):
     def begin_round(self, phase):
         return self._inner.begin_round(phase)
 
+    def member(self, rank):
+        return self._inner.member(rank)
+
     def log_round(self, kept):
         self._tell(counted=kept.facts["counted"], round=kept.facts["round"], version=kept.version)
         self._inner.log_round(kept)
@@ -149,14 +152,14 @@ def _is_message(payload: Tensor) -> bool:
 
 def stop_in_connect() -> None:
     """Make this process stop the first time that it connects to the workers of a round."""
-    connect = GlooCarrier.connect
+    connect = StreamCarrier.connect
 
     def stopped(self, *arguments, **more):
-        GlooCarrier.connect = connect
+        StreamCarrier.connect = connect
         os.kill(os.getpid(), signal.SIGSTOP)
         return connect(self, *arguments, **more)
 
-    GlooCarrier.connect = stopped
+    StreamCarrier.connect = stopped
 
 
 def die_while(doing: str) -> None:
@@ -181,6 +184,6 @@ def die_while(doing: str) -> None:
     owner, name = {
         "adopting": (LoopState, "load"),
         "serving": (HealingServer, "_answer_state"),
-        "connecting": (GlooCarrier, "connect"),
+        "connecting": (StreamCarrier, "connect"),
     }[doing]
     setattr(owner, name, lambda *_, **__: die())

@@ -1,7 +1,7 @@
-"""Signed servers and what talks to them, records of rounds, and when two are the same."""
+"""Servers of a run and what talks to them, records of rounds, and when two are the same."""
 
-import hashlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +10,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from thinwire.elastic.signed_http import SignedReply, SignedServer
-from thinwire.elastic.token import Token
+from thinwire.elastic.dialer import Dialer
+from thinwire.elastic.https import HttpReply, RunServer
 from thinwire.membership import RoundRecord
+from thinwire.security.tls import server_context
+from thinwire.security.token import Token
 
 TOKEN = Token("a secret of many characters")
+DIALER = Dialer(TOKEN)
 
 
 OTHER = Token("another secret of many characters")
@@ -44,49 +47,42 @@ def versions(records: list[RoundRecord] | None) -> list[int] | None:
 
 @contextmanager
 def serving(routes: dict, *, host: str = "127.0.0.1") -> Iterator[int]:
-    server = SignedServer(TOKEN, routes, host=host)
+    server = RunServer(TOKEN, routes, host=host)
     try:
         yield server.port
     finally:
         server.close()
 
 
-def echo(body: bytes) -> SignedReply:
-    return SignedReply(body=body)
+def echo(body: bytes) -> HttpReply:
+    return HttpReply(body=body)
 
 
-ECHO = {("POST", "/echo"): echo, ("GET", "/ping"): lambda _: SignedReply(body=b"pong")}
+ECHO = {("POST", "/echo"): echo, ("GET", "/ping"): lambda _: HttpReply(body=b"pong")}
 
 
-def signed_head(
-    body: bytes = b"",
-    *,
-    path: str = "/echo",
-    sent: str | None = None,
-    nonce: str = "n",
-    length: str | None = "",
-    signature: str | None = None,
-) -> bytes:
-    sent = repr(time.time()) if sent is None else sent
-    digest = hashlib.sha256(body).hexdigest()
-    signature = TOKEN.sign("POST", path, nonce, sent, digest) if signature is None else signature
-    lines = [f"POST {path} HTTP/1.0", f"Thinwire-Nonce: {nonce}", f"Thinwire-Time: {sent}"]
-    lines.append(f"Thinwire-Signature: {signature}")
+def head(body: bytes = b"", *, path: str = "/echo", length: str | None = "") -> bytes:
+    lines = [f"POST {path} HTTP/1.0"]
     if length is not None:
         lines.append(f"Content-Length: {length or len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
+def connected(port: int) -> ssl.SSLSocket:
+    """A client that knows the token and says what a test wants."""
+    return DIALER.connect(f"127.0.0.1:{port}", timeout_s=10)
+
+
 def exchange(port: int, raw: bytes) -> tuple[int, bytes]:
-    """Status and body of what a plain client gets for `raw`."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    """Status and body of what a client that knows the token gets for `raw`."""
+    with connected(port) as client:
         client.sendall(raw)
-        client.shutdown(socket.SHUT_WR)
+        client.settimeout(5)
         answer = b""
         while piece := client.recv(1 << 16):
             answer += piece
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return (int(head.split()[1]) if head else 0), body[:-64]
+    top, _, body = answer.partition(b"\r\n\r\n")
+    return (int(top.split()[1]) if top else 0), body
 
 
 def read_request(client: socket.socket) -> bytes:
@@ -97,18 +93,21 @@ def read_request(client: socket.socket) -> bytes:
     head, _, body = raw.partition(b"\r\n\r\n")
     announced = [line for line in head.split(b"\r\n") if line.startswith(b"Content-Length")]
     left = int(announced[0].split()[1]) - len(body) if announced else 0
-    return raw + (client.recv(left, socket.MSG_WAITALL) if left else b"")
+    while left > 0:
+        raw += (piece := client.recv(left))
+        left -= len(piece)
+    return raw
 
 
 @contextmanager
 def other_program(*pieces: bytes, silent_s: float = 0.0) -> Iterator[str]:
-    """The address of a program that answers anything with `pieces`, is silent, and ends."""
+    """The address of a program with the token that answers anything with `pieces`, and ends."""
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def run() -> None:
-            client, _ = listener.accept()
-            with client:
+            plain, _ = listener.accept()
+            with server_context(TOKEN).wrap_socket(plain, server_side=True) as client:
                 read_request(client)
                 for piece in pieces:
                     client.sendall(piece)
@@ -123,7 +122,7 @@ def other_program(*pieces: bytes, silent_s: float = 0.0) -> Iterator[str]:
             thread.join(5)
 
 
-OK = b"HTTP/1.0 200 OK\r\nThinwire-Signature: follows\r\n"
+OK = b"HTTP/1.0 200 OK\r\n"
 
 
 def eventually(holds: Callable[[], bool]) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry import MemberStatus
 from thinwire.elastic.registry_server import RegistryClient, RegistryServer, RegistryStatus
-from thinwire.elastic.token import Token
 from thinwire.membership import Progress, WorkerMetrics
+from thinwire.security.token import Token
 
 TOKEN = Token("a secret of many characters")
 

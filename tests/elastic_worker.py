@@ -139,6 +139,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         version=outer.stats.rounds,
         last_step=outer.inner_step,
         left_out=outer.stats.left_out,
+        contributions=outer.stats.contributions,
         wait_s=outer.stats.wait_s,
     )
     save(outer, options)

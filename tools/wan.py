@@ -60,6 +60,9 @@ class Link:
         loss: probability that a packet vanishes.
         queue_s: traffic that waits at a node before packets are dropped.
         mtu: bytes of the largest packet, IP header included.
+        behind_routers: nodes that have a private address, the same for all, behind a router that
+            masquerades them: others see the router's, in `addresses`, and cannot connect to it.
+        capture: a file that gets every packet that a node sends, one after the other.
 
     Raises:
         ValueError: numbers that no line can have.
@@ -75,6 +78,8 @@ class Link:
         loss: float = 0.0,
         queue_s: float = 0.2,
         mtu: int = 1500,
+        behind_routers: Sequence[int] = (),
+        capture: Path | None = None,
     ) -> None:
         _check(1 <= nodes <= MAX_NODES, f"{nodes} nodes", f"1 to {MAX_NODES}")
         _check(0 < rate_bps < float("inf"), f"rate_bps={rate_bps}", "a rate above 0")
@@ -84,7 +89,8 @@ class Link:
         _check(68 <= mtu <= 65535, f"mtu={mtu}", "68 to 65535 bytes, as IPv4 has them")
         self.nodes = nodes
         line = {"rate_bps": rate_bps, "delay_s": delay_s, "loss": loss, "queue_s": queue_s}
-        self._wanted = json.dumps({"nodes": nodes, "mtu": mtu} | line)
+        more = {"behind_routers": list(behind_routers), "capture": str(capture or "")}
+        self._wanted = json.dumps({"nodes": nodes, "mtu": mtu, "line": line} | more)
         self._processes: list[subprocess.Popen[Any]] = []
         self._hub: subprocess.Popen[str] | None = None
         self.namespaces: list[str] = []

@@ -21,9 +21,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, final
+from typing import BinaryIO, NoReturn, final
 
 DEVICE, SUBNET = "wan0", bytes((10, 99, 0))
+# What every home router gives out, so that two homes have the same.
+PRIVATE = bytes((192, 168, 1, 10))
+TCP, UDP = 6, 17
 MAX_PACKET_BYTES, BATCH_PACKETS = 65536, 64
 # From linux/if_tun.h: an ioctl on a fresh descriptor, and packets without a header of their own.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -60,6 +63,62 @@ class Direction:
 
 
 @final
+class Router:
+    """Masquerades a node: others see its public address, and reach it only where it began.
+
+    Args:
+        public: address of the router.
+    """
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+        self._flows: set[bytes] = set()
+
+    def out(self, packet: bytes) -> bytes:
+        """A packet of the node, as the others see it."""
+        here, there = ports(packet)
+        self._flows.add(packet[9:10] + packet[16:20] + there + here)
+        return readdressed(packet, 12, self._public)
+
+    def into(self, packet: bytes) -> bytes | None:
+        """A packet of another node, as this one sees it; None if it did not begin that flow."""
+        there, here = ports(packet)
+        if packet[9:10] + packet[12:16] + there + here not in self._flows:
+            return None
+        return readdressed(packet, 16, PRIVATE)
+
+
+def ports(packet: bytes) -> tuple[bytes, bytes]:
+    """The ports of sender and receiver of a TCP or UDP packet; of others nothing."""
+    at = 4 * (packet[0] & 15)
+    return (packet[at : at + 2], packet[at + 2 : at + 4]) if packet[9] in (TCP, UDP) else (b"", b"")
+
+
+def readdressed(packet: bytes, at: int, address: bytes) -> bytes:
+    """A packet with another IPv4 address at byte `at`, and the checksums that belong to it."""
+    changed = bytearray(packet)
+    header = 4 * (packet[0] & 15)
+    places = {TCP: header + 16, UDP: header + 6}
+    sums = [10, *([places[packet[9]]] if packet[9] in places else [])]
+    for place in sums:
+        (old,) = struct.unpack_from("!H", packet, place)
+        if packet[9] == UDP and place != 10 and not old:
+            continue  # UDP may go without
+        # RFC 1624: the sum of the complements of what goes and of what comes.
+        total = (~old & 0xFFFF) + sum(
+            (~before & 0xFFFF) + after
+            for before, after in zip(
+                struct.unpack_from("!HH", packet, at), struct.unpack("!HH", address), strict=True
+            )
+        )
+        while total > 0xFFFF:
+            total = (total & 0xFFFF) + (total >> 16)
+        struct.pack_into("!H", changed, place, ~total & 0xFFFF)
+    changed[at : at + 4] = address
+    return bytes(changed)
+
+
+@final
 class Switch:
     """Which packet is where, by a clock that the caller reads.
 
@@ -70,10 +129,14 @@ class Switch:
         line: what every node has.
         nodes: how many there are.
         seed: of the packets that are lost.
+        behind_routers: nodes that are.
     """
 
-    def __init__(self, line: Line, nodes: int, seed: int = 0) -> None:
+    def __init__(
+        self, line: Line, nodes: int, seed: int = 0, behind_routers: Sequence[int] = ()
+    ) -> None:
         self.cut: set[int] = set()
+        self._routers = {node: Router(SUBNET + bytes((node + 1,))) for node in behind_routers}
         self._queue_s, self._delay_s, self._loss = line.queue_s, line.delay_s, line.loss
         self._s_per_byte = 8 / line.rate_bps
         self._out = [Direction() for _ in range(nodes)]
@@ -83,6 +146,8 @@ class Switch:
     def send(self, source: int, packet: bytes, now_s: float) -> None:
         """Take a packet that node `source` sends at `now_s`."""
         target = self._target(packet)
+        if target is not None and source in self._routers:
+            packet = self._routers[source].out(packet)
         line = self._out[source]
         waits_s = max(line.free_s - now_s, 0.0)
         if target is None or source in self.cut or waits_s > self._queue_s:
@@ -101,7 +166,11 @@ class Switch:
                     self._enter(target, packet, arrival_s)
         for node, line in enumerate(self._in):
             while line.packets and line.packets[0][0] <= now_s:
-                yield node, line.packets.popleft()[2]
+                packet = line.packets.popleft()[2]
+                if node in self._routers:
+                    packet = self._routers[node].into(packet)
+                if packet is not None:
+                    yield node, packet
 
     def next_s(self) -> float | None:
         """When something happens next; None if nothing is under way."""
@@ -141,7 +210,7 @@ def address(node: int) -> str:
     return ".".join(map(str, (*SUBNET, node + 1)))
 
 
-def make_node(node: int, namespace: str, mtu: int) -> int:
+def make_node(node: int, namespace: str, mtu: int, *, behind_router: bool = False) -> int:
     """Put a TUN device into `namespace`, which is new; returns the descriptor of its packets."""
     # Made outside and moved: its descriptor stays with this process.
     name = f"tw{os.getpid()}n{node}"
@@ -150,10 +219,13 @@ def make_node(node: int, namespace: str, mtu: int) -> int:
     fcntl.ioctl(tap, TUNSETIFF, request)
     ip("link", "set", name, "netns", namespace, "name", DEVICE)
     inside = ("-n", namespace)
-    ip(*inside, "addr", "add", f"{address(node)}/24", "dev", DEVICE)
+    own = ".".join(map(str, PRIVATE)) if behind_router else address(node)
+    ip(*inside, "addr", "add", f"{own}/24", "dev", DEVICE)
     queue = ("txqueuelen", str(DEVICE_QUEUE_PACKETS))
     ip(*inside, "link", "set", DEVICE, "mtu", str(mtu), *queue, "up")
     ip(*inside, "link", "set", "lo", "up")
+    if behind_router:
+        ip(*inside, "route", "add", "default", "dev", DEVICE)
     return tap
 
 
@@ -197,7 +269,7 @@ def is_hub(process: int) -> bool:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def carry(switch: Switch, taps: Sequence[int]) -> None:
+def carry(switch: Switch, taps: Sequence[int], capture: BinaryIO | None) -> None:
     """Move packets and follow orders until standard input ends."""
     nodes, orders = {tap: node for node, tap in enumerate(taps)}, sys.stdin.fileno()
     while True:
@@ -209,6 +281,8 @@ def carry(switch: Switch, taps: Sequence[int]) -> None:
             if tap != orders:
                 for packet in read_batch(tap):
                     switch.send(nodes[tap], packet, now_s)
+                    if capture is not None:
+                        capture.write(packet)
         for node, packet in switch.due(time.monotonic()):
             write(taps[node], packet)
 
@@ -256,28 +330,34 @@ def leave(*_: object) -> NoReturn:
     raise SystemExit(1)
 
 
-def main(nodes: int, mtu: int, line: Line) -> None:
+def main(
+    nodes: int, mtu: int, line: Line, *, behind_routers: Sequence[int] = (), capture: str = ""
+) -> None:
     """Be the hub of a link."""
     signal.signal(signal.SIGTERM, leave)
     namespaces: list[str] = []
+    tapped = Path(capture).open("wb") if capture else None  # noqa: SIM115 (until the hub ends)
     try:
         remove_leftovers()
         taps: list[int] = []
         for node in range(nodes):
             namespaces.append(f"thinwire-{os.getpid()}-{node}")
             ip("netns", "add", namespaces[-1])
-            taps.append(make_node(node, namespaces[-1], mtu))
+            router = node in behind_routers
+            taps.append(make_node(node, namespaces[-1], mtu, behind_router=router))
         # A hub that waits for the processor is a slower line than the one asked for.
         os.setpriority(os.PRIO_PROCESS, 0, -10)
         reply({"namespaces": namespaces, "addresses": [address(node) for node in range(nodes)]})
-        carry(Switch(line, nodes), taps)
+        carry(Switch(line, nodes, behind_routers=behind_routers), taps, tapped)
     except OSError as error:
         reply({"error": str(error)})
     finally:
+        if tapped is not None:
+            tapped.close()
         for namespace in namespaces:
             remove(namespace)
 
 
 if __name__ == "__main__":
     wanted = json.loads(sys.argv[1])
-    main(wanted.pop("nodes"), wanted.pop("mtu"), Line(**wanted))
+    main(**{**wanted, "line": Line(**wanted["line"])})

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,13 +29,11 @@ class Link(GroupLink):
 class Connecting(Carrier):
     """Connects for as long as the test wants."""
 
-    address = "127.0.0.1:1"
-
     def __init__(self, work: Callable[[], Any] = lambda: None) -> None:
-        self.work, self.at = work, ""
+        self.work, self.addresses = work, [""]
 
-    def connect(self, at: str, **_: Any) -> GroupLink:
-        self.at = at
+    def connect(self, addresses: Sequence[str], **_: Any) -> GroupLink:
+        self.addresses = list(addresses)
         self.work()
         return Link()
 
@@ -52,7 +50,6 @@ def quorum(**rounds: int) -> Quorum:
                 identity=name,
                 nonce="1",
                 address=f"{name}:1",
-                store=f"{name}:2",
                 position=position,
                 rounds=count,
             )
@@ -73,11 +70,11 @@ def never():
     ends.set()
 
 
-def test_workers_meet_at_the_one_that_has_been_there_longest() -> None:
+def test_workers_connect_to_each_other_in_rank_order() -> None:
     carrier = Connecting()
     link = RankLink(carrier, lambda why, lost_s: None)
     assert link.form(quorum(a=0, b=7, c=7), "a:1", timeouts(9.0)) == ""
-    assert carrier.at == "b:2"
+    assert carrier.addresses == ["a:1", "b:1", "c:1"]
 
 
 def test_a_worker_that_stands_still_while_workers_connect_is_left_behind(never) -> None:

@@ -11,6 +11,7 @@ import torch
 from test_snapshot import SNAPSHOT, pack, pack_records
 
 from elastic_http import (
+    DIALER,
     OK,
     OTHER,
     TOKEN,
@@ -22,14 +23,15 @@ from elastic_http import (
     serving,
     versions,
 )
+from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.healing import (
     HealingServer,
     fetch_position,
     fetch_records,
     fetch_snapshot,
 )
+from thinwire.elastic.https import HttpReply, json_answer, send_request
 from thinwire.elastic.round_log import RoundLog
-from thinwire.elastic.signed_http import SignedReply, json_answer, send_request
 from thinwire.errors import (
     ExchangeError,
     ExchangeTimeout,
@@ -85,19 +87,19 @@ def healing(worker: Worker, **changes: object) -> Iterator[tuple[HealingServer, 
 
 def snapshot_of(address: str, who: str = "new", **options: object) -> Snapshot:
     asked = {"largest": 1 << 20, "timeout_s": 5.0, **options}
-    return fetch_snapshot(TOKEN, address, who=who, **asked)
+    return fetch_snapshot(DIALER, address, who=who, **asked)
 
 
 def records_of(address: str, after: int, **options: object) -> list[RoundRecord] | None:
     asked = {"largest": 1 << 20, "timeout_s": 5.0, "who": "new", **options}
-    return fetch_records(TOKEN, address, after, **asked)
+    return fetch_records(DIALER, address, after, **asked)
 
 
 def test_a_newcomer_gets_position_and_state() -> None:
     worker = Worker()
     worker.step()
     with healing(worker) as (_, address):
-        assert fetch_position(TOKEN, address) == worker.position()
+        assert fetch_position(DIALER, address) == worker.position()
         found = snapshot_of(address)
         assert found.facts == {"version": 1}
         assert {n: bits(t) for n, t in found.tensors.items()} == {
@@ -148,7 +150,7 @@ def test_the_copy_is_freed_once_the_worker_moved_on(asks: str) -> None:
             case "release":
                 server.release()
             case "position":
-                fetch_position(TOKEN, address)
+                fetch_position(DIALER, address)
             case _:
                 records_of(address, 0)
         assert not server._cache._parts
@@ -167,7 +169,7 @@ def test_a_capture_that_waits_for_the_worker_does_not_make_the_worker_wait() -> 
         newcomer.start()
         assert began.wait(5)
         server.release()
-        assert fetch_position(TOKEN, address).version == 0
+        assert fetch_position(DIALER, address).version == 0
         go.set()
         newcomer.join()
 
@@ -248,10 +250,10 @@ def test_requests_of_another_form_are_refused(body: bytes) -> None:
     worker = Worker()
     with healing(worker) as (_, address):
         with pytest.raises(MismatchError, match="has no identity"):
-            send_request(TOKEN, address, "/records", body=body)
+            send_request(DIALER, address, "/records", body=body)
         if b"new" not in body:
             with pytest.raises(MismatchError, match="has no identity"):
-                send_request(TOKEN, address, "/state", body=body)
+                send_request(DIALER, address, "/state", body=body)
     assert worker.captures == 0
 
 
@@ -279,14 +281,14 @@ def test_another_token_gets_no_state() -> None:
     worker = Worker()
     with healing(worker) as (_, address):
         with pytest.raises(MismatchError):
-            fetch_snapshot(OTHER, address, who="new", largest=1 << 20, timeout_s=5)
+            fetch_snapshot(Dialer(OTHER), address, who="new", largest=1 << 20, timeout_s=5)
         with pytest.raises(MismatchError):
-            fetch_position(OTHER, address)
+            fetch_position(Dialer(OTHER), address)
     assert worker.captures == 0
 
 
 def test_a_peer_that_dies_in_the_middle_is_noticed_soon() -> None:
-    pieces = [OK, b"Content-Length: 1000064\r\n\r\n", bytes(500_000)]
+    pieces = [OK, b"Content-Length: 1000000\r\n\r\n", bytes(500_000)]
     began = time.monotonic()
     with (
         other_program(*pieces) as address,
@@ -305,23 +307,23 @@ def test_an_answer_that_is_not_a_position_is_refused(answer: object) -> None:
         serving({("POST", "/position"): lambda _: json_answer(answer)}) as port,
         pytest.raises(MismatchError, match="its position is"),
     ):
-        fetch_position(TOKEN, f"127.0.0.1:{port}")
+        fetch_position(DIALER, f"127.0.0.1:{port}")
 
 
 def test_an_infinite_position_is_refused() -> None:
     body = b'{"version": Infinity, "step": 1, "digest": ""}'
     with (
-        serving({("POST", "/position"): lambda _: SignedReply(body=body)}) as port,
+        serving({("POST", "/position"): lambda _: HttpReply(body=body)}) as port,
         pytest.raises(MismatchError, match="its position is"),
     ):
-        fetch_position(TOKEN, f"127.0.0.1:{port}")
+        fetch_position(DIALER, f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("found", [[2, 3], [1, 3], [1, 1], [0]])
 def test_rounds_that_do_not_follow_are_refused(found: list[int]) -> None:
     body = pack_records([record(version, 1) for version in found])
     with (
-        serving({("POST", "/records"): lambda _: SignedReply(body=body)}) as port,
+        serving({("POST", "/records"): lambda _: HttpReply(body=body)}) as port,
         pytest.raises(MismatchError, match="its rounds after 0"),
     ):
         records_of(f"127.0.0.1:{port}", 0)
@@ -330,7 +332,7 @@ def test_rounds_that_do_not_follow_are_refused(found: list[int]) -> None:
 def test_a_damaged_state_is_refused() -> None:
     body = pack(SNAPSHOT)[:-1]
     with (
-        serving({("POST", "/state"): lambda _: SignedReply(body=body)}) as port,
+        serving({("POST", "/state"): lambda _: HttpReply(body=body)}) as port,
         pytest.raises(ExchangeError, match="not fully covered"),
     ):
         snapshot_of(f"127.0.0.1:{port}")

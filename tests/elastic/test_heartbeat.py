@@ -19,7 +19,7 @@ from thinwire.membership import Progress
 
 
 def reply(**fields) -> RegistryReply:
-    return RegistryReply(lighthouse="h:1", heartbeat_timeout_s=EXPIRY_S, **fields)
+    return RegistryReply(heartbeat_timeout_s=EXPIRY_S, **fields)
 
 
 class FakeRegistry:

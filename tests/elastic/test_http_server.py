@@ -1,16 +1,19 @@
 """The HTTP server: bounded in threads, bytes and seconds."""
 
+import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 
 import pytest
 
-from elastic_http import ECHO, TOKEN, exchange, serving, signed_head
+from elastic_http import DIALER, ECHO, TOKEN, connected, eventually, exchange, head, serving
 from thinwire.elastic import http_server
+from thinwire.elastic.dialer import open_stream
 from thinwire.elastic.http_server import LARGEST_REQUEST
-from thinwire.elastic.signed_http import SignedReply, send_request
+from thinwire.elastic.https import HttpReply, RunServer, send_request
 from thinwire.errors import (
     ExchangeError,
 )
@@ -24,7 +27,6 @@ from thinwire.errors import (
             for text in ("abc", "-1", "1e9", "0x10", "1.0", " ", "9" * 19, "9" * 5000, "\xb2")
         ],
         (None, 400),
-        ("17", 400),  # more than are sent
         (str(LARGEST_REQUEST + 1), 413),
         ("9" * 18, 413),
     ],
@@ -33,10 +35,10 @@ def test_a_length_that_is_not_a_number_is_refused(
     length: str | None, status: int, capfd: pytest.CaptureFixture
 ) -> None:
     with serving(ECHO) as port:
-        answered, body = exchange(port, signed_head(length=length))
+        answered, body = exchange(port, head(length=length))
         assert answered == status
         assert "error" in json.loads(body)
-        assert send_request(TOKEN, f"127.0.0.1:{port}", "/ping").body == b"pong"
+        assert send_request(DIALER, f"127.0.0.1:{port}", "/ping").body == b"pong"
     assert capfd.readouterr().err == ""
 
 
@@ -52,16 +54,21 @@ def test_a_length_that_is_not_a_number_is_refused(
         b"POST /echo HTTP/1.0\r\n" + b"X: y\r\n" * 200 + b"\r\n",
         b"POST /echo HTTP/1.0\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
         b"POST " + b"/" * 70_000 + b" HTTP/1.0\r\n\r\n",
-        b"POST /echo HTTP/1.0\r\nThinwire-Signature: \xff\xfe\r\nContent-Length: 0\r\n\r\n",
+        b"POST /echo HTTP/1.0\r\nX: \xff\xfe\r\nContent-Length: 0\r\n\r\n",
         b"POST /echo HTTP/1.0\r\nno colon\r\n\x00\r\n\r\n",
     ],
 )
 def test_garbage_is_survived_and_not_logged(raw: bytes, capfd: pytest.CaptureFixture) -> None:
     with serving(ECHO) as port:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
-            client.sendall(raw)
-            client.shutdown(socket.SHUT_WR)
-        assert send_request(TOKEN, f"127.0.0.1:{port}", "/ping").body == b"pong"
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as stranger,
+            contextlib.suppress(OSError),  # it has hung up already
+        ):
+            stranger.sendall(raw)
+            stranger.shutdown(socket.SHUT_WR)
+        with connected(port) as member:
+            member.sendall(raw)
+        assert send_request(DIALER, f"127.0.0.1:{port}", "/ping").body == b"pong"
     assert capfd.readouterr().err == ""
 
 
@@ -70,7 +77,7 @@ def drip(slow: socket.socket, port: int) -> None:
     until = time.monotonic() + 5
     while time.monotonic() < until:
         slow.sendall(b"P")
-        assert send_request(TOKEN, f"127.0.0.1:{port}", "/ping").body == b"pong"
+        assert send_request(DIALER, f"127.0.0.1:{port}", "/ping").body == b"pong"
         time.sleep(0.02)
 
 
@@ -78,7 +85,7 @@ def test_a_slow_request_is_dropped_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(http_server, "_REQUEST_S", 0.3)
-    with serving(ECHO) as port, socket.create_connection(("127.0.0.1", port), 5) as slow:
+    with serving(ECHO) as port, connected(port) as slow:
         began = time.monotonic()
         with pytest.raises(OSError):
             drip(slow, port)
@@ -91,12 +98,12 @@ def test_a_client_that_does_not_take_the_answer_is_dropped(
 ) -> None:
     monkeypatch.setattr(http_server, "_SEND_S", 0.2)
     sent = threading.Event()
-    large = SignedReply(body=bytes(32 << 20), on_sent=sent.set)
+    large = HttpReply(body=bytes(32 << 20), on_sent=sent.set)
     with (
         serving({("POST", "/echo"): lambda _: large}) as port,
-        socket.create_connection(("127.0.0.1", port), 5) as slow,
+        connected(port) as slow,
     ):
-        slow.sendall(signed_head())
+        slow.sendall(head())
         time.sleep(0.5)
         received = 0
         while piece := slow.recv(1 << 20):
@@ -106,22 +113,61 @@ def test_a_client_that_does_not_take_the_answer_is_dropped(
     assert capfd.readouterr().err == ""
 
 
-def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_MOST_AT_ONCE", 2)
-    with serving(ECHO) as port:
-        address = f"127.0.0.1:{port}"
-        idle = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(2)]
-        with pytest.raises(ExchangeError):
-            send_request(TOKEN, address, "/ping")
-        for client in idle:
-            client.close()
-        until = time.monotonic() + 5
-        while True:
-            try:
-                assert send_request(TOKEN, address, "/ping").body == b"pong"
-                break
-            except ExchangeError:
-                assert time.monotonic() < until
+def test_strangers_that_shake_no_hands_are_given_up_for_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "_MOST_HANDSHAKES", 2)
+    refused: list[str] = []
+    server = RunServer(TOKEN, ECHO, host="127.0.0.1", on_refusal=lambda _, why: refused.append(why))
+    idle = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(9)]
+    began_s = time.monotonic()
+    assert send_request(DIALER, f"127.0.0.1:{server.port}", "/ping").body == b"pong"
+    assert time.monotonic() - began_s < 2
+    assert eventually(lambda: len(refused) >= 7)
+    for stranger in idle:
+        stranger.close()
+    server.close()
+
+
+def test_a_stranger_that_begins_a_handshake_and_is_silent_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "_HANDSHAKE_S", 0.2)
+    refused: list[tuple[str, str]] = []
+    server = RunServer(TOKEN, ECHO, host="127.0.0.1", on_refusal=lambda *who: refused.append(who))
+    with socket.create_connection(("127.0.0.1", server.port), 5) as stranger:
+        assert stranger.recv(1) == b""
+    server.close()
+    assert refused == [("127.0.0.1", "it finished no handshake in 0.2 s")]
+
+
+def test_strangers_that_talk_and_hang_up_at_once_leave_nothing(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    server = RunServer(TOKEN, ECHO, host="127.0.0.1")
+    for number in range(200):
+        stranger = socket.create_connection(("127.0.0.1", server.port), 5)
+        stranger.sendall(b"x" * (number % 3))
+        if number % 2:  # a reset, and not an end
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stranger.close()
+    assert send_request(DIALER, f"127.0.0.1:{server.port}", "/ping").body == b"pong"
+    assert eventually(lambda: not server._listener._handshakes)
+    server.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stream_to_what_is_not_there_is_refused() -> None:
+    def closed(rest: str):
+        raise OSError(f"{rest} is closed")
+
+    server = RunServer(TOKEN, ECHO, host="127.0.0.1", tunnels={"door": closed})
+    address = f"127.0.0.1:{server.port}"
+    with pytest.raises(ExchangeError, match="the left one is closed".replace(" ", ".")):
+        open_stream(DIALER, address, "door/the.left.one", timeout_s=5)
+    with pytest.raises(ExchangeError, match="there is no 'window' to connect to here"):
+        open_stream(DIALER, address, "window", timeout_s=5)
+    server.close()
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "::"])
@@ -129,4 +175,4 @@ def test_an_ipv6_host_works(host: str) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     with serving(ECHO, host=host) as port:
-        assert send_request(TOKEN, f"[::1]:{port}", "/ping").body == b"pong"
+        assert send_request(DIALER, f"[::1]:{port}", "/ping").body == b"pong"

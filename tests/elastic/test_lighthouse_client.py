@@ -22,7 +22,6 @@ def ready() -> Member:
         nonce="1",
         description="c",
         address="a:1",
-        store="a:2",
         position=at(3),
         phase="round",
         generation=0,

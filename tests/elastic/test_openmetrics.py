@@ -1,5 +1,7 @@
 """What Prometheus reads, checked by the parser of its own Python client."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -74,6 +76,17 @@ def test_a_name_that_looks_like_text_of_the_format_is_only_a_name() -> None:
     assert samples(text)["thinwire_worker_loss", name] == 2.5
     assert text.endswith("\n# EOF\n")
     assert [line for line in text.splitlines() if line.startswith("# EOF")] == ["# EOF"]
+
+
+def test_contributions_are_counted_by_member_and_kind_also_of_those_that_left() -> None:
+    counts = {'a"b': {"outlier": 2, "clipped": 5}, "gone": {"not finite": 1}}
+    status = dataclasses.replace(registry_status(worker_status('a"b')), contributions=counts)
+    families = text_string_to_metric_families(openmetrics_text(status))
+    (family,) = [
+        f for f in families if f.name == "thinwire_worker_contributions_rejected_or_clipped"
+    ]
+    found = {(s.labels["worker"], s.labels["kind"]): s.value for s in family.samples}
+    assert found == {('a"b', "outlier"): 2, ('a"b', "clipped"): 5, ("gone", "not finite"): 1}
 
 
 def test_nothing_secret_and_no_address_is_shown() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.elastic.quorum import Member, elect
-from thinwire.elastic.token import Token
 from thinwire.membership import Progress
+from thinwire.security.token import Token
 
 
 def worker(name: str, **fields) -> Member:
@@ -22,7 +22,6 @@ def worker(name: str, **fields) -> Member:
         identity=name,
         nonce="1",
         address=f"{name}:1",
-        store=f"{name}:2",
         position=position,
         **known | fields,
     )

@@ -219,6 +219,24 @@ def test_what_a_worker_measured_is_kept_until_it_says_something_else() -> None:
     assert rules.registry.statuses()[0].metrics == WorkerMetrics(loss=2.25)
 
 
+def test_contributions_are_counted_of_members_and_kept_when_they_leave() -> None:
+    rules = Rules()
+    rules.join("a")
+    rules.join("b")
+    rules.registry.take_log()
+    rules.registry.note_contributions("a", [[1, "b", "outlier"], [1, "c", "outlier"]])
+    rules.registry.note_contributions("b", [[1, "b", "outlier"], [2, "b", "clipped"]])
+    rules.registry.leave("b", "b0")
+    rules.registry.note_contributions("a", [[3, "b", "outlier"]])
+    assert rules.registry.contributions.counts.describe() == {"b": {"outlier": 1, "clipped": 1}}
+    assert rules.registry.take_log() == ["b left (version 0, step 0)"]
+    for _ in range(2):
+        rules.registry.note_contributions("a", [[4, "a", "late"]])
+        rules.after(1.0)
+    flaw = "dropped what a says of contributions: one is [4, 'a', 'late']"
+    assert rules.registry.take_log() == [flaw]
+
+
 def test_metrics_that_cannot_be_true_are_told_by_name_once_a_minute() -> None:
     rules = Rules()
     rules.join("a")

@@ -429,6 +429,34 @@ def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, capl
     assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
 
 
+def test_an_outsized_contribution_is_clipped_by_name_and_in_a_replay_by_as_much() -> None:
+    hub = ElasticHub()
+    rule = tw.DropOutliers(limit=8, aggregate=tw.ClipNorms(limit=2))
+    described = method(outer=PLAIN, exchange=tw.Gather(), aggregate=rule)
+    players = crew(hub, described, 6, build=sgd, of=6)
+    five = players[:5]
+    for _ in range(H - 1):
+        exchange(players)
+    before = five[0].anchor()
+    for player, norm in zip(five, (1.0, 95.0, 1.0, 4.0, 1.0), strict=True):
+        with torch.no_grad():
+            next(player.model.parameters()).view(-1)[0].add_(norm)
+    hub.set_members(*(p.node for p in five))
+    exchange(five)
+    assert hub.records[1].facts["left_out"] == [1]
+    assert hub.records[1].facts["clipped"] == {3: 0.5}
+    counts = {"w1": {"outlier": 1}, "w3": {"clipped": 1}}
+    assert [p.loop.stats.contributions for p in five] == [counts] * 5
+    moved = sum(float((a - b).abs().sum()) for a, b in zip(before, five[0].anchor(), strict=True))
+    assert moved == pytest.approx((1.0 + 1.0 + 1.0 + 2.0) / 4)
+    for _ in range(H - 1):
+        exchange(five)
+    hub.set_members(*(p.node for p in players))
+    exchange(players)
+    assert len({p.loop.digest() for p in players}) == 1
+    assert players[5].loop.stats.contributions == {}  # it was not there
+
+
 def test_an_outsized_contribution_is_left_out_of_a_replay_and_nobody_else() -> None:
     """Without the one, the median is another, and by it two more would be outsized."""
     hub = ElasticHub()

@@ -9,12 +9,12 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import pytest
 
 from elastic_http import eventually
+from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.registry_server import RegistryClient, ask_registry
-from thinwire.elastic.token import Token
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import (
@@ -24,10 +24,12 @@ from thinwire.membership import (
     Phase,
     Progress,
     RoundPlan,
+    RoundRecord,
     SharedState,
     Snapshot,
     WorkerMetrics,
 )
+from thinwire.security.token import Token
 
 MODEL = {"model": "toy"}
 RUN = {"ranks": "1", **MODEL}
@@ -73,7 +75,6 @@ class Still(SharedState):
 def two_sessions(lighthouse=None, **options):
     """Two workers at a lighthouse that misses them soon."""
     pytest.importorskip("torchft")
-    from thinwire.elastic.carrier import GlooCarrier
     from thinwire.elastic.rank_session import RankSession
     from thinwire.elastic.session import ElasticSession
     from thinwire.elastic.worker_ranks import WorkerRanks
@@ -92,7 +93,7 @@ def two_sessions(lighthouse=None, **options):
                 options=ElasticOptions(**{"give_up_s": 10.0} | options),
             )
             ranks, events = WorkerRanks(), EventLog()
-            here = RankSession(chosen, state, ranks, GlooCarrier("127.0.0.1"), events)
+            here = RankSession(chosen, state, ranks, events)
             session = ElasticSession(chosen, state, MODEL, events, here, ranks)
             sessions.append(session)
             opened.callback(sessions[-1].close)
@@ -128,7 +129,7 @@ def test_no_worker_waits_for_one_that_heals() -> None:
             assert not healing.done()
             stranger = Token("another secret of many characters")
             with pytest.raises(MismatchError):
-                fetch_position(stranger, second._settings.lighthouse)
+                fetch_position(Dialer(stranger), second._settings.lighthouse)
             while not any(event.kind == "refused" for event in second._events.events):
                 assert not healing.done()
                 time.sleep(0.01)
@@ -196,14 +197,14 @@ def not_there(address: str) -> None:
 
 
 def answered_wrongly(session) -> threading.Event:
-    """Sign what `session` asks the registry with another token until the event is set."""
-    registry, right = session._registry, session._registry._token
+    """Have `session` ask the registry with another token until the event is set."""
+    registry, right = session._registry, session._registry._dialer
     ends = threading.Event()
-    registry._token = Token("another secret of many characters")
+    registry._dialer = Dialer(Token("another secret of many characters"))
 
     def restore() -> None:
         ends.wait(30)
-        registry._token = right
+        registry._dialer = right
 
     threading.Thread(target=restore, daemon=True).start()
     return ends
@@ -225,7 +226,7 @@ def test_a_registry_that_answers_wrongly_for_too_long_is_named() -> None:
         second.close()
         ends = answered_wrongly(first)
         began_s = time.monotonic()
-        with pytest.raises(MismatchError, match="not signed with this run's token"):
+        with pytest.raises(MismatchError, match="another token than this run's"):
             first._state.begin(first, Phase.ROUND)
         assert time.monotonic() - began_s >= 0.5
         ends.set()
@@ -278,11 +279,28 @@ def test_a_transport_reports_while_it_takes_part_and_is_silent_before_and_after(
         transport.report(WorkerMetrics(loss=3.5))
         transport.join(Still())
         transport.report(WorkerMetrics(loss=2.5))
+        transport._session._here.names = ("a:1", "x:y:2")
+        assert [transport.member(rank) for rank in range(2)] == ["a", "x:y"]
         reported = [WorkerMetrics(loss=2.5)]
         assert eventually(lambda: [w.metrics for w in server.status().workers] == reported)
         transport.close()
         transport.report(WorkerMetrics(loss=1.5))
         assert server.status().workers == ()
+
+
+def test_what_a_round_left_out_or_clipped_is_an_event_and_told_to_the_registry() -> None:
+    with two_sessions() as ((first, second), _):
+        names = ("a:1", "b:2", "x:y:3")
+        for session in (first, second):
+            session._here.names = names
+            facts = {"kinds": {1: "outlier", 2: "clipped"}, "flaws": {1: "far longer"}}
+            facts["clipped"] = {2: 0.0251}
+            session.log_round(RoundRecord(version=8, facts=facts, messages=[]))
+            session._heartbeat.send()
+        told = ask_registry(first._settings.token, first._settings.lighthouse).contributions
+        events = [str(event).partition(": ")[2] for event in first._events.events[-2:]]
+    assert told == {"b": {"outlier": 1}}  # x:y was never there
+    assert events == ["left out b far longer", "clipped x:y scaled to 0.025 of its length"]
 
 
 def test_what_a_worker_reports_is_in_its_next_heartbeat() -> None:

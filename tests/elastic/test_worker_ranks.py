@@ -12,7 +12,7 @@ from elastic_schedule import ShardedPair, inject_faults_into_ranks
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
 from thinwire.elastic.registry_server import ask_registry
-from thinwire.elastic.token import Token
+from thinwire.security.token import Token
 from training import corpus  # noqa: F401
 
 METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
@@ -153,7 +153,7 @@ def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) ->
             check_schedule(team, seed, link)
 
 
-def test_of_workers_of_which_two_ranks_do_not_reach_each_other_one_leaves_by_name(
+def test_two_ranks_that_lose_the_way_to_each_other_go_on_by_way_of_the_lighthouse(
     tmp_path, real
 ) -> None:
     with real.Link(nodes=4, rate_bps=100e6, delay_s=0.001) as link:
@@ -165,13 +165,7 @@ def test_of_workers_of_which_two_ranks_do_not_reach_each_other_one_leaves_by_nam
             for here, there in ((1, 3), (3, 1)):
                 route = ["route", "add", "blackhole", link.addresses[there]]
                 subprocess.run(["ip", "-n", link.namespaces[here], *route], check=True)
-            first, second = pair.live.values()
-            team.until(lambda: any(all(r.gone for r in w.ranks) for w in (first, second)), 60)
-            left, stays = (first, second) if first.gone else (second, first)
-            for rank in left.ranks:
-                assert rank.wait(5) == 1
-                assert f"{stays.identity} do not reach each other" in rank.last("error")
-            assert team.finish(60) == stays.ranks
+            assert len(team.finish(60)) == sum(len(worker.ranks) for worker in pair.live.values())
 
 
 # -- thinwire train -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """An asynchronous run over TCP: a server process, and workers that come, go and come again.
 
-Requests and answers are signed with the run's token (`thinwire.elastic.signed_http`). A worker is
+Requests and answers travel within TLS of the run's token (`thinwire.elastic.https`). A worker is
 its number: one that is started again under the same number goes on from the present theta.
 """
 
@@ -19,12 +19,13 @@ from torch import Tensor
 from thinwire.asynchronous.assignment import Assignment, Receipt, RunFinished, TryLater
 from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
+from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.http_server import LARGEST_REQUEST
-from thinwire.elastic.signed_http import SignedReply, SignedServer, json_answer, send_request
-from thinwire.elastic.token import Token
+from thinwire.elastic.https import HttpReply, RunServer, json_answer, send_request
 from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError, ThinwireError
 from thinwire.files import replace_file
 from thinwire.rejection import Rejection, RejectReason
+from thinwire.security.token import Token
 
 __all__ = ["AsyncClient", "AsyncHttpServer"]
 
@@ -96,7 +97,7 @@ class AsyncHttpServer:
             ("POST", "/assign"): self._answering(self._assign),
             ("POST", "/arrive"): self._answering(self._arrive),
         }
-        self._listener = SignedServer(
+        self._listener = RunServer(
             token,
             routes,
             host=host,
@@ -136,10 +137,10 @@ class AsyncHttpServer:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _answering(self, handle: Callable[[bytes], SignedReply]) -> Callable[[bytes], SignedReply]:
+    def _answering(self, handle: Callable[[bytes], HttpReply]) -> Callable[[bytes], HttpReply]:
         """`handle` with the lock; what it refuses is an answer, and goes no further."""
 
-        def answer(body: bytes) -> SignedReply:
+        def answer(body: bytes) -> HttpReply:
             try:
                 with self._lock:
                     return handle(body)
@@ -150,14 +151,14 @@ class AsyncHttpServer:
 
         return answer
 
-    def _join(self, body: bytes) -> SignedReply:
+    def _join(self, body: bytes) -> HttpReply:
         asked = json.loads(body)
         worker = int(asked["worker"])
         self._server.check_worker(worker, asked["description"])
         self._tell(f"worker {worker} joined at {self._server.version} arrivals")
         return json_answer({"workers": self._server.workers})
 
-    def _assign(self, body: bytes) -> SignedReply:
+    def _assign(self, body: bytes) -> HttpReply:
         asked = json.loads(body)
         worker = int(asked["worker"])
         given = self._server.assign(worker, now_s=time.monotonic(), speed=asked["speed"])
@@ -171,7 +172,7 @@ class AsyncHttpServer:
             case Assignment():
                 return _assignment_reply(given)
 
-    def _arrive(self, body: bytes) -> SignedReply:
+    def _arrive(self, body: bytes) -> HttpReply:
         message = _as_tensor(body)
         receipt = self._server.receive(message, now_s=time.monotonic())
         if receipt.rejection is not None:
@@ -212,7 +213,7 @@ class AsyncClient:
         timeout_s: float = 30.0,
         give_up_s: float = 300.0,
     ) -> None:
-        self._worker, self._token, self._address = worker, token, address
+        self._worker, self._dialer, self._address = worker, Dialer(token), address
         self._timeout_s, self._give_up_s = timeout_s, give_up_s
 
     def work(self, train: Callable[[Assignment], object]) -> None:
@@ -292,7 +293,7 @@ class AsyncClient:
 
     def _post(self, path: str, body: Any) -> bytes:
         return send_request(
-            self._token,
+            self._dialer,
             self._address,
             path,
             body,
@@ -327,7 +328,7 @@ def _read_checkpoint(file: Path) -> dict[str, Any]:
 # -- what travels ----------------------------------------------------------------------------------
 
 
-def _assignment_reply(given: Assignment) -> SignedReply:
+def _assignment_reply(given: Assignment) -> HttpReply:
     head = json.dumps(
         {
             "round": given.round,
@@ -338,7 +339,7 @@ def _assignment_reply(given: Assignment) -> SignedReply:
     ).encode()
     body = given.message.numpy().data
     # No JSON object begins with a zero, which the length of a head does.
-    return SignedReply(body=len(head).to_bytes(_LENGTH_NBYTES, "big") + head, more=(body,))
+    return HttpReply(body=len(head).to_bytes(_LENGTH_NBYTES, "big") + head, more=(body,))
 
 
 def _read_head(answer: bytes) -> tuple[dict[str, Any], bytes]:

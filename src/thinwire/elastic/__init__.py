@@ -1,1 +1,1 @@
-"""Elastic runs: which workers take part, how newcomers catch up, and how requests are signed."""
+"""Elastic runs: which workers take part, how newcomers catch up, and how all of them connect."""

@@ -1,22 +1,26 @@
 """How bytes move between the workers of a round: apart from who they are."""
 
-import datetime
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+import time
 from abc import ABC, abstractmethod
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, final
 
-import torch.distributed as dist
+import torch
+from torch import Tensor
 
-from thinwire.transport.address import address_text, split_address
-from thinwire.transport.backend import Backend
-from thinwire.transport.gloo_group import gloo_group, listening_store
-from thinwire.transport.gloo_messages import GlooMessages
+from thinwire.errors import ThinwireError
+from thinwire.host_copy import HostCopy, lies_on_gpu
+from thinwire.transport.backend import Backend, Carried, Work
+from thinwire.transport.base import AllGather, AllToAll, Swap
 
-__all__ = ["Carrier", "GlooCarrier", "GroupLink"]
-
-# gloo waits so many times its timeout for a worker that was to connect and does not; less than a
-# second of timeout is not enough for a busy machine.
-_GLOO_WAITS, _SHORTEST_GLOO_S = 5, 1.0
-_STORE_TIMEOUT_S = 300.0
+__all__ = ["Carrier", "GroupLink", "StreamCarrier"]
 
 
 class GroupLink(ABC):
@@ -42,23 +46,16 @@ class Carrier(ABC):
     Its methods may raise RuntimeError or ValueError: a worker could not be reached.
     """
 
-    @property
-    @abstractmethod
-    def address(self) -> str:
-        """HOST:PORT at which workers that are to be linked find each other through this one."""
-
     @abstractmethod
     def connect(
-        self, at: str, *, key: str, name: str, rank: int, workers: int, timeout_s: float
+        self, addresses: Sequence[str], *, key: str, rank: int, timeout_s: float
     ) -> GroupLink:
-        """A link of `workers` workers, all of which call this.
+        """A link of workers, all of which call this.
 
         Args:
-            at: `address` of one of them, the same for all.
+            addresses: HOST:PORT of every worker's server, in rank order.
             key: of this link: no other has it.
-            name: of this worker.
             rank: of this worker.
-            workers: K.
             timeout_s: for all of them to be there.
         """
 
@@ -67,66 +64,376 @@ class Carrier(ABC):
         """End all links."""
 
 
+# -- streams ---------------------------------------------------------------------------------------
+
+_HEAD = struct.Struct("<QB3sQ")  # number of the exchange, of its request, kind, bytes
+_KINDS: Mapping[type, bytes] = {AllGather: b"all", AllToAll: b"a2a", Swap: b"swp"}
+_PIECE = 1 << 20
+_MOST_WAITING = 8
+_UNWANTED_S = 120.0
+_Slot: TypeAlias = tuple[int, int, bytes, int]
+"""Of a message: number of the exchange and of its request, kind, and the sender's rank."""
+
+
 @final
-class _GlooLink(GroupLink):
-    def __init__(self, group: Any) -> None:
-        self._group = group
+class StreamCarrier(Carrier):
+    """Links over streams: one from every worker to every other one, that carries its messages.
+
+    Two streams for a pair, because TLS of Python before 3.13 takes no reading beside writing.
+
+    Args:
+        open_stream: connects to a target of the server at an address, within some seconds.
+        largest_nbytes: of a message; a longer one ends the link unread.
+    """
+
+    def __init__(
+        self, open_stream: Callable[[str, str, float], socket.socket], *, largest_nbytes: int
+    ) -> None:
+        self._open_stream, self._largest_nbytes = open_stream, largest_nbytes
+        self._changed = threading.Condition()
+        self._links: dict[str, _StreamLink] = {}
+        self._arrived: dict[tuple[str, int], _Incoming] = {}
+        self._is_closed = False
+
+    def accept(self, target: str) -> Callable[[socket.socket], None]:
+        """What to do with a stream that another worker opened to payload/KEY/RANK of this one."""
+        key, _, rank = target.rpartition("/")
+        incoming = _Incoming()
+        with self._changed:
+            if self._is_closed:
+                raise OSError("this worker has left")
+            self._arrived[key, int(rank)] = incoming
+            self._changed.notify_all()
+        return incoming.run
+
+    def connect(
+        self, addresses: Sequence[str], *, key: str, rank: int, timeout_s: float
+    ) -> GroupLink:
+        """A stream to every other worker, and one from each."""
+        until_s = time.monotonic() + timeout_s
+        others = [r for r in range(len(addresses)) if r != rank]
+        link = _StreamLink(rank, len(addresses), self._largest_nbytes)
+        with self._changed:
+            self._links = {k: each for k, each in self._links.items() if not each.is_broken}
+            self._links[key] = link
+        try:
+            for other in others:
+                link.send_through(other, self._dial(addresses[other], f"{key}/{rank}", until_s))
+            with self._changed:
+                if not self._changed.wait_for(
+                    lambda: all((key, other) in self._arrived for other in others),
+                    until_s - time.monotonic(),
+                ):
+                    missing = [o for o in others if (key, o) not in self._arrived]
+                    raise RuntimeError(
+                        f"workers {missing} did not connect to this one in {timeout_s:g} s"
+                    )
+                arrived = [self._arrived.pop((key, other)) for other in others]
+            for other, incoming in zip(others, arrived, strict=True):
+                incoming.hand(lambda stream, other=other: link.receive(other, stream))
+        except BaseException:
+            link.abort()
+            with self._changed:
+                left = [self._arrived.pop(k) for k in list(self._arrived) if k[0] == key]
+            for incoming in left:
+                incoming.hand(lambda _: None)
+            raise
+        return link
+
+    def _dial(self, address: str, target: str, until_s: float) -> socket.socket:
+        """A stream to another worker, which may not be there yet."""
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                return self._open_stream(address, f"payload/{target}", max(0.1, left_s))
+            except (OSError, ThinwireError) as error:
+                if time.monotonic() + 0.1 > until_s:
+                    why = error.because if isinstance(error, ThinwireError) else str(error)
+                    raise RuntimeError(f"the worker at {address} was not reached: {why}") from error
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        """End all links."""
+        with self._changed:
+            self._is_closed = True
+            links = list(self._links.values())
+            waiting = list(self._arrived.values())
+        for link in links:
+            link.abort()
+        for incoming in waiting:
+            incoming.hand(lambda _: None)
+
+
+@final
+class _Incoming:
+    """A stream that arrived, until a link reads it; the thread that brought it does the work."""
+
+    def __init__(self) -> None:
+        self._wanted = threading.Event()
+        self._work: Callable[[socket.socket], None] = lambda _: None
+
+    def hand(self, work: Callable[[socket.socket], None]) -> None:
+        self._work = work
+        self._wanted.set()
+
+    def run(self, stream: socket.socket) -> None:
+        # A link that did not come about never asks.
+        self._wanted.wait(_UNWANTED_S)
+        self._work(stream)
+
+
+@final
+class _StreamLink(GroupLink):
+    """Messages by their slots, as they come."""
+
+    def __init__(self, rank: int, workers: int, largest_nbytes: int) -> None:
+        self.rank, self._workers, self._largest_nbytes = rank, workers, largest_nbytes
+        self._most_waiting_nbytes = _MOST_WAITING * largest_nbytes
+        self._changed = threading.Condition()
+        self._messages: dict[_Slot, Tensor] = {}
+        self._broken = ""
+        self._senders: dict[int, _Sender] = {}
+        self._streams: list[socket.socket] = []
 
     @property
     def workers(self) -> int:
-        return self._group.size()
+        return self._workers
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._broken)
 
     def backend(self, number: int, *, timeout_s: float) -> Backend:
-        return GlooMessages(self._group, 0, number, timeout_s=timeout_s)
+        return _StreamBackend(self, number, timeout_s)
+
+    def send_through(self, other: int, stream: socket.socket) -> None:
+        self._own(stream)
+        self._senders[other] = _Sender(stream, self.note_sent, lambda why: self._break(other, why))
+
+    def send(self, other: int, head: bytes, payload: _OnHost) -> threading.Event:
+        return self._senders[other].send(head, payload)
+
+    def receive(self, other: int, stream: socket.socket) -> None:
+        """Take messages until the stream ends."""
+        self._own(stream)
+        try:
+            while True:
+                number, step, kind, nbytes = _HEAD.unpack(_read(stream, _HEAD.size))
+                if nbytes > self._largest_nbytes:
+                    raise ValueError(
+                        f"it announces {nbytes} bytes, and at most {self._largest_nbytes} are taken"
+                    )
+                raw = _read(stream, nbytes)
+                payload = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
+                with self._changed:
+                    self._messages[number, step, kind, other] = payload
+                    if sum(m.numel() for m in self._messages.values()) > self._most_waiting_nbytes:
+                        raise ValueError("it sends more than this worker asked for")
+                    self._changed.notify_all()
+        except (OSError, ValueError) as error:
+            self._break(other, str(error) or type(error).__name__)
+
+    def take(self, slots: Sequence[_Slot], until_s: float) -> list[Tensor]:
+        """The messages of `slots`, once all are there.
+
+        Raises:
+            RuntimeError: a worker is gone, or the time is over.
+        """
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._broken or all(slot in self._messages for slot in slots),
+                max(0.0, until_s - time.monotonic()),
+            )
+            there = all(slot in self._messages for slot in slots)
+            if not there and self._broken:
+                raise RuntimeError(self._broken)
+            if not done:
+                silent = [slot[3] for slot in slots if slot not in self._messages]
+                raise RuntimeError(f"timed out: workers {silent} sent nothing in time")
+            return [self._messages.pop(slot) for slot in slots]
+
+    def wait_sent(self, left: Sequence[threading.Event], until_s: float) -> None:
+        """Wait until messages have left.
+
+        Raises:
+            RuntimeError: a worker is gone, or the time is over.
+        """
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._broken or all(each.is_set() for each in left),
+                max(0.0, until_s - time.monotonic()),
+            )
+            if all(each.is_set() for each in left):
+                return
+            if done:
+                raise RuntimeError(self._broken)
+            raise RuntimeError("timed out: a worker does not take what is sent to it")
+
+    def note_sent(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def abort(self) -> None:
-        GlooMessages(self._group, 0, 0).abort()
+        self._break(None, "the link was given up")
+
+    def _own(self, stream: socket.socket) -> None:
+        with self._changed:
+            self._streams.append(stream)
+            broken = bool(self._broken)
+        if broken:
+            _hang_up(stream)
+
+    def _break(self, other: int | None, why: str) -> None:
+        with self._changed:
+            if not self._broken:
+                self._broken = why if other is None else f"worker {other} is gone: {why}"
+            # What has arrived whole stays: a worker may leave once it has sent its last message.
+            self._changed.notify_all()
+            streams = list(self._streams)
+        for stream in streams:
+            _hang_up(stream)
+        for sender in list(self._senders.values()):
+            sender.close()
 
 
 @final
-class GlooCarrier(Carrier):
-    """Links over gloo; workers that are to be linked meet at the key-value store of one of them.
+class _Sender:
+    """Sends messages to one worker, one after the other, in a thread of its own."""
 
-    Args:
-        host: this machine's address, as the others reach it; nothing listens on another one.
-
-    Raises:
-        OSError: this machine does not have the address.
-    """
-
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._store = listening_store(host, 0, timeout_s=_STORE_TIMEOUT_S)
-        self._address = address_text(host, self._store.port)
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT of this worker's store."""
-        return self._address
-
-    def connect(
-        self, at: str, *, key: str, name: str, rank: int, workers: int, timeout_s: float
-    ) -> GroupLink:
-        """A new group of gloo."""
-        del name
-        timeout = datetime.timedelta(seconds=timeout_s)
-        host, port = split_address(at)
-        stores: Any = dist
-        there = stores.TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=timeout
+    def __init__(
+        self,
+        stream: socket.socket,
+        on_sent: Callable[[], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._stream, self._on_sent, self._on_failure = stream, on_sent, on_failure
+        self._waiting: queue.SimpleQueue[tuple[bytes, _OnHost, threading.Event] | None] = (
+            queue.SimpleQueue()
         )
-        store = stores.PrefixStore(f"thinwire/{key}", there)
-        # gloo has less time than this, and it is for connecting alone.
-        store.set(f"here/{rank}", "")
-        try:
-            store.wait([f"here/{other}" for other in range(workers)], timeout)
-        except RuntimeError as error:
-            because = f"not all {workers} workers came to the store at {at} in {timeout_s:g} s"
-            raise RuntimeError(because) from error
-        gloo_timeout_s = max(timeout_s / _GLOO_WAITS, _SHORTEST_GLOO_S)
-        group = gloo_group(store, rank, workers, host=self._host, timeout_s=gloo_timeout_s)
-        return _GlooLink(group)
+        # A stalled receiver is noticed by its missing messages, not here.
+        stream.settimeout(None)
+        threading.Thread(target=self._run, name="thinwire-send", daemon=True).start()
+
+    def send(self, head: bytes, payload: _OnHost) -> threading.Event:
+        left = threading.Event()
+        self._waiting.put((head, payload, left))
+        return left
 
     def close(self) -> None:
-        """End the store."""
-        self._store = None
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._waiting.get()) is not None:
+                head, payload, left = item
+                self._stream.sendall(head)
+                raw = payload.read().numpy().data
+                for start in range(0, len(raw), _PIECE):
+                    self._stream.sendall(raw[start : start + _PIECE])
+                del item, payload, raw
+                left.set()
+                self._on_sent()
+        except (OSError, ValueError, RuntimeError) as error:  # the last of a GPU's copy
+            self._on_failure(str(error) or type(error).__name__)
+        finally:
+            self._stream.close()
+
+
+@final
+class _StreamBackend(Backend):
+    """One exchange over a link."""
+
+    def __init__(self, link: _StreamLink, number: int, timeout_s: float) -> None:
+        self._link, self._number, self._timeout_s = link, number, timeout_s
+
+    def start(self, request: Carried, step: int) -> Work:
+        """Send to every worker concerned; each begins with another one."""
+        link, kind = self._link, _KINDS[type(request)]
+        after = [(link.rank + d) % link.workers for d in range(1, link.workers)]
+        match request:
+            case AllGather(payload):
+                own = _OnHost(payload)
+                to, answer = dict.fromkeys(after, own), [own] * link.workers
+            case AllToAll(payloads):
+                answer = [_OnHost(p) for p in payloads]
+                to = {other: answer[other] for other in after}
+            case Swap(payload, peer):
+                own = _OnHost(payload)
+                to, answer = ({} if peer == link.rank else {peer: own}), own
+        left = [
+            link.send(other, _HEAD.pack(self._number, step, kind, payload.nbytes), payload)
+            for other, payload in to.items()
+        ]
+        slots = {other: (self._number, step, kind, other) for other in to}
+        return _StreamWork(link, slots, answer, left, self._timeout_s)
+
+    def abort(self) -> None:
+        """End the link."""
+        self._link.abort()
+
+
+@final
+class _StreamWork(Work):
+    def __init__(
+        self,
+        link: _StreamLink,
+        slots: Mapping[int, _Slot],
+        answer: Any,
+        left: Sequence[threading.Event],
+        timeout_s: float,
+    ) -> None:
+        self._link, self._slots, self._answer = link, slots, answer
+        self._left, self._timeout_s = left, timeout_s
+
+    def wait(self) -> Any:
+        until_s = time.monotonic() + self._timeout_s
+        messages = self._link.take(list(self._slots.values()), until_s)
+        # The caller may change what it sent once this returns.
+        self._link.wait_sent(self._left, until_s)
+        is_swap = not isinstance(self._answer, list)
+        own = [self._answer] * self._link.workers if is_swap else self._answer
+        answer: list[Tensor] = [payload.read() for payload in own]
+        # Of one size is what goes to this worker; what it sends to others may have other sizes.
+        expected = answer[self._link.rank].numel()
+        for other, message in zip(self._slots, messages, strict=True):
+            if message.numel() != expected:
+                raise RuntimeError(
+                    f"worker {other} sent {message.numel()} bytes where {expected} were expected"
+                )
+            answer[other] = message
+        return answer[next(iter(self._slots), 0)] if is_swap else answer
+
+
+@final
+class _OnHost:
+    """A payload that is in the host's memory once it is read, in whatever thread."""
+
+    def __init__(self, payload: Tensor) -> None:
+        self.nbytes = payload.numel()
+        self._source = HostCopy(payload) if lies_on_gpu(payload) else payload.cpu().contiguous()
+
+    def read(self) -> Tensor:
+        return self._source.read() if isinstance(self._source, HostCopy) else self._source
+
+
+def _read(stream: socket.socket, nbytes: int) -> bytearray:
+    """Memory grows with what arrives."""
+    if not nbytes:
+        return bytearray()
+    raw = bytearray(min(nbytes, _PIECE))
+    received = 0
+    while received < nbytes:
+        if received == len(raw):
+            raw.extend(bytes(min(len(raw), nbytes - len(raw))))
+        with memoryview(raw) as view:
+            count = stream.recv_into(view[received:])
+        if not count:
+            raise ConnectionError("it has hung up")
+        received += count
+    return raw
+
+
+def _hang_up(stream: socket.socket) -> None:
+    # Not SSLSocket's own, which takes the stream from under a thread that reads it.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(stream, socket.SHUT_RDWR)

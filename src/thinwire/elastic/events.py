@@ -19,6 +19,7 @@ Kind: TypeAlias = Literal[
     "committed",  # a round counts
     "discarded",  # a round counts for no worker; its work is sent again
     "left out",  # a worker's contribution was not used
+    "clipped",  # a worker's contribution was scaled down
     "refused",  # a worker may not take part
     "lighthouse",  # the lighthouse was lost, or found again
     "unsaved",  # this worker could not write a file

@@ -126,7 +126,7 @@ class ElasticGroup:
         return discarded(tag, reason)
 
     def lose(self, why: str) -> None:
-        """Fail what is under way: a worker is gone, which gloo notices only at its timeout."""
+        """Fail what is under way: a worker is gone, and one that was stopped keeps its streams."""
         link = self.link
         if link is not None and self._progress.busy and not self.broken:
             self._lost = why
@@ -168,11 +168,6 @@ class RankLink:
         self.names: frozenset[str] = frozenset()
 
     @property
-    def address(self) -> str:
-        """HOST:PORT at which others that link up with this rank find it."""
-        return self._carrier.address
-
-    @property
     def usable_key(self) -> str:
         """Key of the group, if there is one that can be used; else ""."""
         return self.key if self._group is not None and not self._group.broken else ""
@@ -206,14 +201,12 @@ class RankLink:
         return ""
 
     def _connect(self, quorum: Quorum, rank: int, timeout_s: float) -> GroupLink:
-        # Left behind in the end: torch waits without a limit for a store whose process is stopped.
+        # In a thread of its own: it ends with its timeout, and this wait when a worker is gone.
         call = BackgroundCall(
             lambda: self._carrier.connect(
-                quorum.meeting_place,
+                [member.addresses[self._index] for member in quorum.members],
                 key=f"{quorum.key}/{self._index}",
-                name=quorum.members[rank].name,
                 rank=rank,
-                workers=len(quorum.members),
                 timeout_s=timeout_s,
             ),
             name="thinwire-connect",

@@ -5,14 +5,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from thinwire.elastic.round_log import RoundLog
-from thinwire.elastic.signed_http import (
+from thinwire.elastic.dialer import Dialer
+from thinwire.elastic.http_server import OpenTunnel
+from thinwire.elastic.https import (
     Handler,
-    SignedReply,
-    SignedServer,
+    HttpReply,
+    RunServer,
     json_answer,
     send_request,
 )
+from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.snapshot import (
     memory_file,
     record_parts,
@@ -20,9 +22,9 @@ from thinwire.elastic.snapshot import (
     unpack,
     unpack_records,
 )
-from thinwire.elastic.token import Token
 from thinwire.errors import MismatchError
 from thinwire.membership import Progress, RoundRecord, Snapshot
+from thinwire.security.token import Token
 
 __all__ = ["HealingServer", "fetch_position", "fetch_records", "fetch_snapshot"]
 
@@ -45,6 +47,11 @@ class HealingServer:
         round_log: of the last rounds.
         host: address to listen on.
         on_helped: called with the identity of each worker that got a state, or records, in full.
+        tunnels: what else others may open streams to here.
+
+    Attributes:
+        port: that it listens on.
+        serve: answers the request that comes by a stream.
 
     Raises:
         OSError: this machine does not have the address.
@@ -59,6 +66,7 @@ class HealingServer:
         *,
         host: str,
         on_helped: Callable[[str], None],
+        tunnels: Mapping[str, OpenTunnel] | None = None,
     ) -> None:
         self._position, self._round_log, self._on_helped = position, round_log, on_helped
         self._cache = _SnapshotCache(capture, position)
@@ -67,8 +75,9 @@ class HealingServer:
             ("POST", "/state"): self._answer_state,
             ("POST", "/records"): self._answer_records,
         }
-        self._server = SignedServer(token, routes, host=host)
+        self._server = RunServer(token, routes, host=host, tunnels=tunnels)
         self.port: int = self._server.port
+        self.serve = self._server.serve
 
     def release(self) -> None:
         """Free the packed state unless it is still that of the worker's position."""
@@ -78,18 +87,18 @@ class HealingServer:
         """Stop answering; transfers that have begun go on."""
         self._server.close()
 
-    def _answer_position(self, body: bytes) -> SignedReply:
+    def _answer_position(self, body: bytes) -> HttpReply:
         del body  # all workers get the same answer
         self.release()
         return json_answer(self._position().describe())
 
-    def _answer_state(self, body: bytes) -> SignedReply:
+    def _answer_state(self, body: bytes) -> HttpReply:
         who = _identity_in(_read_json(body))
         if who is None:
             return json_answer({"error": "the request has no identity"}, status=400)
         return self._reply(self._cache.take(), who)
 
-    def _answer_records(self, body: bytes) -> SignedReply:
+    def _answer_records(self, body: bytes) -> HttpReply:
         request = _read_json(body)
         who, after, largest = _identity_in(request), request.get("after"), request.get("largest")
         if who is None or type(after) is not int or type(largest) is not int:
@@ -105,10 +114,10 @@ class HealingServer:
         parts = record_parts(records)
         if sum(map(len, parts)) > largest:
             return json_answer({"error": f"rounds after {after} are too large"}, status=_GONE)
-        return self._reply(parts, who) if records else SignedReply(more=parts)
+        return self._reply(parts, who) if records else HttpReply(more=parts)
 
-    def _reply(self, parts: list[memoryview], who: str) -> SignedReply:
-        return SignedReply(more=parts, on_sent=lambda: self._on_helped(who))
+    def _reply(self, parts: list[memoryview], who: str) -> HttpReply:
+        return HttpReply(more=parts, on_sent=lambda: self._on_helped(who))
 
 
 @final
@@ -147,12 +156,12 @@ class _SnapshotCache:
 
 
 def fetch_position(
-    token: Token, address: str, *, who: str = "", timeout_s: float = 10.0
+    dialer: Dialer, address: str, *, who: str = "", timeout_s: float = 10.0
 ) -> Progress:
     """How far the worker at `address` has come.
 
     Args:
-        token: of the run.
+        dialer: connects, with the run's token.
         address: HOST:PORT of its healing server.
         who: identity of this worker.
         timeout_s: without a byte from the other side.
@@ -161,7 +170,7 @@ def fetch_position(
         ExchangeError: there is no answer, or an incomplete one.
         MismatchError: the other side refuses, or answers something else.
     """
-    reply = send_request(token, address, "/position", {"who": who}, timeout_s=timeout_s)
+    reply = send_request(dialer, address, "/position", {"who": who}, timeout_s=timeout_s)
     described = reply.json()
     try:
         return Progress.read(described)
@@ -170,12 +179,12 @@ def fetch_position(
 
 
 def fetch_snapshot(
-    token: Token, address: str, *, who: str, largest: int, timeout_s: float
+    dialer: Dialer, address: str, *, who: str, largest: int, timeout_s: float
 ) -> Snapshot:
     """The shared state of the worker at `address`.
 
     Args:
-        token: of the run.
+        dialer: connects, with the run's token.
         address: HOST:PORT of its healing server.
         who: identity of this worker.
         largest: bytes that are taken; a longer answer is refused unread.
@@ -187,18 +196,18 @@ def fetch_snapshot(
     """
     with memory_file() as file:
         send_request(
-            token, address, "/state", {"who": who}, largest=largest, timeout_s=timeout_s, into=file
+            dialer, address, "/state", {"who": who}, largest=largest, timeout_s=timeout_s, into=file
         )
         return unpack(file)
 
 
 def fetch_records(
-    token: Token, address: str, after: int, *, who: str, largest: int, timeout_s: float
+    dialer: Dialer, address: str, after: int, *, who: str, largest: int, timeout_s: float
 ) -> list[RoundRecord] | None:
     """The rounds since version `after`, from `address`; None if only a snapshot helps.
 
     Args:
-        token: of the run.
+        dialer: connects, with the run's token.
         address: HOST:PORT of its healing server.
         after: version of this worker's shared state.
         who: identity of this worker.
@@ -211,7 +220,7 @@ def fetch_records(
     """
     with memory_file() as file:
         reply = send_request(
-            token,
+            dialer,
             address,
             "/records",
             {"who": who, "after": after, "largest": largest},

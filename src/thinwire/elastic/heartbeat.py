@@ -151,8 +151,8 @@ class Heartbeat:
             self.refusal = error
             return None
         except (ExchangeError, MismatchError):
-            # Gone, or another program that listens there for a moment, or a clock that is set: the
-            # peers known last are still the best guess.
+            # Gone, or another program that listens there for a moment: the peers known last are
+            # still the best guess.
             return None
         self.refusal = None
         return reply

@@ -1,28 +1,41 @@
-"""An HTTP server that strangers may send anything to: bounded in threads, bytes and seconds."""
+"""An HTTP server that strangers may send anything to: bounded in threads, bytes and seconds.
+
+With the run's TLS a stranger gets no further than the handshake, of which every host has a share:
+of more at once than that the oldest is given up, so that no member waits for it. A request CONNECT
+makes the connection a stream of bytes to the target that it names.
+"""
 
 import contextlib
 import io
 import socket
+import ssl
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, TypeAlias, final
 
+from thinwire.errors import ThinwireError
+
 __all__ = [
     "LARGEST_REQUEST",
     "HttpRequest",
     "HttpResponse",
     "HttpServer",
+    "OpenTunnel",
     "Respond",
     "read_length",
 ]
 
 LARGEST_REQUEST = 4 << 20
 _MOST_AT_ONCE = 128
+_MOST_WITHIN_TLS = 4096
+_MOST_HANDSHAKES = 256  # of one host; many workers may be behind one router
+_HANDSHAKE_S = 10.0
 _REQUEST_S = 60.0
 # For one piece to leave: 256 KiB, so a link that takes 9 KB/s is fast enough.
 _SEND_S = 30.0
@@ -72,6 +85,10 @@ class HttpResponse:
 Respond: TypeAlias = Callable[[HttpRequest], HttpResponse]
 """Answers a request; called in a thread of its own."""
 
+OpenTunnel: TypeAlias = Callable[[str], Callable[[socket.socket], None]]
+"""What a request CONNECT is for: given what follows the slash, returns what to do with the stream,
+in the same thread. A `ThinwireError` or an `OSError` refuses it."""
+
 
 def read_length(text: str | None) -> int:
     """The number in a Content-Length header.
@@ -99,6 +116,9 @@ class HttpServer(ThreadingHTTPServer):
         respond: see `Respond`.
         largest_request: bytes of a body; a request that announces more is answered unread.
         request_s: seconds within which a request must have arrived; a minute by default.
+        tls: of the side that is connected to; by default what travels is plain.
+        tunnels: what CONNECT may name: the part before the slash.
+        on_refusal: called with host and reason if a handshake fails.
 
     Raises:
         OSError: the port is taken, or this machine does not have the address.
@@ -115,11 +135,17 @@ class HttpServer(ThreadingHTTPServer):
         *,
         largest_request: int = LARGEST_REQUEST,
         request_s: float | None = None,
+        tls: ssl.SSLContext | None = None,
+        tunnels: Mapping[str, OpenTunnel] | None = None,
+        on_refusal: Callable[[str, str], None] | None = None,
     ) -> None:
-        self.respond = respond
+        self.respond, self.tunnels = respond, dict(tunnels or {})
         self.largest_request = largest_request
         self.request_s = _REQUEST_S if request_s is None else request_s
-        self._free_threads = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._tls, self._on_refusal = tls, on_refusal
+        self._free_threads = threading.BoundedSemaphore(_MOST_WITHIN_TLS if tls else _MOST_AT_ONCE)
+        self._handshakes: dict[str, deque[socket.socket]] = {}
+        self._lock = threading.Lock()
         found = socket.getaddrinfo(
             host.strip("[]") or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -147,9 +173,46 @@ class HttpServer(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle the request, then let the next one have the thread's place."""
         try:
-            super().process_request_thread(request, client_address)
+            if self._tls is not None and not isinstance(request, ssl.SSLSocket):
+                request = self._greet(self._tls, request, str(client_address[0]))
+            if request is not None:
+                super().process_request_thread(request, client_address)
         finally:
             self._free_threads.release()
+
+    def _greet(
+        self, tls: ssl.SSLContext, request: socket.socket, host: str
+    ) -> ssl.SSLSocket | None:
+        """The connection within TLS; None if its other end does not belong here."""
+        with self._lock:
+            waiting = self._handshakes.setdefault(host, deque())
+            if len(waiting) >= _MOST_HANDSHAKES:
+                with contextlib.suppress(OSError):
+                    # Not SSLSocket's own, which takes it from under the thread that shakes hands.
+                    socket.socket.shutdown(waiting.popleft(), socket.SHUT_RDWR)
+            waiting.append(request)
+        stream = request
+        try:
+            request.getpeername()  # of one that has been reset, ssl leaves an unclosed socket
+            stream = wrapped = tls.wrap_socket(
+                request, server_side=True, do_handshake_on_connect=False
+            )
+            with self._lock, contextlib.suppress(ValueError):  # it was given up meanwhile
+                waiting[waiting.index(request)] = wrapped
+            wrapped.settimeout(_HANDSHAKE_S)
+            wrapped.do_handshake()
+        except (OSError, ValueError) as error:
+            stream.close()
+            if self._on_refusal is not None:
+                self._on_refusal(host, _reason_of(error))
+            return None
+        finally:
+            with self._lock:
+                with contextlib.suppress(ValueError):
+                    waiting.remove(stream)
+                if not waiting:
+                    self._handshakes.pop(host, None)
+        return wrapped
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print errors in this code, and nothing about a connection that is closed or stalls."""
@@ -176,6 +239,26 @@ class _HttpConnection(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self._serve("POST")
+
+    def do_CONNECT(self) -> None:
+        kind, _, rest = self.path.partition("/")
+        open_tunnel = self.server.tunnels.get(kind)
+        try:
+            if open_tunnel is None:
+                raise OSError(f"there is no {kind[:100]!r} to connect to here")
+            run = open_tunnel(rest)
+        except (ThinwireError, OSError, ValueError) as error:
+            why = error.because if isinstance(error, ThinwireError) else str(error)
+            self.send_response_only(502)
+            self.send_header("Content-Length", str(len(why.encode())))
+            self.end_headers()
+            self.wfile.write(why.encode())
+            return
+        # A client sends nothing before the answer, so that nothing is left in `rfile`.
+        self.send_response_only(200)
+        self.end_headers()
+        self.connection.settimeout(None)
+        run(self.connection)
 
     def log_message(self, format: str, *args: Any) -> None:
         del format, args  # the handler of a request reports what it refuses
@@ -230,3 +313,16 @@ class _DeadlineReader(io.RawIOBase):
             raise TimeoutError("the request took too long")
         self._connection.settimeout(left_s)
         return self._connection.recv_into(buffer)
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it finished no handshake in {_HANDSHAKE_S:g} s"
+    if isinstance(error, ssl.SSLError):
+        known = {
+            "CERTIFICATE_VERIFY_FAILED": "it has another token",
+            "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has no token",
+            "TLSV1_ALERT_UNKNOWN_CA": "it has another token",
+        }
+        return known.get(error.reason or "", f"it does not speak this run's TLS ({error.reason})")
+    return f"it broke off its handshake ({error})"

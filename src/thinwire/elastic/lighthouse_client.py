@@ -11,8 +11,8 @@ from typing import Any, final
 from thinwire.elastic import torchft
 from thinwire.elastic.background_call import BackgroundCall
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError
+from thinwire.security.token import Token
 
 __all__ = ["LighthouseClient"]
 
@@ -29,7 +29,7 @@ class LighthouseClient:
     No heartbeats are sent before `resume`.
 
     Args:
-        address: HOST:PORT of torchft's lighthouse.
+        address: HOST:PORT where torchft's lighthouse is reached.
         name: of this process.
         heartbeat_timeout_s: after which the lighthouse takes a silent process for gone.
         give_up_s: without an answer, after which `quorum` raises.
@@ -139,7 +139,7 @@ class LighthouseClient:
             self._name,
             datetime.timedelta(seconds=_REQUEST_S),
             address=member.address,
-            store_address=member.store,
+            store_address=member.address,
             step=member.position.version,
             world_size=1,
             data=member.signed(token),

@@ -140,6 +140,13 @@ _OF_A_WORKER: Final[Sequence[_Family[MemberStatus]]] = (
     ),
 )
 
+_CONTRIBUTIONS: Final[_Family[int]] = _Family(
+    name="thinwire_worker_contributions_rejected_or_clipped",
+    help="Contributions of the worker that were rejected, by reason, or clipped.",
+    kind="counter",
+    value=lambda count: count,
+)
+
 
 def openmetrics_text(status: RegistryStatus) -> str:
     """What the registry knows, in OpenMetrics 1.0; ends with `# EOF`.
@@ -161,19 +168,28 @@ def _lines(status: RegistryStatus) -> Iterator[str]:
     for family in _OF_THE_RUN:
         yield from family.header()
         yield from family.sample(status)
-    labelled = [(worker, _labels(worker)) for worker in _in_order(status.workers)]
+    labelled = [(worker, _labels(worker.member.identity)) for worker in _in_order(status.workers)]
     for family in _OF_A_WORKER:
         yield from family.header()
         for worker, labels in labelled:
             yield from family.sample(worker, labels)
+    yield from _CONTRIBUTIONS.header()
+    for identity, found in sorted(status.contributions.items()):
+        for kind, count in found.items():
+            yield from _CONTRIBUTIONS.sample(count, _labels(identity, kind=kind))
 
 
 def _in_order(workers: Iterable[MemberStatus]) -> list[MemberStatus]:
     return sorted(workers, key=lambda worker: worker.member.identity)
 
 
-def _labels(worker: MemberStatus) -> str:
-    identity = worker.member.identity
+def _labels(identity: str, **more: str) -> str:
+    labels = {"worker": identity, **more}
+    shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{shown}}}"
+
+
+def _escaped(value: str) -> str:
     for plain, escaped in (("\\", "\\\\"), ("\n", "\\n"), ('"', '\\"')):
-        identity = identity.replace(plain, escaped)
-    return f'{{worker="{identity}"}}'
+        value = value.replace(plain, escaped)
+    return value

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import final
 
-from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError
+from thinwire.security.token import Token
 
 __all__ = ["ElasticOptions", "ElasticSettings"]
 

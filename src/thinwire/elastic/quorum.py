@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, final
 
-from thinwire.elastic.token import Token
 from thinwire.membership import Phase, Progress
+from thinwire.security.token import Token
 from thinwire.transport.address import split_address
 
 __all__ = ["Member", "Quorum", "elect", "identity_of"]
@@ -34,7 +34,6 @@ class Member:
         waiting_s: for how long it has been waiting for others to begin a round, beyond what it
             allows them.
         description: digest of what must be the same on all workers.
-        store: HOST:PORT of its key-value store, where a group can meet.
         phase: "join", "round" or "last".
         generation: number of process groups lost so far; part of the next group's key, so that a
             broken group is never used again.
@@ -62,7 +61,6 @@ class Member:
     finished: bool = False
     waiting_s: float = 0.0
     description: str = ""
-    store: str = ""
     phase: str = ROUND
     generation: int = 0
     oldest: int = 0
@@ -152,11 +150,6 @@ class Quorum:
     cut_off: tuple[Member, ...]
     phase: str
     position: Progress
-
-    @property
-    def meeting_place(self) -> str:
-        """Store of the member that has been there longest: a newcomer may be gone any moment."""
-        return max(self.members, key=lambda member: member.rounds).store
 
     @property
     def key(self) -> str:

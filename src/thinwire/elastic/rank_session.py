@@ -10,7 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from thinwire.elastic.carrier import Carrier
+from thinwire.elastic.carrier import StreamCarrier
+from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
 from thinwire.elastic.healing import HealingServer, fetch_position
@@ -19,6 +20,7 @@ from thinwire.elastic.options import ElasticSettings
 from thinwire.elastic.quorum import Quorum
 from thinwire.elastic.reachability import Reachability
 from thinwire.elastic.recovery import Recovery
+from thinwire.elastic.relay import RelayedServer
 from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
@@ -53,6 +55,7 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
+_HEADROOM_BYTES = 64 << 20
 _LOGGED_STATES = 2  # a longer log takes longer to fetch than the state itself
 
 
@@ -166,14 +169,14 @@ class RankSession:
         settings: of the transport.
         state: this rank's, for reading.
         ranks: of this worker.
-        carrier: moves bytes between this rank and those of the other workers.
         events: what happens is noted here.
 
     Attributes:
         link: to the same rank of the other workers.
         names: of the workers of the round, in rank order.
         rank: of this worker among them.
-        address: HOST:PORT of this rank's healing server.
+        address: HOST:PORT of this rank's server, for healing and for payloads.
+        dialer: connects to servers of the run.
         lost_workers: ends at once what is under way with them, on all ranks.
         timeouts: once it has joined.
 
@@ -186,11 +189,17 @@ class RankSession:
         settings: ElasticSettings,
         state: SharedState,
         ranks: WorkerRanks,
-        carrier: Carrier,
         events: EventLog,
     ) -> None:
         self._settings, self._state, self._ranks, self._events = settings, state, ranks, events
-        self.link = RankLink(carrier, self._note_broken, index=ranks.index)
+        self.dialer = Dialer(settings.token, settings.lighthouse)
+        streams = StreamCarrier(
+            lambda address, target, timeout_s: open_stream(
+                self.dialer, address, target, timeout_s=timeout_s
+            ),
+            largest_nbytes=2 * state.shared_nbytes() + _HEADROOM_BYTES,
+        )
+        self.link = RankLink(streams, self._note_broken, index=ranks.index)
         self.names: tuple[str, ...] = ("",)
         self.rank = self._links_lost = 0
         self._name = ""
@@ -203,8 +212,12 @@ class RankSession:
             self._log,
             host=settings.host,
             on_helped=lambda who: self.note("helped", who=(who,)),
+            tunnels={"payload": streams.accept},
         )
         self.address = address_text(settings.host, self._server.port)
+        self._relayed = RelayedServer(
+            self.dialer, settings.lighthouse, self.address, self._server.serve
+        )
         self.lost_workers = LostWorkers(ranks, settings.host, self.link.lose)
 
     # -- joining -----------------------------------------------------------------------------------
@@ -242,14 +255,14 @@ class RankSession:
             fixed_s=self._settings.options.timeout_s,
         )
         self._recovery = Recovery(
-            token=self._settings.token,
+            dialer=self.dialer,
             state=self._state,
             identity=self._settings.identity,
             timeout_s=max(10.0, 2 * floor_s),
         )
         self._reachability = Reachability(
             lambda address: fetch_position(
-                self._settings.token, address, who=self._settings.identity, timeout_s=floor_s
+                self.dialer, address, who=self._settings.identity, timeout_s=floor_s
             ),
             index=self._ranks.index,
         )
@@ -385,4 +398,5 @@ class RankSession:
         finally:
             self.lost_workers.close()
             self.link.close()
+            self._relayed.close()
             self._server.close()

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.healing import fetch_position, fetch_records, fetch_snapshot
-from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import Answer, Load, Progress, Replay, SharedState
 
@@ -23,13 +23,13 @@ class Recovery:
     """Fetches what a worker lacks from another one.
 
     Args:
-        token: of the run.
+        dialer: connects, with the run's token.
         state: this worker's.
         identity: this worker's.
         timeout_s: without a byte, after which another source is tried.
     """
 
-    token: Token
+    dialer: Dialer
     state: SharedState
     identity: str
     timeout_s: float
@@ -47,7 +47,7 @@ class Recovery:
         if here.version and (yield from self.replay(address, there)):
             return f"by the rounds up to {self.state.progress().version}"
         snapshot = fetch_snapshot(
-            self.token,
+            self.dialer,
             address,
             who=self.identity,
             largest=2 * self.state.shared_nbytes() + _HEADROOM_BYTES,
@@ -62,7 +62,7 @@ class Recovery:
         Raises:
             ExchangeError: it is gone.
         """
-        return fetch_position(self.token, address, who=self.identity, timeout_s=self.timeout_s)
+        return fetch_position(self.dialer, address, who=self.identity, timeout_s=self.timeout_s)
 
     def replay(self, address: str, there: Progress) -> Steps:
         """Replay the rounds that lead to `there`."""
@@ -70,7 +70,7 @@ class Recovery:
         after = self.state.progress().version
         try:
             records = fetch_records(
-                self.token,
+                self.dialer,
                 address,
                 after,
                 who=self.identity,

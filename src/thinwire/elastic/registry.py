@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from thinwire.contributions import ToldContributions
 from thinwire.elastic.known_run import KnownRun, RoundRefusal
 from thinwire.elastic.quorum import Member
 from thinwire.handshake import first_difference
@@ -82,6 +83,7 @@ class MemberRegistry:
 
     Attributes:
         run: what is known of it.
+        contributions: which members' were rejected or clipped, as members tell it.
         refusals: how many there were; the same one counts once a minute.
     """
 
@@ -94,6 +96,7 @@ class MemberRegistry:
     ) -> None:
         self.expiry_s = expiry_s
         self.run = KnownRun(allow_fork=allow_fork)
+        self.contributions = ToldContributions()
         self.refusals = 0
         self._allow_fork, self._clock = allow_fork, clock
         self._entries: dict[str, _RegisteredMember] = {}
@@ -168,6 +171,17 @@ class MemberRegistry:
             name, _, _ = flaw.partition(" is ")
             if self._is_new((identity, "metrics", name)):
                 self._log.append(f"dropped a metric of {identity}: {flaw}")
+
+    def note_contributions(self, identity: str, said: Any) -> None:
+        """Count the contributions that were rejected or clipped, and log what cannot be true.
+
+        Args:
+            identity: of the worker that is there and tells of them.
+            said: by it; any JSON.
+        """
+        flaw = self.contributions.note(said, among={*self._entries, *self.run.team})
+        if flaw and self._is_new((identity, "contributions")):
+            self._log.append(f"dropped what {identity} says of contributions: {flaw}")
 
     def leave(self, identity: str, nonce: str) -> None:
         """Forget a worker, if it is there."""

@@ -7,6 +7,7 @@ Workers are given only the registry's address.
 import dataclasses
 import ipaddress
 import json
+import os
 import secrets
 import socket
 import threading
@@ -16,21 +17,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-from thinwire.elastic.known_run import RoundRefusal
-from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry import JoinRefusal, MemberRegistry, MemberStatus
-from thinwire.elastic.signed_http import (
+from thinwire.contributions import ContributionCounts
+from thinwire.elastic.dialer import Dialer
+from thinwire.elastic.https import (
     Handler,
-    SignedReply,
-    SignedResponse,
-    SignedServer,
+    HttpAnswer,
+    HttpReply,
+    RunServer,
     json_answer,
     send_request,
 )
-from thinwire.elastic.token import Token
+from thinwire.elastic.known_run import RoundRefusal
+from thinwire.elastic.quorum import Member
+from thinwire.elastic.registry import JoinRefusal, MemberRegistry, MemberStatus
+from thinwire.elastic.relay import Relay, loopback_tunnel
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.membership import Progress, WorkerMetrics
-from thinwire.transport.address import address_text, split_address
+from thinwire.security.token import Token
+from thinwire.transport.address import split_address
 
 __all__ = [
     "RefusedError",
@@ -44,6 +48,8 @@ __all__ = [
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
 _GRACE_S = 1.0
+_NOISE_NBYTES = 1 << 20
+_MOST_TOLD = 64
 _NO_RUN = Progress(version=0, step=0, digest="")
 
 
@@ -61,12 +67,16 @@ class RegistryStatus:
         run: how far the run is.
         refusals: since the registry runs; the same one once a minute.
         age_s: since when it runs.
+        contributions: how often a member's was rejected or clipped, by identity and kind.
     """
 
     workers: tuple[MemberStatus, ...]
     run: Progress
     refusals: int
     age_s: float
+    contributions: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict[str, Mapping[str, int]]
+    )
 
 
 @final
@@ -77,7 +87,7 @@ class RegistryServer:
         token: of the run.
         host: address to listen on.
         port: 0 takes any that is free.
-        lighthouse_port: of torchft's lighthouse on this machine.
+        lighthouse_port: of torchft's lighthouse on this machine's loopback.
         heartbeat_timeout_s: without a heartbeat, after which a worker is gone.
         allow_fork: whether a round may begin from an older version than the run's.
         on_event: gets a line for each worker that joined, left or was refused, and why; called
@@ -98,10 +108,7 @@ class RegistryServer:
         allow_fork: bool = False,
         on_event: Callable[[str], None],
     ) -> None:
-        self._facts = {
-            "lighthouse_port": lighthouse_port,
-            "heartbeat_timeout_s": heartbeat_timeout_s,
-        }
+        self._facts = {"heartbeat_timeout_s": heartbeat_timeout_s}
         self._registry = MemberRegistry(expiry_s=heartbeat_timeout_s, allow_fork=allow_fork)
         self._on_event = on_event
         self._opened_s = time.monotonic()
@@ -115,9 +122,16 @@ class RegistryServer:
             ("GET", "/peers"): _reading_json(self._peers),
             ("GET", "/time"): _reading_json(_time),
             ("POST", "/probe"): _reading_json(_probe),
+            ("POST", "/discard"): lambda _: json_answer({}),
+            ("GET", "/noise"): lambda _: HttpReply(body=os.urandom(_NOISE_NBYTES)),
         }
-        self._server = SignedServer(
-            token, routes, host=host, port=port, on_refusal=self._report_unsigned
+        self._server = RunServer(
+            token,
+            routes,
+            host=host,
+            port=port,
+            on_refusal=self._report_stranger,
+            tunnels={**Relay().tunnels, "lighthouse": loopback_tunnel(lighthouse_port)},
         )
         self.port: int = self._server.port
         self._expiring = threading.Thread(target=self._expire, daemon=True)
@@ -136,6 +150,7 @@ class RegistryServer:
                 workers=tuple(registry.statuses()),
                 run=registry.run.position,
                 refusals=registry.refusals,
+                contributions=registry.contributions.counts.describe(),
                 age_s=time.monotonic() - self._opened_s,
             )
 
@@ -154,11 +169,11 @@ class RegistryServer:
             with self._locked():
                 pass
 
-    def _report_unsigned(self, host: str, reason: str) -> None:
+    def _report_stranger(self, host: str, reason: str) -> None:
         with self._locked() as registry:
-            registry.report(f"a request from {host}: {reason}", (host, reason[:20]))
+            registry.report(f"a connection from {host}: {reason}", (host, reason[:20]))
 
-    def _join(self, data: Any) -> SignedReply:
+    def _join(self, data: Any) -> HttpReply:
         member = Member.read(data["member"])
         description = {str(k): str(v) for k, v in data["description"].items()}
         with self._locked() as registry:
@@ -166,7 +181,7 @@ class RegistryServer:
             peers, run = registry.others(member.identity), registry.run.position
         return self._reply(peers, run) if refusal is None else _refusal_answer(refusal)
 
-    def _heartbeat(self, data: Any) -> SignedReply:
+    def _heartbeat(self, data: Any) -> HttpReply:
         member = Member.read(data["member"])
         with self._locked() as registry:
             if not registry.heartbeat(member):
@@ -174,11 +189,13 @@ class RegistryServer:
             # Beside the member: workers and registries of earlier versions do not know it.
             if "metrics" in data:
                 registry.note_metrics(member.identity, data["metrics"])
+            if "contributions" in data:
+                registry.note_contributions(member.identity, data["contributions"])
             peers, run = registry.others(member.identity), registry.run.position
             refused = registry.take_refusals(member.identity)
         return self._reply(peers, run, refused=refused)
 
-    def _round(self, data: Any) -> SignedReply:
+    def _round(self, data: Any) -> HttpReply:
         member, names = Member.read(data["member"]), list(map(str, data["names"]))
         with self._locked() as registry:
             if not registry.heartbeat(member):
@@ -186,28 +203,29 @@ class RegistryServer:
             refusal = registry.begin_round(member, names)
         return json_answer({"refusal": None if refusal is None else asdict(refusal)})
 
-    def _leave(self, data: Any) -> SignedReply:
+    def _leave(self, data: Any) -> HttpReply:
         with self._locked() as registry:
             registry.leave(str(data["identity"]), str(data["nonce"]))
         return json_answer({})
 
-    def _peers(self, _: Any) -> SignedReply:
+    def _peers(self, _: Any) -> HttpReply:
         status = self.status()
         return self._reply(
             [w.member for w in status.workers],
             status.run,
             metrics={w.member.identity: w.metrics.describe() for w in status.workers},
             heartbeat_age_s={w.member.identity: w.heartbeat_age_s for w in status.workers},
+            contributions=status.contributions,
         )
 
-    def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> SignedReply:
+    def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> HttpReply:
         age_s = time.monotonic() - self._opened_s
         known = {"age_s": age_s, "peers": [p.describe() for p in peers], "run": run.describe()}
         return json_answer({**self._facts, **known, **more})
 
 
-def _reading_json(answer: Callable[[Any], SignedReply]) -> Handler:
-    def handle(body: bytes) -> SignedReply:
+def _reading_json(answer: Callable[[Any], HttpReply]) -> Handler:
+    def handle(body: bytes) -> HttpReply:
         try:
             return answer(json.loads(body or b"null"))
         except (
@@ -223,20 +241,20 @@ def _reading_json(answer: Callable[[Any], SignedReply]) -> Handler:
     return handle
 
 
-def _unknown(member: Member) -> SignedReply:
+def _unknown(member: Member) -> HttpReply:
     return json_answer({"error": f"{member.identity!r} is not in the run"}, status=410)
 
 
-def _refusal_answer(refusal: JoinRefusal) -> SignedReply:
+def _refusal_answer(refusal: JoinRefusal) -> HttpReply:
     value = {"error": refusal.reason, "do": refusal.do, "retry_s": refusal.retry_s}
     return json_answer(value, status=refusal.status)
 
 
-def _time(_: Any) -> SignedReply:
+def _time(_: Any) -> HttpReply:
     return json_answer({"time": time.time()})
 
 
-def _probe(data: Any) -> SignedReply:
+def _probe(data: Any) -> HttpReply:
     # An address and not a name: a look-up could take long, and no worker asks for one.
     host, port = str(ipaddress.ip_address(data["host"])), int(data["port"])
     if not 0 < port < 65536:
@@ -254,25 +272,27 @@ class RegistryReply:
     """What the registry answers to joining, and to a heartbeat.
 
     Args:
-        lighthouse: HOST:PORT of torchft's lighthouse.
         heartbeat_timeout_s: for how long a worker may be silent.
         peers: the other workers that are there.
         age_s: since when the registry runs; before one timeout, it may not know of all workers.
         run: how far the run is, as the registry knows it.
         metrics: what each worker measured, by identity; only for those that ask without taking
-            part, like the next one.
+            part, like the next two.
         heartbeat_age_s: since each worker's last heartbeat, by identity.
+        contributions: how often a member's was rejected or clipped, by identity and kind.
         refused: the refusals of others since the last heartbeat, a line each.
         rejoined: whether the registry had forgotten this worker, which then joined again.
     """
 
-    lighthouse: str
     heartbeat_timeout_s: float
     peers: tuple[Member, ...]
     age_s: float
     run: Progress = _NO_RUN
     metrics: Mapping[str, WorkerMetrics] = field(default_factory=dict[str, WorkerMetrics])
     heartbeat_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    contributions: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict[str, Mapping[str, int]]
+    )
     refused: tuple[str, ...] = ()
     rejoined: bool = False
 
@@ -300,12 +320,13 @@ class RegistryClient:
         timeout_s: float = 5.0,
         nonce: str | None = None,
     ) -> None:
-        self._host, _ = split_address(address)
-        self._token, self._registry, self._timeout_s = token, address, timeout_s
+        split_address(address)
+        self._dialer, self._registry, self._timeout_s = Dialer(token), address, timeout_s
         self.identity, self.nonce = identity, nonce or secrets.token_hex(8)
         self._description = dict(description)
         self._addresses: tuple[str, ...] = ()
         self._metrics = WorkerMetrics()
+        self._contributions: tuple[tuple[int, str, str], ...] = ()
         self._finished = self._left = False
 
     def join(self, position: Progress, *addresses: str) -> RegistryReply:
@@ -337,6 +358,17 @@ class RegistryClient:
         """Say in all later heartbeats what this worker measured."""
         self._metrics = metrics
 
+    def note_contribution(self, step: int, member: str, kind: str) -> None:
+        """Say in later heartbeats that a contribution was rejected or clipped.
+
+        Args:
+            step: the outer step.
+            member: identity of the worker that sent it.
+            kind: see `thinwire.contributions`.
+        """
+        # Said again and again: a heartbeat may be lost, and the registry counts each once.
+        self._contributions = (*self._contributions, (step, member, kind))[-_MOST_TOLD:]
+
     def heartbeat(self, position: Progress, *, waiting_s: float = 0.0) -> RegistryReply:
         """Say that this worker is there; joins again if the registry has forgotten it.
 
@@ -354,11 +386,15 @@ class RegistryClient:
                 "send a heartbeat", because="this worker has not joined", do="call join first"
             )
         member = self._member(position, waiting_s=waiting_s)
-        body = {"member": member.describe(), "metrics": self._metrics.describe()}
+        body = {
+            "member": member.describe(),
+            "metrics": self._metrics.describe(),
+            **({"contributions": self._contributions} if self._contributions else {}),
+        }
         response = self._post("/heartbeat", body)
         if response.status == 410 and self._left:
             # A heartbeat that was on its way while this worker left must not bring it back.
-            return RegistryReply(lighthouse="", heartbeat_timeout_s=0.0, peers=(), age_s=0.0)
+            return RegistryReply(heartbeat_timeout_s=0.0, peers=(), age_s=0.0)
         if response.status == 410:
             return dataclasses.replace(self.join(position, *self._addresses), rejoined=True)
         return self._accepted(response)
@@ -404,9 +440,9 @@ class RegistryClient:
             waiting_s=waiting_s,
         )
 
-    def _post(self, path: str, value: Mapping[str, Any]) -> SignedResponse:
+    def _post(self, path: str, value: Mapping[str, Any]) -> HttpAnswer:
         return send_request(
-            self._token,
+            self._dialer,
             self._registry,
             path,
             value,
@@ -414,19 +450,19 @@ class RegistryClient:
             accept=(200, 400, 403, 404, 409, 410),
         )
 
-    def _checked(self, response: SignedResponse) -> Any:
+    def _checked(self, response: HttpAnswer) -> Any:
         data = response.json()
         if response.status != 200:
             kind = RefusedError if "retry_s" in data else MismatchError
             raise kind(
                 f"take part as {self.identity!r} in the run at {self._registry}",
                 because=str(data.get("error", response.status)),
-                do=str(data.get("do", "give all of them the same token, version and time of day")),
+                do=str(data.get("do", "give all of them the same token and version")),
             )
         return data
 
-    def _accepted(self, response: SignedResponse) -> RegistryReply:
-        return _reply_of(self._checked(response), self._host)
+    def _accepted(self, response: HttpAnswer) -> RegistryReply:
+        return _reply_of(self._checked(response))
 
 
 def ask_registry(token: Token, address: str, *, timeout_s: float = 5.0) -> RegistryReply:
@@ -438,15 +474,13 @@ def ask_registry(token: Token, address: str, *, timeout_s: float = 5.0) -> Regis
         timeout_s: without a byte from it.
 
     Raises:
-        ExchangeError: it does not answer. MismatchError: another token, or another clock.
+        ExchangeError: it does not answer. MismatchError: another token.
     """
-    data = send_request(token, address, "/peers", timeout_s=timeout_s).json()
-    return _reply_of(data, split_address(address)[0])
+    return _reply_of(send_request(Dialer(token), address, "/peers", timeout_s=timeout_s).json())
 
 
-def _reply_of(data: Any, host: str) -> RegistryReply:
+def _reply_of(data: Any) -> RegistryReply:
     return RegistryReply(
-        lighthouse=address_text(host, int(data["lighthouse_port"])),
         heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
         peers=tuple(map(Member.read, data["peers"])),
         age_s=float(data["age_s"]),
@@ -459,5 +493,6 @@ def _reply_of(data: Any, host: str) -> RegistryReply:
             str(identity): float(age_s)
             for identity, age_s in data.get("heartbeat_age_s", {}).items()
         },
+        contributions=ContributionCounts.read(data.get("contributions", {})).describe(),
         refused=tuple(map(str, data.get("refused", ()))),
     )

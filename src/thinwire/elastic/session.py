@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
+from thinwire.contributions import CLIPPED
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import RankLink
 from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
@@ -30,6 +31,7 @@ from thinwire.elastic.rank_session import (
     Report,
 )
 from thinwire.elastic.registry_server import RegistryClient
+from thinwire.elastic.relay import LoopbackForward
 from thinwire.elastic.retry import RetryBudget, with_retry
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
@@ -113,7 +115,7 @@ class ElasticSession:
         self._nonce = registry.nonce
         self.name = f"{settings.identity}:{registry.nonce}"
         self._registry = registry
-        # A token or clock that is wrong at the start stays so: it is told at once.
+        # A token that is wrong at the start stays so: it is told at once.
         reply = self._with_retry(
             lambda: registry.join(self._known_progress, *self._addresses), ExchangeError
         )
@@ -121,8 +123,10 @@ class ElasticSession:
         self._ranks.broadcast(joined)
         self._here.joined(joined)
         self.timeouts = self._here.timeouts
+        forward = LoopbackForward(self._here.dialer, settings.lighthouse, "lighthouse")
+        self._opened.callback(forward.close)
         self._lighthouse = LighthouseClient(
-            reply.lighthouse,
+            forward.address,
             self.name,
             heartbeat_timeout_s=reply.heartbeat_timeout_s,
             give_up_s=options.give_up_s,
@@ -310,7 +314,6 @@ class ElasticSession:
             description=self._description_digest,
             address=self._addresses[0],
             further=tuple(self._addresses[1:]),
-            store=self.link.address,
             position=self._heartbeat.with_dealt_shares(progress),
             phase=phase.value,
             generation=self._connections_failed + sum(s.links_lost for s in self._statuses),
@@ -345,8 +348,8 @@ class ElasticSession:
                     "take part in a round",
                     because=f"this worker and {others} do not reach each other, though all of "
                     "them reach the lighthouse",
-                    do=f"check that {others} can connect to {self._settings.host} and this machine "
-                    "to theirs, at all ports (thinwire doctor)",
+                    do=f"see whether this machine and {others} reach the lighthouse all the time "
+                    "(thinwire doctor)",
                 )
             why = f"it and {others} do not reach each other"
             self._note("refused", who=(member.identity,), why=why)
@@ -450,11 +453,17 @@ class ElasticSession:
         self._registry.report(replace(metrics, **totals))
 
     def log_round(self, record: RoundRecord) -> None:
-        """Keep a round for workers that missed it."""
+        """Keep a round for workers that missed it, and tell the registry what it left out."""
         self._here.log_round(record)
-        rejected: Mapping[int, str] = record.facts["flaws"]
-        for rank in sorted(rejected):
-            self._note("left out", who=_identities([self.names[int(rank)]]), why=rejected[rank])
+        facts = record.facts
+        for rank, kind in facts["kinds"].items():
+            who = identity_of(self.names[rank])
+            self._registry.note_contribution(record.version, who, kind)
+            if kind == CLIPPED:
+                why = f"scaled to {facts['clipped'][rank]:.2g} of its length"
+                self._note("clipped", who=(who,), why=why)
+            else:
+                self._note("left out", who=(who,), why=facts["flaws"][rank])
 
     def _note_lighthouse(self, lost: str) -> None:
         self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")

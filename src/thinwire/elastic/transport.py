@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
-from thinwire.elastic.token import Token, find_token
+from thinwire.elastic.quorum import identity_of
 from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
 from thinwire.errors import ConfigurationError
 from thinwire.membership import (
@@ -19,6 +19,7 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
+from thinwire.security.token import Token, find_token
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
 from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import FinishedRound, RunningExchange
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from thinwire.elastic.carrier import Carrier
     from thinwire.elastic.rank_session import RankSession
     from thinwire.elastic.session import ElasticSession
 
@@ -56,7 +56,6 @@ class Elastic(Transport, Membership):
         identity: this worker's own in the run, also after a restart; default random.
         host: address at which others reach this machine; default that of its way to the lighthouse.
         options: how long it waits, and for how many.
-        carrier: makes what moves the bytes, given `host`; default `GlooCarrier`.
         group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
             of one rank.
 
@@ -74,7 +73,6 @@ class Elastic(Transport, Membership):
         identity: str | None = None,
         host: str | None = None,
         options: ElasticOptions | None = None,
-        carrier: "Callable[[str], Carrier] | None" = None,
         group: "ProcessGroup | DeviceMesh | None" = None,
     ) -> None:
         split_address(lighthouse)
@@ -87,7 +85,7 @@ class Elastic(Transport, Membership):
             host=host or local_address(split_address(lighthouse)[0]),
             options=options or ElasticOptions(),
         )
-        self._carrier, self._ranks = carrier, WorkerRanks(group)
+        self._ranks = WorkerRanks(group)
         self._description = {"thinwire": __version__, "torchft": _torchft_version()}
         self._session: ElasticSession | RankSession | None = None
         self._asked_to_leave: Callable[[], bool] = lambda: False
@@ -148,12 +146,10 @@ class Elastic(Transport, Membership):
         if self._session is not None:
             return  # it joined before, and the first round failed
         # Here, because it brings servers along that a description of the worker does not need.
-        from thinwire.elastic.carrier import GlooCarrier
         from thinwire.elastic.rank_session import RankSession
         from thinwire.elastic.session import ElasticSession
 
-        carrier = (self._carrier or GlooCarrier)(self._settings.host)
-        here = RankSession(self._settings, state, self._ranks, carrier, self.events)
+        here = RankSession(self._settings, state, self._ranks, self.events)
         if self._ranks.is_first:
             self._session = ElasticSession(
                 self._settings,
@@ -179,6 +175,10 @@ class Elastic(Transport, Membership):
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Meet the others, and catch up with them if this worker is behind."""
         return self._open_session().begin_round(phase)
+
+    def member(self, rank: int) -> str:
+        """The identity of worker `rank` of the round."""
+        return identity_of(self._open_session().names[rank])
 
     def log_round(self, record: RoundRecord) -> None:
         """Keep the round for workers that missed it."""

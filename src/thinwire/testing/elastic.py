@@ -219,6 +219,10 @@ class HubTransport(Transport, Membership):
         """Begin the round that the hub decided on."""
         return self.hub.begin_round(self, phase)
 
+    def member(self, rank: int) -> str:
+        """The name of worker `rank` of the round."""
+        return self.members[rank].name
+
     def log_round(self, record: RoundRecord) -> None:
         """Keep the round in `ElasticHub.records`."""
         self.hub.records.setdefault(record.version, record)

@@ -1,48 +1,35 @@
-"""HTTP requests and answers that both sides sign; nothing in them is secret or unpickled.
+"""HTTP requests and answers among the members of a run; nothing in them is unpickled.
 
-A request carries a nonce, the time and a signature over method, path, nonce, time and body; an
-answer a signature over the nonce of its request, its status and body. That one follows the body, so
-that a large body is hashed while it travels. A receiver refuses a body by its announced length if
-it is larger than the receiver is ready to take.
+They travel within the run's TLS, directly or by way of the relay: no stranger reads, changes or
+repeats one. A receiver refuses a body by its announced length if it is larger than it is ready to
+take.
 """
 
-import hashlib
 import http.client
 import io
 import json
-import secrets
+import ssl
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias, final
 
+from thinwire.elastic.dialer import Dialer, knows_another_token
 from thinwire.elastic.http_server import (
     LARGEST_REQUEST,
     HttpRequest,
     HttpResponse,
     HttpServer,
+    OpenTunnel,
     read_length,
 )
-from thinwire.elastic.token import Token
 from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
+from thinwire.security.tls import server_context
+from thinwire.security.token import Token
 
-__all__ = [
-    "Handler",
-    "SignedReply",
-    "SignedResponse",
-    "SignedServer",
-    "json_answer",
-    "send_request",
-]
+__all__ = ["Handler", "HttpAnswer", "HttpReply", "RunServer", "json_answer", "send_request"]
 
-_NONCE, _TIME, _SIGNATURE = "Thinwire-Nonce", "Thinwire-Time", "Thinwire-Signature"
-_FOLLOWS = "follows"
-_SIGNATURE_NBYTES = 64
-_LONGEST_NONCE = 64
-_SKEW_S = 120.0
 _PIECE = 1 << 20
 
 
@@ -52,7 +39,7 @@ def _nothing() -> None:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignedReply:
+class HttpReply:
     """An answer to be sent: an HTTP status and a body.
 
     Args:
@@ -71,31 +58,33 @@ class SignedReply:
     on_sent: Callable[[], None] = _nothing
 
 
-Handler: TypeAlias = Callable[[bytes], SignedReply]
+Handler: TypeAlias = Callable[[bytes], HttpReply]
 """The body of a request in, the answer out; called in a thread of its own. An exception is answered
 with status 500 and its text."""
 
 
-def json_answer(value: Any, *, status: int = 200) -> SignedReply:
+def json_answer(value: Any, *, status: int = 200) -> HttpReply:
     """An answer with `value` as JSON."""
-    return SignedReply(status=status, body=json.dumps(value).encode())
+    return HttpReply(status=status, body=json.dumps(value).encode())
 
 
 @final
-class SignedServer:
-    """Answers signed requests in threads of its own, until it is closed.
+class RunServer:
+    """Answers clients that know the run's token in threads of its own, until it is closed.
 
     Args:
         token: of the run.
         routes: the handler of each (method, path), such as ("GET", "/path").
         host: address to listen on; IPv6 in brackets or not.
         port: 0 takes any that is free.
-        on_refusal: called with host and reason when a request is not signed as it must be.
+        on_refusal: called with host and reason when a client is refused.
         largest_request: bytes of a request; a longer one is refused unread.
         request_s: seconds within which a request must have arrived; a minute by default.
+        tunnels: what streams can be opened to: the part of a target before the slash.
 
     Raises:
         OSError: the port is taken.
+        ConfigurationError: cryptography is not installed.
     """
 
     def __init__(
@@ -108,13 +97,18 @@ class SignedServer:
         on_refusal: Callable[[str, str], None] | None = None,
         largest_request: int = LARGEST_REQUEST,
         request_s: float | None = None,
+        tunnels: Mapping[str, OpenTunnel] | None = None,
     ) -> None:
+        self._routes = routes
         self._listener = HttpServer(
             host,
             port,
-            _RequestVerifier(token, routes, on_refusal).respond,
+            self._respond,
             largest_request=largest_request,
             request_s=request_s,
+            tls=server_context(token),
+            tunnels=tunnels,
+            on_refusal=on_refusal,
         )
         self.port: int = self._listener.server_address[1]
         self._thread = threading.Thread(
@@ -122,57 +116,31 @@ class SignedServer:
         )
         self._thread.start()
 
+    def serve(self, stream: ssl.SSLSocket) -> None:
+        """Answer the request that comes by `stream`, whose other end knows the token."""
+        self._listener.process_request(stream, ("the relay", 0))
+
     def close(self) -> None:
         """Stop answering; answers that are being sent go on."""
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
 
-
-@final
-class _RequestVerifier:
-    """Checks the signatures of requests, calls their handlers, and signs the answers."""
-
-    def __init__(
-        self,
-        token: Token,
-        routes: Mapping[tuple[str, str], Handler],
-        on_refusal: Callable[[str, str], None] | None,
-    ) -> None:
-        self._token, self._routes, self._on_refusal = token, routes, on_refusal
-        self._seen: set[str] = set()
-        self._order: deque[tuple[float, str]] = deque()
-        self._lock = threading.Lock()
-
-    def respond(self, request: HttpRequest) -> HttpResponse:
+    def _respond(self, request: HttpRequest) -> HttpResponse:
         answer = self._answer(request)
-        length = sum(map(len, (answer.body, *answer.more)))
-        return HttpResponse(
-            status=answer.status,
-            headers={_SIGNATURE: _FOLLOWS},
-            length=length + _SIGNATURE_NBYTES,
-            pieces=self._signed(answer, request.headers.get(_NONCE, "")),
-        )
+        parts = (memoryview(answer.body), *answer.more)
 
-    def _signed(self, answer: SignedReply, nonce: str) -> Iterator[bytes | memoryview]:
-        digest = hashlib.sha256()
-        for part in (memoryview(answer.body), *answer.more):
-            for start in range(0, len(part), _PIECE):
-                piece = part[start : start + _PIECE]
-                digest.update(piece)
-                yield piece
-        yield self._token.sign("answer", nonce, str(answer.status), digest.hexdigest()).encode()
-        answer.on_sent()
+        def pieces() -> Any:
+            yield from parts
+            answer.on_sent()
 
-    def _answer(self, request: HttpRequest) -> SignedReply:
+        length = sum(map(len, parts))
+        return HttpResponse(status=answer.status, headers={}, length=length, pieces=pieces())
+
+    def _answer(self, request: HttpRequest) -> HttpReply:
         if request.fault is not None:
             status, why = request.fault
             return json_answer({"error": why}, status=status)
-        refused = self._refusal(request)
-        if refused:
-            if self._on_refusal is not None:
-                self._on_refusal(request.host, refused["error"])
-            return json_answer(refused, status=403)
         handler = self._routes.get((request.method, request.path))
         if handler is None:
             missing = f"there is no {request.method} {request.path[:100]} here"
@@ -183,40 +151,11 @@ class _RequestVerifier:
             why = f"it failed with {type(error).__name__}: {error}"
             return json_answer({"error": why}, status=500)
 
-    def _refusal(self, request: HttpRequest) -> dict[str, str]:
-        nonce, sent, signature = (
-            request.headers.get(key, "") for key in (_NONCE, _TIME, _SIGNATURE)
-        )
-        parts = (request.method, request.path, nonce, sent, _digest(request.body))
-        if not self._token.signed(signature, *parts):
-            return {"error": "the token is another one, or the request was changed on the way"}
-        skew_s = _seconds(sent) - time.time()
-        if not abs(skew_s) <= _SKEW_S:  # in this form, NaN is refused
-            return {
-                "error": f"your clock is {skew_s:+.0f} s from mine",
-                "do": f"set both machines' clocks to within {_SKEW_S:.0f} s (NTP)",
-            }
-        if not 0 < len(nonce) <= _LONGEST_NONCE:
-            return {"error": f"its nonce has {len(nonce)} characters"}
-        return {} if self._is_new(nonce) else {"error": "this request was received before"}
-
-    def _is_new(self, nonce: str) -> bool:
-        with self._lock:
-            now_s = time.monotonic()
-            # A request from a clock that is ahead is accepted for twice the skew.
-            while self._order and self._order[0][0] < now_s - 2 * _SKEW_S:
-                self._seen.discard(self._order.popleft()[1])
-            if nonce in self._seen:
-                return False
-            self._seen.add(nonce)
-            self._order.append((now_s, nonce))
-            return True
-
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignedResponse:
-    """An answer that was received, and whose signature is right.
+class HttpAnswer:
+    """An answer that was received.
 
     Args:
         status: of HTTP.
@@ -245,7 +184,7 @@ class SignedResponse:
 
 
 def send_request(
-    token: Token,
+    dialer: Dialer,
     address: str,
     path: str,
     body: Any = None,
@@ -254,13 +193,13 @@ def send_request(
     timeout_s: float = 10.0,
     accept: Sequence[int] = (200,),
     into: BinaryIO | None = None,
-) -> SignedResponse:
+) -> HttpAnswer:
     """The answer to a GET, or to a POST of `body`.
 
     Memory grows with what arrives, up to `largest`.
 
     Args:
-        token: of the run.
+        dialer: connects, with the run's token.
         address: HOST:PORT, or [HOST]:PORT for IPv6.
         path: on that server.
         body: bytes, or a memoryview of bytes, which may be longer than 4 MiB where the server
@@ -279,30 +218,28 @@ def send_request(
         because = f"its {len(raw)} bytes are more than a request's {LARGEST_REQUEST}"
         raise MismatchError(f"ask {address} for {path}", because=because, do="report it as a bug")
     method = "GET" if body is None else "POST"
-    nonce, sent = secrets.token_hex(16), repr(time.time())
-    signature = token.sign(method, path, nonce, sent, _digest(raw))
-    headers = {_NONCE: nonce, _TIME: sent, _SIGNATURE: signature}
     content = io.BytesIO() if into is None else into
     try:
-        with closing(_connection(address, timeout_s)) as connection:
-            connection.request(method, path, body=None if body is None else raw, headers=headers)
+        with closing(http.client.HTTPConnection("run")) as connection:
+            connection.sock = dialer.connect(address, timeout_s=timeout_s)
+            connection.request(method, path, body=None if body is None else raw)
             answer = connection.getresponse()
-            if answer.headers.get(_SIGNATURE) != _FOLLOWS:
-                raise _refused(address, path, {"error": "its answer is not signed"})
-            digest, signature = _receive(answer, largest, content)
+            _receive(answer, largest, content)
     except TimeoutError as error:
         because = f"no byte came from there for {timeout_s:g} s"
         raise _failed(address, path, because, ExchangeTimeout) from error
+    except ssl.SSLError as error:
+        if knows_another_token(error):
+            why = "it does not take this token: it has another one"
+            raise _refused(address, path, {"error": why}) from error
+        raise _failed(address, path, f"it does not speak TLS as a run does ({error})") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _failed(address, path, str(error) or type(error).__name__) from error
-    if not token.signed(signature, "answer", nonce, str(answer.status), digest):
-        why = "its answer is not signed with this run's token, or was changed on the way"
-        raise _refused(address, path, {"error": why})
     if answer.status not in accept:
         content.seek(0)
         raise _not_accepted(address, path, answer.status, content.read())
     received = content.getvalue() if isinstance(content, io.BytesIO) else b""
-    return SignedResponse(status=answer.status, body=received, source=f"{address} for {path}")
+    return HttpAnswer(status=answer.status, body=received, source=f"{address} for {path}")
 
 
 def _encoded(body: Any) -> bytes | memoryview:
@@ -311,42 +248,19 @@ def _encoded(body: Any) -> bytes | memoryview:
     return b"" if body is None else json.dumps(body).encode()
 
 
-def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
-
-
-def _receive(answer: http.client.HTTPResponse, largest: int, content: BinaryIO) -> tuple[str, str]:
-    """Write the body of `answer` to `content`; returns its digest and its signature."""
-    length = read_length(answer.headers.get("Content-Length")) - _SIGNATURE_NBYTES
+def _receive(answer: http.client.HTTPResponse, largest: int, content: BinaryIO) -> None:
+    """Write the body of `answer` to `content`."""
+    length = read_length(answer.headers.get("Content-Length"))
     if not 0 <= length <= largest:
         raise ValueError(f"it announces {length} bytes and at most {largest} are taken")
-    digest, received = hashlib.sha256(), 0
+    received = 0
     scratch = memoryview(bytearray(min(_PIECE, length)))
     while received < length:
         count = answer.readinto(scratch[: length - received])
         if not count:
             raise ValueError(f"it sent {received} bytes of {length}")
-        digest.update(scratch[:count])
         content.write(scratch[:count])
         received += count
-    signature = answer.read(_SIGNATURE_NBYTES)
-    if len(signature) < _SIGNATURE_NBYTES:
-        raise ValueError("its answer ends before its signature")
-    return digest.hexdigest(), signature.decode("latin-1")
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-def _digest(body: bytes | memoryview) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 def _not_accepted(address: str, path: str, status: int, content: bytes) -> Exception:
