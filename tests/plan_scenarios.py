@@ -21,6 +21,8 @@ def message(**fields: Any) -> MessageSpec:
         "result_nbytes": 0,
         "sent_nbytes": 12_347,
         "received_nbytes": 12_347,
+        "sent_count": 1,
+        "received_count": 2,
         "vote_nbytes": 0,
         "exchange": "gather",
     }

@@ -56,17 +56,27 @@ def wide() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {"odd": Odd, "wide": wide}
 
 
+def seal(transport: tw.transport.Transport) -> tw.transport.Transport:
+    return tw.transport.Sealed(transport, "a secret of many characters")
+
+
 class Run:
     """K workers whose optimizers step and whose parameters need not move."""
 
-    def __init__(self, method: tw.Method, make: Callable[[], nn.Module], workers: int) -> None:
+    def __init__(
+        self,
+        method: tw.Method,
+        make: Callable[[], nn.Module],
+        workers: int,
+        wrap: Callable[[tw.transport.Transport], tw.transport.Transport] = lambda t: t,
+    ) -> None:
         models = [make() for _ in range(workers)]
         for model in models[1:]:
             model.load_state_dict(models[0].state_dict())
         trained = ([p for p in m.parameters() if p.requires_grad] for m in models)
         self.optimizers = [torch.optim.SGD(parameters, lr=0.1) for parameters in trained]
         self.loops = [
-            tw.OuterLoop(model, optimizer, method, transport=transport)
+            tw.OuterLoop(model, optimizer, method, transport=wrap(transport))
             for model, optimizer, transport in zip(
                 models, self.optimizers, tw.transport.in_process(workers), strict=True
             )
@@ -104,13 +114,19 @@ def check(
     steps: int,
     *,
     votes: int = 0,
+    sealed: bool = False,
 ) -> list[Traffic]:
     """Plan and run, and compare what every worker counts."""
-    run = Run(method, make, workers)
+    run = Run(method, make, workers, seal) if sealed else Run(method, make, workers)
     run.train(steps)
     with torch.device("meta"):
         shape = Shape.of_model(make())
-    plans = [traffic(method, shape, workers=workers, rank=r, votes=votes) for r in range(workers)]
+    plans = [
+        traffic(
+            method, shape, workers=workers, rank=r, votes=votes, added_nbytes=28 if sealed else 0
+        )
+        for r in range(workers)
+    ]
     for rank, (plan, loop) in enumerate(zip(plans, run.loops, strict=True)):
         stats = loop.stats
         assert plan.exchanges_after(steps) == stats.rounds
@@ -245,6 +261,18 @@ def test_votes_are_counted_beside_payloads(workers: int) -> None:
     assert with_votes[0].peak_sent_per_step == without[0].peak_sent_per_step
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("name", ["streaming_muloco", "noloco"])
+def test_what_sealing_adds_is_counted(name: str, workers: int) -> None:
+    check(preset(name), Odd, workers, 13, sealed=True)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_what_sealing_adds_to_votes_and_shards_is_counted(workers: int) -> None:
+    voting = preset("streaming_diloco", exchange=Voting(tw.ReduceScatter()))
+    check(voting, Odd, workers, 13, votes=1, sealed=True)
+
+
 # -- a plan against `thinwire train` ---------------------------------------------------------------
 
 
@@ -315,6 +343,8 @@ def message(offset: int, first: int, nbytes: int) -> MessageSpec:
         result_nbytes=0,
         sent_nbytes=nbytes,
         received_nbytes=nbytes,
+        sent_count=1,
+        received_count=1,
         vote_nbytes=0,
         exchange="gather",
     )

@@ -90,6 +90,7 @@ class Calibration:
         compute: an inner step.
         coding: all that is neither an inner step nor waiting.
         late_s: by which an answer comes later than the link explains.
+        added_nbytes: that sealing added to each message.
         measured: seconds and bytes of the run.
     """
 
@@ -102,6 +103,7 @@ class Calibration:
     measured: Measured
     coding: Coding = field(default_factory=Coding)
     late_s: float = 0.0
+    added_nbytes: int = 0
 
     @property
     def workers(self) -> int:
@@ -155,6 +157,7 @@ def calibrate(
         steps=run.summary.steps,
         tokens_per_step=run.config.tokens_per_step,
         traffic=planned_traffic(run, method, shape),
+        added_nbytes=run.summary.added_nbytes or 0,
         compute=Compute(step_s=1.0 if step_s is None else step_s),
         measured=_measured(run),
     )
@@ -239,7 +242,13 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
         because = f"its workers have {size} ranks each, which divide what is sent"
         raise _cannot_plan(run.folder, because, "plan from a run with --worker-size 1")
     votes = int(summary.is_elastic)
-    planned = traffic(method, shape, workers=summary.workers, votes=votes)
+    planned = traffic(
+        method,
+        shape,
+        workers=summary.workers,
+        votes=votes,
+        added_nbytes=summary.added_nbytes or 0,
+    )
     expected = planned.sent_after(summary.steps), planned.received_after(summary.steps)
     counted = summary.sent_bytes_per_worker, summary.received_bytes_per_worker
     if not summary.is_elastic and counted != expected:

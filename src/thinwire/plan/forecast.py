@@ -51,6 +51,11 @@ class Forecast:
         wall_s: of the whole run, its end included.
         sent_bytes: in the whole run.
         received_bytes: in the whole run.
+        puts_per_round: objects that a worker writes where they exchange over an object store.
+        gets_per_round: objects that it reads there.
+        cost_per_round: of all workers together there; None: prices are not known.
+        cost_per_day: likewise.
+        cost: of the whole run.
     """
 
     method: str
@@ -75,6 +80,11 @@ class Forecast:
     wall_s: float | None
     sent_bytes: int | None
     received_bytes: int | None
+    puts_per_round: int
+    gets_per_round: int
+    cost_per_round: float | None
+    cost_per_day: float | None
+    cost: float | None
 
 
 @final
@@ -157,6 +167,7 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
         )
     step_s, steps = job.compute.step_s / utilisation, job.steps
     required = {share: required_bandwidth(share, scenario) for share in {*UTILISATIONS, target}}
+    price = job.price
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
         method=name,
@@ -181,6 +192,11 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
         wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
         sent_bytes=None if steps is None else sent.sent_after(steps),
         received_bytes=None if steps is None else sent.received_after(steps),
+        puts_per_round=sent.puts_per_round,
+        gets_per_round=sent.gets_per_round,
+        cost_per_round=None if price is None else price.of_round(sent),
+        cost_per_day=None if price is None else rounds_per_day * price.of_round(sent),
+        cost=None if price is None or steps is None else price.of_run(sent, steps),
     )
 
 

@@ -6,6 +6,7 @@ from typing import final
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
+from thinwire.plan.bucket_price import BucketPrice
 from thinwire.plan.compute import Coding, Compute
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario
@@ -34,6 +35,8 @@ class Job:
         sync_every: H of the methods that have rounds; default each one's own.
         tokens_per_step: of one worker in an inner step.
         tokens: of all workers in the whole run.
+        added_nbytes: to every message; 28 where they are sealed.
+        price: of the object store that the workers exchange over; None without one.
 
     Raises:
         ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
@@ -56,6 +59,8 @@ class Job:
     sync_every: int | None = None
     tokens_per_step: int | None = None
     tokens: int | None = None
+    added_nbytes: int = 0
+    price: BucketPrice | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
@@ -105,7 +110,12 @@ class Job:
         Raises:
             ConfigurationError: it does not fit the model or the length of rounds.
         """
-        return traffic(self.scheduled(method), self.shape, workers=self.workers)
+        return traffic(
+            self.scheduled(method),
+            self.shape,
+            workers=self.workers,
+            added_nbytes=self.added_nbytes,
+        )
 
     def scenario(self, sent: Traffic) -> Scenario:
         """What is simulated for a method that sends `sent`."""

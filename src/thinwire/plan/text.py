@@ -13,6 +13,8 @@ __all__ = [
     "BANDWIDTH_HEAD",
     "OUTCOME_HEAD",
     "bandwidth_cells",
+    "cost_cells",
+    "cost_head",
     "job_text",
     "link_text",
     "outcome_cells",
@@ -65,6 +67,25 @@ def run_cells(row: Forecast) -> tuple[str, ...]:
         return row.method, day
     sent, received = nbytes_text(row.sent_bytes), nbytes_text(row.received_bytes)
     return row.method, day, duration_text(row.wall_s), sent, received
+
+
+def cost_head(job: Job) -> tuple[str, ...]:
+    """Headings of `cost_cells`."""
+    head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
+    return head if job.tokens is None else (*head, "the run")
+
+
+def cost_cells(row: Forecast, job: Job) -> tuple[str, ...]:
+    """What all workers ask an object store for in a round, and what that costs."""
+    workers = job.workers
+    costs = (row.cost_per_round, row.cost_per_day, row.cost)
+    return (
+        row.method,
+        str(workers * row.puts_per_round),
+        str(workers * row.gets_per_round),
+        nbytes_text(workers * row.received_bytes_per_round),
+        *(f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}" for cost in costs if cost is not None),
+    )
 
 
 def job_text(job: Job) -> str:

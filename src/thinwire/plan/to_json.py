@@ -57,6 +57,7 @@ def plan_record(
             "layers": job.shape.layers,
         },
         "workers": job.workers,
+        "added_bytes_per_message": job.added_nbytes,
         "step_s": job.compute.step_s,
         "link": {
             "topology": job.topology.name,

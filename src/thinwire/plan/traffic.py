@@ -2,7 +2,8 @@
 
 Sizes are those of the codecs and exchanges themselves, bound to the layout that a run would have.
 Nothing is estimated and nothing is sent. Counted is what a run counts: a payload once as it is
-handed to the transport, with its header, and both halves of a reduction; introductions are not.
+handed to the transport, with its header and what sealing adds, and both halves of a reduction;
+introductions are not.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class MessageSpec:
         result_nbytes: of the message with the shard that this worker combined; 0 for a gather.
         sent_nbytes: that this worker hands over for others, each message counted once.
         received_nbytes: that come from others.
+        sent_count: messages that this worker hands over for others.
+        received_count: messages that come from others.
         vote_nbytes: that this worker sends besides, to agree on which payloads are used.
         exchange: gather, reduce_scatter or pairs.
     """
@@ -46,6 +49,8 @@ class MessageSpec:
     result_nbytes: int
     sent_nbytes: int
     received_nbytes: int
+    sent_count: int
+    received_count: int
     vote_nbytes: int
     exchange: Pattern
 
@@ -110,6 +115,24 @@ class Traffic:
             for m in self.messages
         )
 
+    def puts_after(self, steps: int) -> int:
+        """Objects that this worker wrote over an object store in a run of `steps` with its end.
+
+        Introductions are not counted, nor what is asked for before it is there.
+
+        Raises:
+            ConfigurationError: steps < 0.
+        """
+        return sum(self._times(m, steps) * m.sent_count for m in self.messages)
+
+    def gets_after(self, steps: int) -> int:
+        """Objects that this worker read over an object store in a run of `steps` with its end.
+
+        Raises:
+            ConfigurationError: steps < 0.
+        """
+        return sum(self._times(m, steps) * m.received_count for m in self.messages)
+
     def peak_sent_after(self, steps: int) -> int:
         """The most that a run of `steps` inner steps sent after any one of them, without votes.
 
@@ -138,6 +161,16 @@ class Traffic:
         others = self.workers - 1
         return sum(m.received_nbytes + others * m.vote_nbytes for m in self.messages)
 
+    @property
+    def puts_per_round(self) -> int:
+        """Objects that this worker writes over an object store every H inner steps."""
+        return sum(m.sent_count for m in self.messages)
+
+    @property
+    def gets_per_round(self) -> int:
+        """Objects that this worker reads over an object store every H inner steps."""
+        return sum(m.received_count for m in self.messages)
+
     def _last(self, message: MessageSpec, steps: int) -> int:
         return message.last_due(steps, sync_every=self.sync_every)
 
@@ -156,7 +189,13 @@ class Traffic:
 
 
 def traffic(
-    method: Method, shape: Shape, *, workers: int, rank: int = 0, votes: int = 0
+    method: Method,
+    shape: Shape,
+    *,
+    workers: int,
+    rank: int = 0,
+    votes: int = 0,
+    added_nbytes: int = 0,
 ) -> Traffic:
     """What `method` sends for a model of `shape`, as worker `rank` of `workers` counts it.
 
@@ -169,6 +208,7 @@ def traffic(
         rank: whose bytes; a summary has those of worker 0. They differ only where shards do.
         votes: that end each exchange: 0 where workers are fixed, 1 where they come and go. Rounds
             that are repeated and healing are not counted.
+        added_nbytes: of the transport, to every message: 28 where messages are sealed.
 
     Raises:
         ConfigurationError: K < 1, a rank outside of 0..K-1, or a method that does not fit the
@@ -181,20 +221,28 @@ def traffic(
     """
     _check_workers(workers, rank)
     fragments = method.fragments.plan(shape.parts, sync_every=method.sync_every)
-    vote_nbytes = votes * ballot_nbytes(workers) if workers > 1 else 0
+    added_nbytes = added_nbytes if workers > 1 else 0
+    vote_nbytes = votes * (ballot_nbytes(workers) + added_nbytes) if workers > 1 else 0
     return Traffic(
         sync_every=method.sync_every,
         tau=method.overlap.steps(sync_every=method.sync_every),
         messages=tuple(
-            _message(method, fragment, shape, workers, rank, vote_nbytes) for fragment in fragments
+            _message(method, fragment, shape, (workers, rank), vote_nbytes, added_nbytes)
+            for fragment in fragments
         ),
         workers=workers,
     )
 
 
 def _message(
-    method: Method, fragment: Fragment, shape: Shape, workers: int, rank: int, vote_nbytes: int
+    method: Method,
+    fragment: Fragment,
+    shape: Shape,
+    worker: tuple[int, int],
+    vote_nbytes: int,
+    added_nbytes: int,
 ) -> MessageSpec:
+    workers, rank = worker
     sizes = method.exchange.sizes(
         method.codec,
         shape.layout(fragment.names),
@@ -207,10 +255,12 @@ def _message(
         offset=fragment.offset_steps,
         first=fragment.first_step,
         parameters=sum(part.numel for part in shape.parts if part.name in held),
-        payload_nbytes=sum(sizes.messages.values()),
-        result_nbytes=sizes.result_nbytes,
-        sent_nbytes=sizes.sent_nbytes,
-        received_nbytes=sizes.received_nbytes,
+        payload_nbytes=sum(nbytes + added_nbytes for nbytes in sizes.messages.values()),
+        result_nbytes=sizes.result_nbytes + (added_nbytes if sizes.result_nbytes else 0),
+        sent_nbytes=sizes.sent_nbytes + sizes.sent_count * added_nbytes,
+        received_nbytes=sizes.received_nbytes + sizes.received_count * added_nbytes,
+        sent_count=sizes.sent_count,
+        received_count=sizes.received_count,
         vote_nbytes=vote_nbytes,
         exchange=sizes.pattern,
     )

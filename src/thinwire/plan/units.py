@@ -48,6 +48,7 @@ _COUNTS: Final[_Units] = {
     "1e12": ("T", "trillion"),
 }
 _SHARES: Final[_Units] = {"1e-2": ("%",), "1": ("",)}
+_PRICES: Final[_Units] = {"1": ("",)}
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)(.*)", re.I | re.S)
 _RATE = re.compile(r"((?:[kmgtp]i?)?)(b|bits?|bytes?)(/s|ps|/sec|/second)", re.I)
@@ -173,6 +174,27 @@ def parse_share(text: str) -> float:
             do="write it like 90% or 0.9",
         )
     return share
+
+
+def parse_price(text: str) -> float:
+    """A price, from 0 up.
+
+    Args:
+        text: a number that is not negative, perhaps after a dollar sign.
+
+    Raises:
+        ConfigurationError: no number, a unit, or a price below 0.
+
+    >>> parse_price("$0.09"), parse_price("0")
+    (0.09, 0.0)
+    """
+    what = f"read the price {text!r}"
+    price = _float(what, _read(what, text.strip().removeprefix("$"), _PRICES))
+    if price < 0:
+        raise ConfigurationError(
+            what, because="a price cannot be negative", do="write a price from 0 up"
+        )
+    return price
 
 
 def _read(what: str, text: str, units: _Units) -> Fraction:
