@@ -161,7 +161,7 @@ def test_help_comes_without_torch(tmp_path, arguments: list[str]) -> None:
         ["serve", "--bind", "a..b:0"],
         ["lighthouse", "--bind", "a..b:0"],
         ["status", "node:port", "--token-file", "missing.txt"],
-        ["doctor", "--elastic", "a..b:0"],
+        ["doctor", "a..b:0"],
     ],
     ids=" ".join,
 )

@@ -6,7 +6,14 @@ from thinwire.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from thinwire import codecs, inner, optim, outer, presets, transport
-    from thinwire.aggregate import DropOutliers, MeanOverSenders, MeanOverWorkers, MedianNormClip
+    from thinwire.aggregate import (
+        ClipNorms,
+        DropOutliers,
+        MeanOverSenders,
+        MeanOverWorkers,
+        MedianNormClip,
+        TrimmedMean,
+    )
     from thinwire.errors import (
         CheckpointError,
         ConfigurationError,
@@ -42,10 +49,12 @@ else:
         __name__,
         {
             "thinwire.aggregate": (
+                "ClipNorms",
                 "DropOutliers",
                 "MeanOverSenders",
                 "MeanOverWorkers",
                 "MedianNormClip",
+                "TrimmedMean",
             ),
             "thinwire.errors": (
                 "CheckpointError",
@@ -86,6 +95,7 @@ __all__ = [
     "Balanced",
     "ByModule",
     "CheckpointError",
+    "ClipNorms",
     "ConfigurationError",
     "CorpusError",
     "DecoupledMomentum",
@@ -113,6 +123,7 @@ __all__ = [
     "Stats",
     "Strided",
     "ThinwireError",
+    "TrimmedMean",
     "Whole",
     "__version__",
     "codecs",

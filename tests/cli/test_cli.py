@@ -14,24 +14,25 @@ FLAGS = {
         outer-momentum
         precision recipe resume seed sequence-length simulation statistics-steps steps sync-every
         tensorboard threads timeout-s tokenizer trackio wandb warmup-steps worker-size workers
-        elastic identity min-workers patience token-file""",
+        elastic identity min-workers patience token-file bucket run-name worker""",
     "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
         evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
         simulation statistics-steps steps sync-every threads timeout-s tokenizer tune warmup-steps
         worker-size workers""",
-    "plan": """accelerator accelerators-per-worker bandwidth decode-time down encode-time from json
-        latency layers methods mfu model out parameters step-time sweep sync-every target
-        tokens tokens-per-step topology up workers""",
+    "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
+        encode-time from get-price json latency layers methods mfu model out parameters put-price
+        sealed step-time sweep sync-every target tokens tokens-per-step topology up workers""",
     "report": "out",
     "bench": "out",
-    "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers
+    "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
-    "status": "token-file watch",
-    "doctor": "elastic token-file",
+    "status": "json token-file watch",
+    "doctor": "token-file",
 }
 
 
+FLAGS["join"] = FLAGS["train"]
 NINES = "9" * 5000
 PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
 PLAN += ["--bandwidth", "1Gbit/s"]

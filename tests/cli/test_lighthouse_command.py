@@ -1,6 +1,7 @@
 """`thinwire lighthouse`."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,8 @@ from elastic_registry import DESCRIPTION, at
 from thinwire.cli import lighthouse as command
 from thinwire.cli import main
 from thinwire.elastic.registry_server import RegistryClient
-from thinwire.elastic.token import Token
+from thinwire.security.ticket import Ticket
+from thinwire.security.token import Token
 
 LIGHTHOUSE = [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"]
 
@@ -52,7 +54,13 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
         export, ready, metrics = (process.stdout.readline() for _ in range(3))
         secret = export.removeprefix("export THINWIRE_TOKEN=").strip()
         assert len(secret) == 32
-        address = ready.removeprefix("ready; workers: thinwire train --elastic ").strip()
+        told = re.fullmatch(
+            r"ready; on every machine: thinwire join '(.*)' --out runs/here\n", ready
+        )
+        assert told
+        ticket = Ticket.read(told[1])
+        address = ticket.address
+        assert ticket.secret == secret
         RegistryClient(Token(secret), address, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
         assert process.stdout.readline() == "a joined from 10.0.0.1:4000 (version 0, step 0)\n"
         with urllib.request.urlopen(metrics.removeprefix("metrics: "), timeout=10) as page:

@@ -28,6 +28,46 @@ def shape_of(value: object) -> object:
     return type(value).__name__
 
 
+def test_what_a_store_charges_is_planned(capsys) -> None:
+    prices = ("--egress-price", "$0.09", "--put-price", "4.5", "--get-price", "0.36")
+    run = ("--tokens-per-step", "64k", "--tokens", "300B", "--methods", "streaming_diloco")
+    found = planned(capsys, *PLAN, *prices, *run)
+    (row,), workers = found["methods"], found["workers"]
+    assert found["link"]["topology"] == "star"
+    assert row["puts_per_round"] == row["fragments"]
+    assert row["gets_per_round"] == (workers - 1) * row["fragments"]
+    requests = (row["puts_per_round"] * 4.5 + row["gets_per_round"] * 0.36) / 1e6
+    cost = workers * (row["received_bytes_per_round"] / 1e9 * 0.09 + requests)
+    assert row["cost_per_round"] == pytest.approx(cost, rel=1e-12)
+    rounds = row["received_bytes"] / row["received_bytes_per_round"]
+    assert row["cost"] == pytest.approx(rounds * cost, rel=1e-4)
+    assert main([*PLAN, *prices, *run]) == 0
+    assert "what all workers ask the store for, and the price" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--put-price", "5"), "--put-price and without --egress-price"),
+        (("--egress-price", "-1"), "a price cannot be negative"),
+        (("--egress-price", "cheap"), "does not begin with a finite number"),
+        (("--egress-price", "1", "--topology", "ring"), "--egress-price and --topology ring"),
+    ],
+)
+def test_prices_that_cannot_be_are_refused(capsys, flags, said: str) -> None:
+    assert main([*PLAN, *flags]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_what_sealing_adds_is_planned(capsys) -> None:
+    methods = ("--methods", "streaming_diloco")
+    plain, sealed = (planned(capsys, *PLAN, *methods, *more) for more in ((), ("--sealed",)))
+    (row,), (longer,) = plain["methods"], sealed["methods"]
+    added = longer["sent_bytes_per_round"] - row["sent_bytes_per_round"]
+    assert added == 28 * row["fragments"] > 28
+    assert (plain["added_bytes_per_message"], sealed["added_bytes_per_message"]) == (0, 28)
+
+
 def test_the_fields_of_the_json_are_frozen(capsys) -> None:
     """Others read them: a new one is fine, a lost or a changed one is a new format."""
     found = planned(capsys, *PLAN, "--tokens-per-step", "64k", "--tokens", "300B")
@@ -36,6 +76,7 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
         "format": "int",
         "model": {"name": "str", "parameters": "int", "layers": "int"},
         "workers": "int",
+        "added_bytes_per_message": "int",
         "step_s": "float",
         "link": {
             "topology": "str",
@@ -55,6 +96,11 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
                 "exchanges": ["str"],
                 "sent_bytes_per_round": "int",
                 "received_bytes_per_round": "int",
+                "puts_per_round": "int",
+                "gets_per_round": "int",
+                "cost_per_round": "NoneType",
+                "cost_per_day": "NoneType",
+                "cost": "NoneType",
                 "sent_bytes_per_day": "float",
                 "received_bytes_per_day": "float",
                 "peak_sent_bytes_per_step": "int",
@@ -342,6 +388,8 @@ def test_another_method_and_other_workers_are_planned_from_a_run(
         ((), "2 workers shared a process and its cores"),
         (("--model", "250k"), "both --from and --model"),
         (("--topology", "mesh", "--step-time", "1s"), "both --from and --topology"),
+        (("--sealed", "--step-time", "1s"), "both --from and --sealed"),
+        (("--egress-price", "1"), "both --from and --egress-price"),
         (("--accelerator", "h100"), "both --from and --accelerator"),
     ],
 )

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,33 @@ def test_it_shows_who_is_there_and_how_far(capsys) -> None:
     # What is not known is a dash: c is of an earlier version.
     assert "b 10.0.0.2:4000 5 25 - - 0 B - - 2 outer steps behind, waits for others, 3 s" in out
     assert "c 10.0.0.3:4000 7 35 - - - - - finished, another state: digest ff" in out
+
+
+def test_it_shows_whose_contributions_were_not_used_and_why(capsys, monkeypatch) -> None:
+    with registry_server() as server:
+        address = f"127.0.0.1:{server.port}"
+        a, b = (client(server.port, name) for name in ("a[red]", "b"))
+        for worker in (a, b):
+            worker.join(at(7), "10.0.0.1:4000")
+        assert main(["status", address]) == 0
+        assert "rejected" not in capsys.readouterr().out
+        for step, kind in ((5, "outlier"), (6, "not finite"), (6, "clipped"), (7, "outlier")):
+            a.note_contribution(step, "a[red]", kind)
+            b.note_contribution(step, "a[red]", kind)
+        a.heartbeat(at(7))
+        b.heartbeat(at(7))
+        assert main(["status", address]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert main(["status", address, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        monkeypatch.setenv("COLUMNS", "80")
+        assert main(["status", address]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert "contributions of rejected clipped why" in shown
+    assert "a[red] 3 1 not finite 1, outlier 2" in shown
+    assert told["contributions"] == {"a[red]": {"not finite": 1, "outlier": 2, "clipped": 1}}
+    assert [worker["identity"] for worker in told["workers"]] == ["a[red]", "b"]
+    assert (told["run"]["version"], told["workers"][1]["state"]) == (7, "trains")
 
 
 def test_a_worker_that_is_silent_is_named_before_it_is_gone(capsys) -> None:

@@ -87,6 +87,17 @@ def test_golden_metrics_of_the_first_steps(tiny, tmp_path) -> None:
     assert first["lr"] == pytest.approx(4e-3 * 2 / 20)
 
 
+def test_a_run_notes_who_was_clipped_how_often(tiny, tmp_path) -> None:
+    summary = train(tiny("diloco:clip_norms=1"), tmp_path / "run")
+    last = records(tmp_path / "run")[-1]
+    counts = summary["contributions"]
+    # Of two workers the longer one is scaled down in every round.
+    assert sum(found["clipped"] for found in counts.values()) == last["clipped"] == last["rounds"]
+    assert counts.keys() <= {"worker 0", "worker 1"}
+    assert "contributions" not in train(tiny("diloco:clip_norms=1000"), tmp_path / "free")
+    assert records(tmp_path / "free")[-1]["clipped"] == 0
+
+
 def test_training_learns(tiny, tmp_path) -> None:
     summary = train(tiny("ddp", steps=60), tmp_path / "run")
     assert summary["val_loss"] < 0.8 * records(tmp_path / "run")[0]["loss"]

@@ -11,7 +11,7 @@ import tyro
 
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.cli.output import say
-from thinwire.elastic.token import find_token
+from thinwire.security.token import find_token
 from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from thinwire.cli.asynchronous import ServeCommand, WorkCommand
 from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
+from thinwire.cli.join import JoinCommand
 from thinwire.cli.lighthouse import LighthouseCommand
 from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
@@ -23,6 +24,7 @@ __all__ = ["Command", "run"]
 
 Command: TypeAlias = (
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[JoinCommand, tyro.conf.subcommand("join")]
     | Annotated[CompareCommand, tyro.conf.subcommand("compare")]
     | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
     | Annotated[ReportCommand, tyro.conf.subcommand("report")]
@@ -35,7 +37,14 @@ Command: TypeAlias = (
 )
 
 # What they are run for lies in a folder, or is that they run.
-_OUTLIVE_THE_TERMINAL: Final = (Train, CompareCommand, ServeCommand, WorkCommand, LighthouseCommand)
+_OUTLIVE_THE_TERMINAL: Final = (
+    Train,
+    JoinCommand,
+    CompareCommand,
+    ServeCommand,
+    WorkCommand,
+    LighthouseCommand,
+)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Annotated, final
 
-from thinwire.elastic.token import Token, find_token
+import tyro
+
+from thinwire.cli.tickets import address_in
 from thinwire.errors import ConfigurationError
+from thinwire.security.token import Token, find_token
 from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:
@@ -28,33 +31,35 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 class DoctorCommand:
     """Check this machine, and the network to a run, before taking part in it."""
 
-    elastic: str | None = None
-    """HOST:PORT that thinwire lighthouse printed; without it only this machine is checked."""
+    where: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")] = None
+    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; without it only this
+    machine is checked."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        findings = list(self._findings())
+        address = None if self.where is None else address_in(self.where)
+        findings = list(self._findings(address))
         console.print(_table(findings))
         failed = [finding.name for finding in findings if finding.status == "fail"]
         if failed:
             raise ConfigurationError(
-                "take part in a run from here" if self.elastic else "use thinwire here",
+                "take part in a run from here" if address else "use thinwire here",
                 because=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
                 do="follow the arrows in the table",
             )
 
-    def _findings(self) -> Iterator[Finding]:
-        if self.elastic is not None:
-            split_address(self.elastic)
+    def _findings(self, address: str | None) -> Iterator[Finding]:
+        if address is not None:
+            split_address(address)
         from thinwire.doctor import examine, machine_checks, network_findings
 
-        lacking = "warn" if self.elastic is None else "fail"
+        lacking = "warn" if address is None else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
-        if self.elastic is not None:
-            yield from network_findings(self.elastic, self._token())
+        if address is not None:
+            yield from network_findings(address, self._token())
 
     def _token(self) -> Token | None:
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from thinwire.cli.tickets import address_in
 from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class ElasticFlags:
     """Makes this process one worker of an elastic run; each has its own --out."""
 
     elastic: str | None = None
-    """HOST:PORT of thinwire lighthouse: train one worker, which may join and leave at any time.
+    """Ticket or HOST:PORT of thinwire lighthouse: train one worker, which may join and leave.
     --workers then says for how many workers the global batch is meant."""
     identity: str | None = None
     """This worker's name, the same after a restart; default the name of --out and of this host."""
@@ -42,7 +43,7 @@ class ElasticFlags:
         if lighthouse is not None:
             from thinwire.train.workers.elastic import ElasticConfig
 
-            return ElasticConfig(lighthouse=lighthouse, **given)
+            return ElasticConfig(lighthouse=address_in(lighthouse), **given)
         if given:
             flag = "--" + next(iter(given)).replace("_", "-")
             raise ConfigurationError(

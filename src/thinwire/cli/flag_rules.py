@@ -23,6 +23,8 @@ _EITHER_OR: Final = (
     *((RUN, name, "the run says it") for name in ("model", "parameters", "layers")),
     *((RUN, name, "the run says it") for name in ("accelerator", "tokens_per_step")),
     (RUN, "topology", "a run over gloo exchanges in a ring"),
+    (RUN, "sealed", "the run says whether it was"),
+    (RUN, "egress_price", "a run over gloo has no store to read from"),
 )
 _ONE_OF: Final = (
     (("parameters", "model", RUN), "the plan needs a model", "--parameters 10B --layers 48"),
@@ -55,6 +57,8 @@ _NEEDS: Final = (
         "how long a step takes depends on its tokens",
         "--tokens-per-step 64k",
     ),
+    ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
+    ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
     ("out", "sweep", "only a sweep writes a page", "--sweep bandwidth"),
 )
 

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, fin
 import tyro
 
 from thinwire.cli.flag_rules import RUN, read_flag
+from thinwire.errors import ConfigurationError
 from thinwire.plan.accelerators import peak_flops_per_s
 from thinwire.plan.units import (
     parse_count,
     parse_duration,
     parse_latency,
+    parse_price,
     parse_rate,
     parse_share,
 )
 
 if TYPE_CHECKING:
+    from thinwire.plan.bucket_price import BucketPrice
     from thinwire.plan.calibration import Calibration
     from thinwire.plan.compute import Coding, Compute
     from thinwire.plan.job import Job
@@ -43,6 +46,7 @@ _Count: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_count)]
 _Duration: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_duration)]
 _Rate: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_rate)]
 _Share: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_share)]
+_Price: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_price)]
 _Latency: TypeAlias = Annotated[str, _ReadBy(parse=parse_latency)]
 _Accelerator: TypeAlias = Annotated[str | None, _ReadBy(parse=peak_flops_per_s)]
 
@@ -86,6 +90,14 @@ class JobFlags:
     """One way, such as 50ms."""
     topology: Literal["ring", "tree", "star", "mesh"] | None = None
     """How messages travel; ring (default) is what thinwire does over gloo; star an object store."""
+    egress_price: _Price = None
+    """Of a GB that is read from the object store over which workers exchange, such as 0.09."""
+    put_price: _Price = None
+    """Of a million objects written there; default 5."""
+    get_price: _Price = None
+    """Of a million objects read there; default 0.4."""
+    sealed: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Count what sealing adds to every message: 28 bytes."""
     sync_every: _Count = None
     """H of the methods that have rounds; default each one's own."""
     run: Annotated[Path | None, tyro.conf.arg(name=RUN)] = None
@@ -93,7 +105,8 @@ class JobFlags:
 
     def given(self) -> set[str]:
         """Names of the flags that were given."""
-        names = {field.name for field in fields(self) if getattr(self, field.name) is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = {name for name, value in values.items() if value not in (None, False)}
         return {RUN if name == "run" else name for name in names}
 
     def calibration(self) -> Calibration | None:
@@ -114,11 +127,18 @@ class JobFlags:
         Raises:
             ConfigurationError: a text that cannot be read, or a model that cannot be resolved.
         """
+        if self.egress_price is not None and self.topology not in (None, "star"):
+            raise ConfigurationError(
+                f"plan with --egress-price and --topology {self.topology}",
+                because="it is the price of what is read from an object store, which is a star",
+                do="leave one of them out",
+            )
         from thinwire.plan.job import Job
         from thinwire.plan.link import Link
         from thinwire.plan.resolve import resolve
         from thinwire.plan.shape import Shape
         from thinwire.plan.topology import TOPOLOGIES
+        from thinwire.security.sealing import SEAL_NBYTES
 
         values = self._values()
         link = Link(
@@ -128,6 +148,7 @@ class JobFlags:
         )
         if calibration is not None:
             return _job_again(calibration, values, link)
+        price = _price(values)
         # A model may take seconds to resolve: last, when all else is known to be right.
         shape = (
             Shape.of_size(values["parameters"], values["layers"])
@@ -140,10 +161,12 @@ class JobFlags:
             compute=_compute(values, shape),
             coding=_coding(values),
             link=link,
-            topology=TOPOLOGIES[self.topology or "ring"],
+            topology=TOPOLOGIES[self.topology or ("ring" if price is None else "star")],
+            price=price,
             sync_every=values.get("sync_every"),
             tokens_per_step=values.get("tokens_per_step"),
             tokens=values.get("tokens"),
+            added_nbytes=SEAL_NBYTES if self.sealed else 0,
         )
 
     def _values(self) -> dict[str, Any]:
@@ -171,7 +194,18 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
         sync_every=values.get("sync_every"),
         tokens_per_step=calibration.tokens_per_step // calibration.workers,
         tokens=values.get("tokens", calibration.steps * calibration.tokens_per_step),
+        added_nbytes=calibration.added_nbytes,
     )
+
+
+def _price(values: Mapping[str, Any]) -> BucketPrice | None:
+    from thinwire.plan.bucket_price import BucketPrice
+
+    if "egress_price" not in values:
+        return None
+    given = {"put_price": "put_per_million", "get_price": "get_per_million"}
+    more = {field: values[flag] for flag, field in given.items() if flag in values}
+    return BucketPrice(egress_per_gb=values["egress_price"], **more)
 
 
 def _coding(values: Mapping[str, Any]) -> Coding:

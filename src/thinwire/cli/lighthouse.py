@@ -17,7 +17,8 @@ import tyro
 
 from thinwire.cli.output import say
 from thinwire.cli.signals import noted_signals
-from thinwire.elastic.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.security.ticket import Ticket
+from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import (
     address_text,
     interface_addresses,
@@ -40,11 +41,13 @@ _POLL_S = 0.2
 class LighthouseCommand:
     """Start the server that the workers of an elastic run meet at; prints joins and losses.
 
-    Listens on the port that is given, and with torchft's lighthouse on the one above it.
+    All that workers need goes through this one port, which they only connect to.
     """
 
     bind: str = "0.0.0.0:29400"
-    """HOST:PORT to listen on; port 0 takes two neighbours that are free."""
+    """HOST:PORT to listen on; port 0 takes one that is free."""
+    public: str | None = None
+    """Host by which workers reach this machine, for the ticket; default its address."""
     min_workers: int = 1
     """A round needs this many workers."""
     heartbeat_timeout_s: float = 5.0
@@ -82,12 +85,15 @@ class LighthouseCommand:
             ExitStack() as opened,
         ):
             metrics = self._serve_metrics(server, opened)
+            address = address_text(self.public or _reachable_host(host), server.port)
             if made:
                 say(console, f"export {TOKEN_VARIABLE}={made}")
-            elif self.token_file is None:
-                say(console, f"the token is that of {TOKEN_VARIABLE}; unset it for a new one")
-            address = address_text(_reachable_host(host), server.port)
-            say(console, f"ready; workers: thinwire train --elastic {address}")
+                ticket = Ticket(address=address, secret=made)
+                say(console, f"ready; on every machine: thinwire join '{ticket}' --out runs/here")
+            else:
+                if self.token_file is None:
+                    say(console, f"the token is that of {TOKEN_VARIABLE}; unset it for a new one")
+                say(console, f"ready; workers: thinwire join {address}")
             if metrics:
                 say(console, f"metrics: {metrics}")
             while not stop:

@@ -114,6 +114,11 @@ def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
         console.print(
             _table("the run: tokens of all workers, bytes of each", text.run_head(job), cells)
         )
+    if job.price is not None:
+        cells = [text.cost_cells(row, job) for row in found]
+        console.print(
+            _table("what all workers ask the store for, and the price", text.cost_head(job), cells)
+        )
     console.print(
         _table(
             "bandwidth in bit/s for a utilisation of",

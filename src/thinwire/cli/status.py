@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, final
 
 import tyro
 
-from thinwire.elastic.token import find_token
+from thinwire.cli.output import say
+from thinwire.cli.tickets import address_in
 from thinwire.errors import ExchangeError
 from thinwire.plan.units import count_text, duration_text, nbytes_text
+from thinwire.security.token import find_token
 from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:
@@ -42,23 +45,30 @@ class StatusCommand:
     """Show who takes part in an elastic run, how far each is, what each measured and who waits."""
 
     address: Annotated[str, tyro.conf.Positional]
-    """HOST:PORT that thinwire lighthouse printed."""
+    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT."""
     watch: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Show it anew every second, until Ctrl-C."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    """Print what is known as JSON, once."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        address = address_in(self.address)
         token = find_token(self.token_file)
-        split_address(self.address)
+        split_address(address)
         from rich.live import Live
         from rich.text import Text
 
         from thinwire.elastic.registry_server import ask_registry
 
         # Before the screen is taken: an address or a token that is wrong stays so.
-        page: RenderableType = _page(ask_registry(token, self.address), console.width)
+        reply = ask_registry(token, address)
+        if self.json:
+            say(console, json.dumps(_record(reply), indent=2))
+            return
+        page: RenderableType = _page(reply, console.width)
         if not self.watch or not console.is_terminal:
             console.print(page)
         if not self.watch:
@@ -70,7 +80,7 @@ class StatusCommand:
             while True:
                 time.sleep(1.0)
                 try:
-                    page = _page(ask_registry(token, self.address), console.width)
+                    page = _page(ask_registry(token, address), console.width)
                 except ExchangeError as error:  # it may come back
                     page = Text(str(error))
                 live.update(page)
@@ -84,6 +94,8 @@ def _page(reply: RegistryReply, width: int) -> Group:
     from rich.text import Text
 
     shown: list[RenderableType] = [Text(_headline(reply)), _table(reply, width)]
+    if reply.contributions:
+        shown.append(_contributions(reply))
     if width < _WIDE:
         shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
     return Group(*shown)
@@ -107,6 +119,48 @@ def _table(reply: RegistryReply, width: int) -> Table:
         row = _row(member, reply)
         table.add_row(*(Text(row[name]) for name in ("worker", *names, "state")))
     return table
+
+
+def _contributions(reply: RegistryReply) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from thinwire.contributions import CLIPPED
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("contributions of", no_wrap=True)
+    table.add_column("rejected", justify="right")
+    table.add_column("clipped", justify="right")
+    table.add_column("why")
+    for identity, found in reply.contributions.items():
+        rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
+        why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
+        counts = (str(sum(rejected.values())), str(found.get(CLIPPED, 0)))
+        table.add_row(*map(Text, (identity, *counts, why)))
+    return table
+
+
+def _record(reply: RegistryReply) -> dict[str, Any]:
+    """What the page shows, as JSON-able data."""
+    from thinwire.membership import WorkerMetrics
+
+    return {
+        "age_s": reply.age_s,
+        "run": reply.run.describe(),
+        "workers": [
+            {
+                "identity": member.identity,
+                "address": member.address,
+                "position": member.position.describe(),
+                "metrics": reply.metrics.get(member.identity, WorkerMetrics()).describe(),
+                "heartbeat_age_s": reply.heartbeat_age_s.get(member.identity),
+                "state": _state(member, reply),
+            }
+            for member in sorted(reply.peers, key=lambda member: member.identity)
+        ],
+        "contributions": reply.contributions,
+    }
 
 
 def _row(member: Member, reply: RegistryReply) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 import tyro
 
+from thinwire.cli.bucket import BucketFlags
 from thinwire.cli.elastic import ElasticFlags
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.cli.output import say
@@ -32,7 +33,8 @@ __all__ = ["Train"]
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.
 
-    With --elastic, train one worker of a run in which workers join and leave at any time.
+    With --elastic, train one worker of a run in which workers join and leave at any time. With
+    --bucket, train one worker of a run whose workers share an object store.
     """
 
     method: str = "diloco"
@@ -53,10 +55,17 @@ class Train:
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
     elastic: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
+    bucket: Annotated[BucketFlags, tyro.conf.arg(name="")] = field(default_factory=BucketFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        elastic = self.elastic.config()
+        elastic, bucket = self.elastic.config(), self.bucket.config()
+        if elastic is not None and bucket is not None:
+            raise ConfigurationError(
+                "train with both --elastic and --bucket",
+                because="a worker has one connection to the others",
+                do="leave one of them out",
+            )
         if elastic is not None:
             elastic.check_launch(self.run.worker_size or 1)
         self._check_launch()
@@ -72,6 +81,7 @@ class Train:
             out,
             lambda c, step: self._observers(c, step, out, console),
             elastic=elastic,
+            bucket=bucket,
             stop=noted_signals(signal.SIGTERM),
         )
         if is_lead():

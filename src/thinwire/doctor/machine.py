@@ -15,9 +15,9 @@ from pathlib import Path
 
 from thinwire.codecs.kernels import VARIABLE, kernel_backend
 from thinwire.doctor.finding import Check, Finding, Status
-from thinwire.elastic.token import find_token
 from thinwire.errors import ConfigurationError
 from thinwire.lazy_torch import torch
+from thinwire.security.token import find_token
 from thinwire.version import __version__
 
 __all__ = ["machine_checks"]

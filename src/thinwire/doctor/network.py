@@ -1,34 +1,29 @@
 """Checks of the network from this machine to the lighthouse of a run, and to its workers."""
 
+import http.client
 import ipaddress
 import os
 import socket
+import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, final
 
-from thinwire.doctor.finding import Finding, Status, examine
-from thinwire.elastic.signed_http import send_request
-from thinwire.elastic.token import Token
-from thinwire.errors import ExchangeError, MismatchError
-from thinwire.transport.address import (
-    address_text,
-    interface_addresses,
-    local_address,
-    split_address,
-)
+from thinwire.doctor.finding import Finding, examine
+from thinwire.elastic.dialer import Dialer, open_stream
+from thinwire.elastic.https import send_request
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError
+from thinwire.security.token import Token
+from thinwire.transport.address import address_text, local_address, split_address
 
 __all__ = ["network_findings"]
 
 _ASKS, _ASKING_S, _ANSWER_S = 5, 2.0, 2.0
-_CONNECT_S, _AT_ONCE = 1.5, 32
-_CLOCK_WARN_S, _CLOCK_FAIL_S = 1.0, 60.0
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-_OPEN = (
-    "let incoming TCP connections from the other machines through, on all ports from 1024 up; "
-    "behind NAT, join the machines by WireGuard"
-)
+_CONNECT_S, _AT_ONCE, _REACH_S = 1.5, 32, 10.0
+_PROBE_NBYTES = 1 << 20
+_TCP_INFO_NBYTES, _SENT_AGAIN_AT, _SEGMENTS_AT = 256, 100, 136
 
 
 def network_findings(address: str, token: Token | None) -> Iterator[Finding]:
@@ -46,14 +41,13 @@ def network_findings(address: str, token: Token | None) -> Iterator[Finding]:
         finding = examine(name, check)
         yield finding
         if finding.status != "ok":
-            rest = "clock, lighthouse, route, gloo, inbound, peers"
+            rest = "clock, lighthouse, rate, inbound, peers"
             yield Finding(name="the rest", status="warn", found=f"not established: {rest}")
             return
     others = {
         "clock": checks.clock,
         "lighthouse": checks.lighthouse,
-        "route": checks.route,
-        "gloo": checks.gloo,
+        "rate": checks.rate,
         "inbound": checks.inbound,
         "peers": checks.peers,
     }
@@ -67,6 +61,8 @@ class _NetworkChecks:
 
     def __init__(self, address: str, token: Token | None) -> None:
         self._address, self._token = address, token
+        if token is not None:
+            self._dialer = Dialer(token, address)
         self._host, self._port = split_address(address)
         self._facts: Mapping[str, Any] = {}
         self._round_trip_s = self._ahead_s = 0.0
@@ -86,12 +82,10 @@ class _NetworkChecks:
         if self._token is None:
             return self._registry_unasked()
         try:
-            self._time_it(self._token)
-            self._facts = send_request(
-                self._token, self._address, "/peers", timeout_s=_ANSWER_S
-            ).json()
+            self._time_it()
+            self._facts = self._ask("/peers")
         except (ExchangeError, MismatchError) as error:
-            do = "set this machine's clock (NTP)" if "clock" in error.because else error.do
+            do = error.do
             if isinstance(error, ExchangeError):
                 do = f"start thinwire lighthouse there, or let TCP port {self._port} through"
             found = f"{self._address}: {error.because}"
@@ -103,85 +97,98 @@ class _NetworkChecks:
         ahead_s, within_s = self._ahead_s, self._round_trip_s / 2
         word = "ahead of" if ahead_s > 0 else "behind"
         found = f"{abs(ahead_s):.3f} s {word} the lighthouse, give or take {within_s:.3f} s"
-        if abs(ahead_s) <= _CLOCK_WARN_S:
-            return Finding(name="clock", status="ok", found=found)
-        status: Status = "fail" if abs(ahead_s) > _CLOCK_FAIL_S else "warn"
-        return Finding(name="clock", status=status, found=found, do="set both clocks (NTP)")
+        return Finding(name="clock", status="ok", found=f"{found}; no part of a run needs it")
 
     def lighthouse(self) -> Finding:
-        port = int(self._facts["lighthouse_port"])
-        where, why = address_text(self._host, port), _connect(self._host, port)
-        if not why:
-            return Finding(name="lighthouse", status="ok", found=f"{where} takes connections")
-        do = f"let TCP port {port} of the lighthouse's machine through"
-        return Finding(name="lighthouse", status="fail", found=f"{where}: {why}", do=do)
+        try:
+            open_stream(self._dialer, self._address, "lighthouse", timeout_s=_ANSWER_S).close()
+        except (OSError, ThinwireError) as error:
+            do = "start thinwire lighthouse there again"
+            return Finding(name="lighthouse", status="fail", found=_reason_of(error), do=do)
+        return Finding(name="lighthouse", status="ok", found="takes connections behind its port")
 
-    def route(self) -> Finding:
-        local = local_address(self._host)
-        interface = _interface_of(local)
-        found = f"from {local} on {interface}"
-        chosen = os.environ.get(_INTERFACE)
-        if chosen and chosen != interface:
-            do = f"export {_INTERFACE}={interface}"
-            found += f", but {_INTERFACE} is {chosen}"
-            return Finding(name="route", status="warn", found=found, do=do)
-        remote = socket.gethostbyname(self._host)
-        if _is_loopback(local) and not _is_loopback(remote):
-            do = f"export {_INTERFACE}= the interface that other machines reach"
-            return Finding(name="route", status="warn", found=found, do=do)
-        return Finding(name="route", status="ok", found=found)
+    def rate(self) -> Finding:
+        """Bytes a second each way, of a few MiB within one connection each."""
+        up_s, lost = self._send_probe()
+        down_s = self._timed(lambda: self._ask("/noise"))
+        mbit = 8e-6 * _PROBE_NBYTES
+        up, down = f"{mbit / up_s:.1f}Mbit/s", f"{mbit / down_s:.1f}Mbit/s"
+        found = f"{up} to the lighthouse, {down} from it{lost}"
+        link = f"--up {up} --down {down} --latency {1000 * self._round_trip_s / 2:.0f}ms"
+        do = f"ask which method fits it: thinwire plan {link} (and your model, workers, step time)"
+        return Finding(name="rate", status="ok", found=found, do=do)
 
-    def gloo(self) -> Finding:
-        local = local_address(self._host)
-        why = _gloo_refuses(local)
-        if why:
-            do = f"export {_INTERFACE}= an interface of this machine that others reach"
-            found = f"cannot listen on {local}: {why}"
-            return Finding(name="gloo", status="fail", found=found, do=do)
-        listens = _gloo_address()
-        if listens != local and not (_is_loopback(listens) and _is_loopback(local)):
-            found = (
-                f"listens on {listens or 'no address'}, and others reach this machine at {local}"
-            )
-            do = f"export {_INTERFACE}={_interface_of(local)}"
-            return Finding(name="gloo", status="warn", found=found, do=do)
-        return Finding(name="gloo", status="ok", found=f"can listen on {local}")
+    def _send_probe(self) -> tuple[float, str]:
+        """Seconds that some MiB take to the lighthouse, and what share had to be sent again."""
+        body = os.urandom(_PROBE_NBYTES)
+        with closing(http.client.HTTPConnection("run")) as connection:
+            stream = self._dialer.connect(self._address, timeout_s=_REACH_S)
+            connection.sock = stream
+            start_s = time.perf_counter()
+            connection.request("POST", "/discard", body=body)
+            stream.recv(1)  # of an answer that says that all has arrived
+            taken_s = time.perf_counter() - start_s
+            if not hasattr(socket, "TCP_INFO"):
+                return taken_s, ""
+            # Linux's struct tcp_info: all segments sent, and of these those sent once more.
+            info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_NBYTES)
+        if len(info) < _SEGMENTS_AT + 4:
+            return taken_s, ""
+        (again,), (segments,) = (
+            struct.unpack_from("=I", info, at) for at in (_SENT_AGAIN_AT, _SEGMENTS_AT)
+        )
+        return taken_s, f", {100 * again / max(1, segments):.1f} % of packets sent again"
 
     def inbound(self) -> Finding:
-        assert self._token is not None
         local = local_address(self._host)
         with socket.create_server((local, 0)) as listener:
             port = listener.getsockname()[1]
-            asked = {"host": local, "port": port}
-            asked_s = 2 * _ANSWER_S
-            told = send_request(
-                self._token, self._address, "/probe", asked, timeout_s=asked_s
-            ).json()
+            told = self._ask("/probe", {"host": local, "port": port})
             reached = told["reached"] and _was_connected(listener)
         where = address_text(local, port)
         if reached:
-            found = f"the lighthouse's machine reaches {where}"
+            found = f"the lighthouse's machine reaches {where}: workers there connect directly"
             return Finding(name="inbound", status="ok", found=found)
         why = told["why"] or "it reached another machine that has this address"
-        found = f"the lighthouse's machine does not reach {where}: {why}"
-        return Finding(name="inbound", status="fail", found=found, do=_OPEN)
+        found = f"not reached at {where} ({why}): what is sent here goes by way of the lighthouse"
+        return Finding(name="inbound", status="ok", found=found)
 
     def peers(self) -> Finding:
-        addresses = {p["identity"]: split_address(p["address"]) for p in self._facts["peers"]}
+        addresses = {p["identity"]: p["address"] for p in self._facts["peers"]}
         if not addresses:
             return Finding(name="peers", status="ok", found="no workers yet")
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            whys = list(pool.map(lambda a: _connect(*a), addresses.values()))
+            whys = list(pool.map(self._reach, addresses.values()))
         missed = [
-            f"{identity} at {address_text(*address)}: {why}"
+            f"{identity} at {address}: {why}"
             for (identity, address), why in zip(addresses.items(), whys, strict=True)
             if why
         ]
+        relayed = sum(map(self._dialer.is_relayed, addresses.values()))
+        found = f"{len(addresses) - relayed} reached directly, {relayed} by way of the lighthouse"
         if not missed:
-            return Finding(name="peers", status="ok", found=f"{len(addresses)} reached")
+            return Finding(name="peers", status="ok", found=found)
         found = f"{len(missed)} of {len(addresses)} not reached: {'; '.join(missed)}"
-        do = f"on the machines of those: {_OPEN}"
+        do = "see whether these still run (thinwire status)"
         return Finding(name="peers", status="fail", found=found, do=do)
+
+    def _reach(self, address: str) -> str:
+        """Why a worker is not reached; empty if it is."""
+        try:
+            self._dialer.connect(address, timeout_s=_REACH_S).close()
+        except (OSError, ThinwireError) as error:
+            return _reason_of(error)
+        return ""
+
+    def _ask(self, path: str, body: Any = None) -> Any:
+        answer = send_request(self._dialer, self._address, path, body, timeout_s=_REACH_S)
+        return answer.json() if path != "/noise" else answer.body
+
+    def _timed(self, ask: Callable[[], object]) -> float:
+        start_s = time.perf_counter()
+        ask()
+        # Connecting costs three round trips and says nothing of the rate.
+        return max(1e-6, time.perf_counter() - start_s - 3 * self._round_trip_s)
 
     def _registry_unasked(self) -> Finding:
         why = _connect(self._host, self._port)
@@ -191,16 +198,18 @@ class _NetworkChecks:
         found = f"{self._address} takes connections; no token to ask more with"
         return Finding(name="registry", status="warn", found=found)
 
-    def _time_it(self, token: Token) -> None:
+    def _time_it(self) -> None:
         trips: list[tuple[float, float]] = []
         until_s = time.monotonic() + _ASKING_S
         while len(trips) < _ASKS and (not trips or time.monotonic() < until_s):
             sent_s, start_s = time.time(), time.perf_counter()
-            told = send_request(token, self._address, "/time", timeout_s=_ANSWER_S).json()
+            told = self._ask("/time")
             took_s = time.perf_counter() - start_s
             trips.append((took_s, sent_s + took_s / 2 - float(told["time"])))
-        # The shortest round trip was delayed least, and says most about the clock.
-        self._round_trip_s, self._ahead_s = min(trips)
+        # The shortest was delayed least, and says most about the clock. Connecting, TLS and the
+        # request take a round trip each.
+        whole_s, self._ahead_s = min(trips)
+        self._round_trip_s = whole_s / 3
 
 
 def _connect(host: str, port: int) -> str:
@@ -221,32 +230,9 @@ def _was_connected(listener: socket.socket) -> bool:
     return True
 
 
-def _interface_of(address: str) -> str:
-    found = [name for name, its in interface_addresses().items() if its == address]
-    loopback = "lo" if _is_loopback(address) else "an unknown interface"
-    return found[0] if found else loopback
-
-
 def _is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
 
 
-def _gloo_refuses(address: str) -> str:
-    from torch.distributed import ProcessGroupGloo
-
-    try:
-        ProcessGroupGloo.create_device(hostname=address)
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return ""
-
-
-def _gloo_address() -> str:
-    """Where gloo listens: on the interface it was given, or else at the machine's name."""
-    chosen = os.environ.get(_INTERFACE)
-    if chosen:
-        return interface_addresses().get(chosen, "")
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return ""
+def _reason_of(error: Exception) -> str:
+    return error.because if isinstance(error, ThinwireError) else str(error)

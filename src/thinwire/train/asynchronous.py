@@ -25,11 +25,11 @@ from thinwire.asynchronous import (
     WorkerSpeeds,
 )
 from thinwire.asynchronous.http import AsyncClient, AsyncHttpServer
-from thinwire.elastic.token import Token
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.method import Method
 from thinwire.outer import SGD, ByWorkerCount, DelayedNesterov
 from thinwire.runs.folder import write_json
+from thinwire.security.token import Token
 from thinwire.train import launch
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData

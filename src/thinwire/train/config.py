@@ -54,7 +54,7 @@ class Machine:
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             It changes the order of sums: a run resumed with another number differs in last bits.
-        timeout_s: seconds after which a silent worker is an error (torchrun only).
+        timeout_s: seconds after which a silent worker is an error (torchrun and buckets only).
         outer_device: where outer state is kept between rounds: None is the device, "cpu" the host's
             memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).

@@ -24,16 +24,18 @@ from thinwire.runs.identity import identity_fields
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.torchrun import count_workers, under_torchrun
+from thinwire.train.workers.bucket import BucketConfig, BucketWorker, BucketWorkerId
 from thinwire.train.workers.elastic import ElasticConfig, ElasticWorker, ElasticWorkerId
 from thinwire.train.workers.group import ThreadedWorkers, TorchrunWorker, WorkerGroup, cores
 from thinwire.train.workers.ranks import FsdpRanks, Ranks, SingleRank
 from thinwire.train.workers.stacked import StackedWorkers
 from thinwire.train.workers.worker import FixedWorkerId, Worker
-from thinwire.transport import Distributed, RoundTag, Transport, in_process
+from thinwire.transport import Distributed, RoundTag, Transport, in_process, sealed_by_default
 
 __all__ = [
     "assemble",
     "assemble_elastic",
+    "assemble_over_bucket",
     "common_fields",
     "join",
     "resolve",
@@ -44,6 +46,7 @@ def resolve(
     config: TrainConfig,
     elastic: ElasticConfig | None = None,
     *,
+    bucket: BucketConfig | None = None,
     begun: RunFolder | None = None,
 ) -> TrainConfig:
     """`config` with everything filled in that depends on where and how it runs.
@@ -53,6 +56,7 @@ def resolve(
     Args:
         config: of the run.
         elastic: of an elastic worker.
+        bucket: of a worker over an object store.
         begun: folder of the run that goes on, which keeps the aggregate that it began with; None
             for a new run.
 
@@ -60,16 +64,19 @@ def resolve(
         ConfigurationError: a missing device, or ranks that do not make whole workers.
     """
     machine = config.machine
-    if machine.simulation == "stacked" and (under_torchrun() or elastic is not None):
+    # Such a worker is alone under its torchrun; how many there are to be is said, not counted.
+    elsewhere = elastic is not None or bucket is not None
+    if machine.simulation == "stacked" and (under_torchrun() or elsewhere):
         raise ConfigurationError(
             "stack the workers",
             because="every worker is a process of its own here",
-            do="leave out --simulation, or start one process without torchrun and --elastic",
+            do="leave out --simulation, or start one process without torchrun, --elastic "
+            "and --bucket",
         )
     if elastic is not None:
         elastic.check(config)
-    # An elastic worker is alone under its torchrun; how many there are to be is said, not counted.
-    elsewhere = elastic is not None
+    if bucket is not None:
+        bucket.check(config)
     workers = config.workers if elsewhere else count_workers(config.workers, machine.worker_size)
     here = machine.worker_size * (1 if elsewhere else workers)
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
@@ -130,7 +137,7 @@ def assemble(config: TrainConfig, data: LoadedData) -> WorkerGroup:
     device = torch.device(config.machine.device)
     _check_validation(config, data)
     if under_torchrun():
-        everyone = Distributed()
+        everyone = sealed_by_default(Distributed())
         # Ranks that disagree, on the number of steps say, would wait for each other in vain.
         tag = RoundTag(what="the ranks' arguments", round=0)
         mine = encode_description(_common(config, data))
@@ -146,6 +153,32 @@ def assemble(config: TrainConfig, data: LoadedData) -> WorkerGroup:
         return StackedWorkers(workers, threads=config.machine.threads, sample=data.validation)
     sample = data.validation[:1, :-1]
     return ThreadedWorkers(workers, threads=config.machine.threads, sample=sample)
+
+
+def assemble_over_bucket(
+    config: TrainConfig, data: LoadedData, bucket: BucketConfig
+) -> WorkerGroup:
+    """One worker of a run over an object store, connected.
+
+    Args:
+        config: resolved.
+        data: loaded.
+        bucket: which worker this is.
+    """
+    torch.set_num_threads(config.machine.threads)
+    transport = bucket.connect(config)
+    try:
+        tag = RoundTag(what="the workers' arguments", round=0)
+        mine = encode_description(common_fields(config, data))
+        check_descriptions(transport.run(announce(mine), tag).wait())
+        identity = BucketWorkerId(bucket.worker, config.workers)
+        device = torch.device(config.machine.device)
+        return BucketWorker(
+            Worker(config, data, transport, identity, SingleRank(), device), transport
+        )
+    except BaseException:
+        transport.close()
+        raise
 
 
 def assemble_elastic(
@@ -195,7 +228,7 @@ def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ran
         for groups in (grid.T, grid)
     ]
     across, inside = mine
-    return Distributed(across), FsdpRanks(inside, torch.device(machine.device))
+    return sealed_by_default(Distributed(across)), FsdpRanks(inside, torch.device(machine.device))
 
 
 def _common(config: TrainConfig, data: LoadedData) -> dict[str, str]:

@@ -26,11 +26,13 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.folder_lock import locked
 from thinwire.train.observers import EventForwarder, FolderWriter, Observer
+from thinwire.train.workers.bucket import BucketConfig
 from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
 
 __all__ = ["ObserverFactory", "StopRequest", "resume", "train"]
 
+_ADDED = "added_bytes_per_message"
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
 
 # Given the configuration and the step from which the run goes on.
@@ -46,6 +48,7 @@ def train(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
+    bucket: BucketConfig | None = None,
     stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Train from the beginning and return the summary.
@@ -57,6 +60,8 @@ def train(
         observers: makes what is shown every record, on the process that leads.
         elastic: makes this process one worker of an elastic run; its batch has
             global_batch / workers sequences, however many workers there are.
+        bucket: makes this process one worker of a run over an object store, with a folder and
+            checkpoints of its own.
         stop: entered while steps are taken; gives a sequence that is empty until the run is to
             stop. Ranks of torchrun stop after the next record, where all hear of it.
 
@@ -64,12 +69,12 @@ def train(
         RunStopped: `stop` said so; there is a checkpoint of the last step.
         ThinwireError: what stopped the run; checkpoints written before stay.
     """
-    config = launch.resolve(config, elastic)
+    config = launch.resolve(config, elastic, bucket=bucket)
     folder = RunFolder(out)
     with _held(folder):
         if torchrun.is_lead():
             folder.check_free()
-        return _run(config, folder, observers, elastic, stop)
+        return _run(config, folder, observers, elastic or bucket, stop)
 
 
 def resume(
@@ -78,6 +83,7 @@ def resume(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
+    bucket: BucketConfig | None = None,
     stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `out` from its newest checkpoint and return the summary.
@@ -95,7 +101,7 @@ def resume(
     """
     folder = RunFolder(out)
     begun = folder if torchrun.is_lead() and folder.has_run() else None
-    config = launch.resolve(config, elastic, begun=begun)
+    config = launch.resolve(config, elastic, bucket=bucket, begun=begun)
     # How many samples a share has depends on it, so elastic workers cannot change it.
     changed = begun is not None and elastic is None and begun.workers() != config.workers
     if begun is not None:
@@ -107,7 +113,7 @@ def resume(
         # Loading would refuse it, too, but not before everything else was made.
         config.method.overlap.check_cancellable()
     with _held(folder):
-        return _run(config, folder, observers, elastic, stop)
+        return _run(config, folder, observers, elastic or bucket, stop)
 
 
 def _held(folder: RunFolder) -> AbstractContextManager[None]:
@@ -118,16 +124,18 @@ def _run(
     config: TrainConfig,
     folder: RunFolder,
     make_observers: ObserverFactory | None,
-    elastic: ElasticConfig | None,
+    member: ElasticConfig | BucketConfig | None,
     stop: StopRequest | None,
 ) -> dict[str, Any]:
     if torchrun.under_torchrun():
         launch.join(config)
     data = config.data.load()
-    if elastic is None:
+    if member is None:
         group = launch.assemble(config, data)
+    elif isinstance(member, BucketConfig):
+        group = launch.assemble_over_bucket(config, data, member)
     else:
-        group = launch.assemble_elastic(config, data, elastic, folder.path)
+        group = launch.assemble_elastic(config, data, member, folder.path)
     observers: list[Observer] = []
     try:
         with stop or nullcontext(()) as asked_to_stop:
@@ -329,6 +337,7 @@ class _Trainer:
             "inner_s": self._timer.inner_s,
             "training_s": self._timer.training_s,
             "left_out": totals["left_out"],
+            "clipped": totals["clipped"],
             "peak_outer_device_bytes": totals["peak_outer_device_bytes"],
             "peak_outer_host_bytes": totals["peak_outer_host_bytes"],
             "tokens_per_s": self._tokens_per_s(),
@@ -381,7 +390,7 @@ class _Trainer:
 
     def _summary(self, val_loss: float, digest: str) -> dict[str, Any]:
         worker, events = self._group.workers[0], self._group.events
-        totals = worker.totals()
+        stats, totals = worker.outer.stats, worker.totals()
         return {
             "method": self._config.method.name,
             "workers": self._config.workers,
@@ -396,8 +405,11 @@ class _Trainer:
             "outer_digest": digest,
             "wall_s": self._timer.wall_s,
             "tokens_per_s": self._tokens_per_s(),
-            "wait_s": worker.outer.stats.wait_s,
+            "wait_s": stats.wait_s,
+            **({"contributions": stats.contributions} if stats.contributions else {}),
             **{name: totals[name] for name in _CONSENSUS if totals[name]},
+            **({"requests": dict(asked)} if (asked := worker.outer.stats.requests) else {}),
+            **({_ADDED: added} if (added := worker.outer.transport.added_nbytes) else {}),
             "versions": _versions(),
             **self._group.record_fields(),
             **({} if events is None else {"events": dict(events.summary())}),

@@ -12,11 +12,11 @@ from typing import Any, TypeVar, final
 import torch.distributed as dist
 
 from thinwire.elastic.events import EventLog
-from thinwire.elastic.token import find_token
 from thinwire.elastic.transport import Elastic, ElasticOptions
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer import GradientAveraging
 from thinwire.outer_loop import OuterLoop
+from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches

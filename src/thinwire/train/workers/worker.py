@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from thinwire.contributions import CLIPPED
 from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
@@ -222,6 +223,7 @@ class Worker:
                 "received_bytes": stats.received_bytes,
                 "peak_sent_bytes_per_step": stats.peak_sent_bytes_per_step,
                 "left_out": sum(stats.left_out.values()),
+                "clipped": sum(of.get(CLIPPED, 0) for of in stats.contributions.values()),
                 "peak_outer_device_bytes": stats.peak_outer_device_bytes,
                 "peak_outer_host_bytes": stats.peak_outer_host_bytes,
                 "consensus_sent_bytes": stats.consensus_sent_bytes,

@@ -1,0 +1,37 @@
+"""`thinwire join`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, final
+
+import tyro
+
+from thinwire.cli.train import Train
+from thinwire.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["JoinCommand"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class JoinCommand:
+    """Take part in the run of a ticket: thinwire train --elastic, with all of its flags."""
+
+    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")]
+    """The ticket that thinwire lighthouse printed, in quotes, or its HOST:PORT."""
+    train: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
+
+    def main(self, console: Console) -> None:
+        """Run the command."""
+        if self.train.elastic.elastic is not None:
+            raise ConfigurationError(
+                "join with --elastic",
+                because="where the run is has been said before",
+                do="leave --elastic out",
+            )
+        elastic = replace(self.train.elastic, elastic=self.where)
+        replace(self.train, elastic=elastic).main(console)

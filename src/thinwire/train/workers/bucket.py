@@ -1,0 +1,143 @@
+"""A worker of a run whose workers share an object store and nothing else."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+from thinwire.errors import ConfigurationError
+from thinwire.outer_loop import OuterLoop
+from thinwire.security.token import TOKEN_VARIABLE, find_token
+from thinwire.train.config import TrainConfig
+from thinwire.train.data import LoadedData
+from thinwire.train.torchrun import under_torchrun
+from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
+from thinwire.train.workers.worker import Batches, FixedWorkerId, Worker, WorkerIdentity
+from thinwire.transport import Bucket, Transport
+
+__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId"]
+
+T = TypeVar("T")
+
+_LOOK_S, _GRACE_S = 0.2, 5.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketConfig:
+    """Which worker of which run this is, and where its messages lie.
+
+    Args:
+        url: of the store, as `tw.transport.Bucket` takes it.
+        worker: its number, from 0.
+        run: its name, the same on all workers.
+    """
+
+    url: str
+    worker: int
+    run: str
+
+    def check(self, config: TrainConfig) -> None:
+        """Raise `ConfigurationError` if this process cannot be that worker of `config`."""
+        if under_torchrun() or config.machine.worker_size > 1:
+            raise ConfigurationError(
+                "train with --bucket under torchrun",
+                because="a worker that exchanges over an object store is one process here",
+                do="start one thinwire train --bucket for each worker, without torchrun and "
+                "--worker-size; a script of your own may have a Bucket for each rank",
+            )
+
+    def connect(self, config: TrainConfig) -> Bucket:
+        """The connection to the other workers; sealed where THINWIRE_TOKEN is set.
+
+        What others have sent since this worker's oldest checkpoint stays.
+        """
+        periods, every = config.periods, config.method.sync_every
+        rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
+        return Bucket(
+            self.url,
+            rank=self.worker,
+            workers=config.workers,
+            run=self.run,
+            token=find_token() if os.environ.get(TOKEN_VARIABLE) else None,
+            keep=2 + rounds,
+            timeout_s=config.machine.timeout_s,
+        )
+
+
+@final
+class BucketWorkerId(WorkerIdentity):
+    """Worker k of K, which has the data and random numbers of that one and a folder of its own.
+
+    Args:
+        worker: k.
+        workers: K.
+    """
+
+    def __init__(self, worker: int, workers: int) -> None:
+        super().__init__(number=0, evaluators=1)
+        self._same = FixedWorkerId(worker, workers)
+
+    def stream(self, rank: int) -> int:
+        """That of worker k."""
+        del rank
+        return self._same.stream(self._same.number)
+
+    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
+        """Block k of every global batch."""
+        return self._same.batches(config, data, outer)
+
+
+@final
+class BucketWorker(WorkerGroup):
+    """One worker here; the others may run at other times.
+
+    So nothing but rounds is exchanged: each worker evaluates alone, on all windows, and has
+    checkpoints of its own.
+
+    Args:
+        worker: connected by `transport`.
+        transport: over an object store.
+    """
+
+    def __init__(self, worker: Worker, transport: Transport) -> None:
+        super().__init__([worker])
+        self._transport = transport
+        self._ended = threading.Event()
+
+    @property
+    def checkpoint_ranks(self) -> int:
+        """One: every worker has a folder of its own."""
+        return 1
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Waits for the others that last longer than a few seconds after it was asked."""
+
+        def watch() -> None:
+            while not self._ended.wait(_LOOK_S):
+                # Between two steps it ends by itself, with a checkpoint.
+                if asked() and not self._ended.wait(_GRACE_S):
+                    self._transport.close()
+                    return
+
+        threading.Thread(target=watch, name="thinwire-leave", daemon=True).start()
+
+    def each(self, work: Callable[[Worker], T]) -> list[T]:
+        """In this thread, with the worker's random stream."""
+        return [with_own_random_stream(work)(worker) for worker in self.workers]
+
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """The values themselves."""
+        return list(values)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self.abandon()
+        for worker in self.workers:
+            worker.close()
+
+    def abandon(self) -> None:
+        """Let go of the store; what was written stays for the others."""
+        self._ended.set()
+        self._transport.close()
