@@ -52,5 +52,5 @@ clean:  ## remove the environment, run folders, caches and build leftovers
 	  echo "cannot set up .venv; because '$(PYTHON)' is not a Python >= 3.11;" \
 	       "do: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.[train,fast,elastic,report,transformers,lightning,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[train,fast,elastic,bucket,report,transformers,lightning,dev]'
 	@touch $@
