@@ -29,7 +29,7 @@ from thinwire.testing.transports import (
     swapped,
 )
 from thinwire.transport import Bucket, RoundTag, object_store
-from thinwire.transport.bucket import _name
+from thinwire.transport.sealed_objects import name_part
 from toy import Team, adamw, build_model, loss
 
 obstore: Any = pytest.importorskip("obstore")
@@ -327,7 +327,7 @@ def test_a_store_that_fails_to_delete_once_is_asked_again(s3) -> None:
 
 def test_names_of_exchanges_are_names_of_objects() -> None:
     names = ["fragment 0", "fragment-0", "a/b", "a b", "größe", "..", "", "x" * 9]
-    made = [_name(name) for name in names]
+    made = [name_part(name) for name in names]
     assert len(set(made)) == len(names)
     assert all("/" not in name and name != ".." for name in made)
 

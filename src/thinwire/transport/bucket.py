@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar, final
 
-from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, MismatchError
 from thinwire.lazy_torch import Tensor, torch
-from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.transport.async_task import AsyncTask
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
@@ -34,8 +31,9 @@ from thinwire.transport.base import (
     with_payloads,
 )
 from thinwire.transport.object_store import ObjectStore, ServiceRequests, together
-from thinwire.transport.progress_thread import Future, ProgressThread, Task
+from thinwire.transport.progress_thread import ProgressThread
 from thinwire.transport.sealed import not_opened
+from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
 
 __all__ = ["Bucket"]
 
@@ -43,7 +41,6 @@ T = TypeVar("T")
 
 _URL, _RUN = "THINWIRE_BUCKET", "THINWIRE_RUN"
 _WORKER, _WORKERS = "THINWIRE_WORKER", "THINWIRE_WORKERS"
-_LONGEST_NAME = 24
 _MOST_FAILURES = 3
 
 
@@ -101,10 +98,9 @@ class Bucket(Transport):
         self._rank, self._workers, self._run = rank, workers, run
         self._store = ObjectStore(url, options)
         token = Token(token) if isinstance(token, str) else token
-        self._sealer = None if token is None else Sealer(token, run)
+        self._objects = SealedObjects(self._store, token, run, workers=workers)
         self._timeout_s = timeout_s
         self._written = _Written(keep)
-        self._buffers = BufferPool()
         self._last: dict[str, tuple[int, int]] = {}
         self._begun = 0
         self._progress = ProgressThread()
@@ -154,7 +150,7 @@ class Bucket(Transport):
     @property
     def added_nbytes(self) -> int:
         """What sealing adds; nothing without a token."""
-        return 0 if self._sealer is None else SEAL_NBYTES
+        return self._objects.added_nbytes
 
     @property
     def service_requests(self) -> Mapping[str, int]:
@@ -174,7 +170,8 @@ class Bucket(Transport):
             return FinishedRound(running)
         # Here, on the stream that has computed it.
         running.request = _on_host(running.request)
-        task = _BucketTask(self, tag, self._place(tag), running)
+        place = self._place(tag)
+        task = AsyncTask(tag, running, lambda: self._carry(tag, place, running))
         self._progress.submit(task)
         return task.future
 
@@ -191,11 +188,11 @@ class Bucket(Transport):
         times = times + 1 if tag.round == last else 0
         self._last[tag.what] = tag.round, times
         again = f".{times}" if times else ""
-        return f"{self._run}/{_name(tag.what)}/{tag.round:08}{again}"
+        return f"{self._run}/{name_part(tag.what)}/{tag.round:08}{again}"
 
     # -- in the progress thread --------------------------------------------------------------------
 
-    async def carry(self, tag: RoundTag, place: str, running: RunningExchange[Any]) -> None:
+    async def _carry(self, tag: RoundTag, place: str, running: RunningExchange[Any]) -> None:
         """Answer every request of an exchange."""
         self._begun += 1
         heard: set[int] = set()
@@ -265,7 +262,7 @@ class Bucket(Transport):
         found, *_ = await together(self._got(step, gets, nbytes, list(puts)), *writing)
         opened: dict[int, Tensor] = {}
         for rank, raw in found.items():
-            payload = self._open(raw, gets[rank])
+            payload = self._objects.opened(raw, gets[rank])
             if payload is None and not may_lack:
                 raise not_opened(step.tag, rank)
             opened[rank] = torch.empty(0, dtype=torch.uint8) if payload is None else payload
@@ -283,7 +280,7 @@ class Bucket(Transport):
         base, until_s = f"{step.base}-announce", time.monotonic() + self._timeout_s
         mine = f"{base}/{self._rank:05}"
         try:
-            if not await self._put_same(mine, _tensor(card), until_s):
+            if not await self._objects.put(mine, bytes_tensor(card), until_s):
                 raise MismatchError(
                     f"be worker {self._rank} of run {self._run!r} in {self._store.url}",
                     because="a worker of that number has announced something else there: another "
@@ -294,7 +291,7 @@ class Bucket(Transport):
                 )
             gets = {rank: f"{base}/{rank:05}" for rank in others}
             found = await self._got(step, gets, len(card), [mine])
-            cards = {rank: self._open(raw, gets[rank]) for rank, raw in found.items()}
+            cards = {rank: self._objects.opened(raw, gets[rank]) for rank, raw in found.items()}
         finally:
             self._store.requests = counted
         for rank, theirs in cards.items():
@@ -339,7 +336,7 @@ class Bucket(Transport):
     # -- objects -----------------------------------------------------------------------------------
 
     async def _put(self, step: _Step, key: str, payload: Tensor, until_s: float) -> None:
-        if not await self._put_same(key, payload, until_s):
+        if not await self._objects.put(key, payload, until_s):
             raise MismatchError(
                 f"send {step.tag} as worker {self._rank} of run {self._run!r}",
                 because=f"{key} in {self._store.url} has another message of this worker: another "
@@ -347,28 +344,6 @@ class Bucket(Transport):
                 do="end the other process; or start all workers from one checkpoint with another "
                 "name as run",
             )
-
-    async def _put_same(self, key: str, payload: Tensor, until_s: float) -> bool:
-        """Write a payload; false if that place has another one."""
-        sealer = self._sealer
-        travels = payload if sealer is None else sealer.seal(payload, self._bound(key))
-
-        def is_same(there: memoryview) -> bool:
-            # Not its bytes: what is sealed twice is sealed differently.
-            found = self._open(there, key)
-            return found is not None and torch.equal(found, payload)
-
-        return await self._store.put(key, travels.numpy().data, until_s, is_same)
-
-    def _open(self, raw: memoryview, key: str) -> Tensor | None:
-        if self._sealer is not None:
-            return self._sealer.open(raw, self._bound(key))
-        payload = self._buffers.take(len(raw), torch.device("cpu"))
-        payload.numpy().data[:] = raw
-        return payload
-
-    def _bound(self, key: str) -> bytes:
-        return place_of("object", key, self._workers)
 
     async def _clean(self) -> None:
         keys = self._written.to_delete()
@@ -384,48 +359,6 @@ class _Step:
     base: str
     tag: RoundTag
     heard: set[int]
-
-
-@final
-class _BucketTask(Task):
-    """One exchange over a store."""
-
-    def __init__(
-        self, bucket: Bucket, tag: RoundTag, place: str, running: RunningExchange[Any]
-    ) -> None:
-        super().__init__(tag, Future(running))
-        self._bucket, self._place, self._running = bucket, place, running
-        self._lock, self._is_aborted = threading.Lock(), False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._work: asyncio.Task[None] | None = None
-
-    def carry(self) -> Sequence[Tensor]:
-        try:
-            asyncio.run(self._main())
-        except asyncio.CancelledError as error:
-            raise ExchangeError(
-                f"exchange {self.tag}",
-                because="its transport was closed while it was under way",
-                do="wait for every exchange that was started",
-            ) from error
-        return ()
-
-    async def _main(self) -> None:
-        with self._lock:
-            self._loop, self._work = asyncio.get_running_loop(), asyncio.current_task()
-            if self._is_aborted:
-                raise asyncio.CancelledError
-        try:
-            await self._bucket.carry(self.tag, self._place, self._running)
-        finally:
-            with self._lock:
-                self._work = None
-
-    def abort(self) -> None:
-        with self._lock:
-            self._is_aborted = True
-            if self._loop is not None and self._work is not None:
-                self._loop.call_soon_threadsafe(self._work.cancel)
 
 
 @final
@@ -522,24 +455,7 @@ def _check(rank: int, workers: int, run: str, keep: int, timeout_s: float) -> No
         )
 
 
-def _name(what: str) -> str:
-    """`what` as a part of a key: readable, and another one for every other `what`.
-
-    >>> _name("fragment 0"), _name("größe")
-    ('fragment-0', 'gr--e-d353a267')
-    """
-    plain = re.sub(r"[^A-Za-z0-9_-]", "-", what)
-    if plain == what.replace(" ", "-") and "-" not in what and len(plain) <= _LONGEST_NAME:
-        return plain
-    return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-
-
 def _on_host(request: Request | None) -> Request | None:
     if request is None:
         return None
     return with_payloads(request, lambda payload: payload.cpu().contiguous())
-
-
-def _tensor(raw: bytes) -> Tensor:
-    # A buffer of no bytes is refused by torch.
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()

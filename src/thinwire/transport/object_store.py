@@ -40,6 +40,7 @@ class ServiceRequests:
 
     puts       objects written
     gets       objects read
+    lists      times that names of objects were asked for
     polls      times that an object was asked for which was not there yet
     deletes    objects deleted
     retries    requests after an error, too long a silence, or a restart of the worker
@@ -47,6 +48,7 @@ class ServiceRequests:
 
     puts: int = 0
     gets: int = 0
+    lists: int = 0
     polls: int = 0
     deletes: int = 0
     retries: int = 0
@@ -117,6 +119,54 @@ class ObjectStore:
             )
         self.requests.puts += 1
         return True
+
+    async def replace(self, key: str, payload: memoryview, until_s: float) -> None:
+        """Write an object in place of what is there.
+
+        Args:
+            key: of the object; only one process may write it.
+            payload: uint8 [n].
+            until_s: deadline, of `time.monotonic()`.
+
+        Raises:
+            ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
+        """
+
+        async def put() -> None:
+            await self._obstore.put_async(self._store, key, payload, use_multipart=False)
+
+        await self._tried(f"write {key}", put, until_s, nbytes=len(payload))
+        self.requests.puts += 1
+
+    async def sizes(self, prefix: str, until_s: float, *, after: str = "") -> dict[str, int]:
+        """Names of objects and their bytes, in the order of names; up to a thousand a request.
+
+        Args:
+            prefix: of their names, up to a slash.
+            until_s: deadline, of `time.monotonic()`.
+            after: names up to this one are left out.
+
+        Raises:
+            ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
+        """
+
+        async def listed() -> dict[str, int]:
+            found: dict[str, int] = {}
+            # Without an offset the request is a plain one, which every store has.
+            offset = after or None
+            try:
+                async for page in self._obstore.list(self._store, prefix, offset=offset):
+                    self.requests.lists += 1
+                    found |= {each["path"]: each["size"] for each in page}
+            except FileNotFoundError:
+                pass  # a folder that nothing was written into
+            return found
+
+        before = self.requests.lists
+        found = await self._tried(f"list {prefix}", listed, until_s, nbytes=0)
+        # An empty answer is a request, too.
+        self.requests.lists = max(self.requests.lists, before + 1)
+        return dict(sorted((k, n) for k, n in found.items() if k > after))
 
     async def _get(self, key: str) -> memoryview | None:
         try:

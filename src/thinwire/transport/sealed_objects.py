@@ -1,0 +1,108 @@
+"""Objects of a run in a store, sealed with its token if it has one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import final
+
+from thinwire.buffers import BufferPool
+from thinwire.lazy_torch import Tensor, torch
+from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
+from thinwire.security.token import Token
+from thinwire.transport.object_store import ObjectStore
+
+__all__ = ["SealedObjects", "bytes_tensor", "name_part"]
+
+_LONGEST_NAME = 24
+
+
+@final
+class SealedObjects:
+    """Payloads by the names of objects: what was written under another name does not open.
+
+    Args:
+        store: holds them.
+        token: of the run; None leaves payloads as they are.
+        run: its name.
+        workers: K where it is fixed, which is part of what a payload is sealed for; else 0.
+
+    >>> import asyncio, time
+    >>> from thinwire.transport.object_store import ObjectStore
+    >>> store = ObjectStore("memory://")
+    >>> objects = SealedObjects(store, Token("a secret of many characters"), "first")
+    >>> async def there_and_back():
+    ...     until_s = time.monotonic() + 10
+    ...     await objects.put("first/a", bytes_tensor(b"abc"), until_s)
+    ...     return objects.opened(await store.get("first/a", until_s, nbytes=3), "first/a")
+    >>> asyncio.run(there_and_back()).tolist()
+    [97, 98, 99]
+    """
+
+    def __init__(
+        self, store: ObjectStore, token: Token | None, run: str, *, workers: int = 0
+    ) -> None:
+        self.store, self._workers = store, workers
+        self._sealer = None if token is None else Sealer(token, run)
+        self._buffers = BufferPool()
+
+    @property
+    def added_nbytes(self) -> int:
+        """What sealing adds; nothing without a token."""
+        return 0 if self._sealer is None else SEAL_NBYTES
+
+    async def put(self, key: str, payload: Tensor, until_s: float) -> bool:
+        """Write `payload` (uint8 [n], on the CPU); false if that place has another one.
+
+        Raises:
+            ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
+        """
+
+        def is_same(there: memoryview) -> bool:
+            # Not its bytes: what is sealed twice is sealed differently.
+            found = self.opened(there, key)
+            return found is not None and torch.equal(found, payload)
+
+        return await self.store.put(key, self._closed(key, payload), until_s, is_same)
+
+    async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
+        """Write `payload` in place of what is there, which only this process writes."""
+        await self.store.replace(key, self._closed(key, payload), until_s)
+
+    def opened(self, raw: memoryview, key: str) -> Tensor | None:
+        """The payload of the object `key`; None if it was not sealed by this run for that name."""
+        if self._sealer is not None:
+            return self._sealer.open(raw, self._bound(key))
+        payload = self._buffers.take(len(raw), torch.device("cpu"))
+        payload.numpy().data[:] = raw
+        return payload
+
+    def _closed(self, key: str, payload: Tensor) -> memoryview:
+        sealer = self._sealer
+        travels = payload if sealer is None else sealer.seal(payload, self._bound(key))
+        return travels.numpy().data
+
+    def _bound(self, key: str) -> bytes:
+        return place_of("object", key, self._workers)
+
+
+def name_part(what: str) -> str:
+    """`what` as a part of a name: readable, and another one for every other `what`.
+
+    >>> name_part("fragment 0"), name_part("größe")
+    ('fragment-0', 'gr--e-d353a267')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", what)
+    if plain == what.replace(" ", "-") and "-" not in what and len(plain) <= _LONGEST_NAME:
+        return plain
+    return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
+def bytes_tensor(raw: bytes) -> Tensor:
+    """`raw` as uint8 [n].
+
+    >>> bytes_tensor(b"ab").tolist(), bytes_tensor(b"").numel()
+    ([97, 98], 0)
+    """
+    # A buffer of no bytes is refused by torch.
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
