@@ -47,6 +47,8 @@ class ExchangeContext:
         storage: where feedback rests.
         drops_bad_messages: the workers agree on which messages are bad and go on without them;
             otherwise a bad message is an error.
+        votes: whether they vote on it, because a message may have reached some of them only; else
+            the transport gives all of them the same bytes, and they find the same.
         has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
         refuses_same_work: workers that all send the same in the first round are an error.
         refuses_own: what this worker would send is an error if it is not finite; else it is sent,
@@ -62,6 +64,7 @@ class ExchangeContext:
     rank: int
     storage: StatePlacement
     drops_bad_messages: bool = False
+    votes: bool = True
     has_own_anchors: bool = False
     refuses_same_work: bool = True
     refuses_own: bool = True

@@ -154,12 +154,13 @@ class _GatherState(WholeMessages):
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
         drops = self._context.drops_bad_messages and not self._alone
         received = yield AllGather(messages[_WHOLE], may_lack=drops)
-        # A message may be damaged on its way to some workers only. They vote, so that all of them
-        # leave out the same ones and get equal means.
+        # A message may be damaged on its way to some workers only. They then vote, so that all of
+        # them leave out the same ones and get equal means.
         rejected: dict[int, Rejection] = {}
         if drops:
             workers = len(received)
-            rejected = yield from agree(self._examine(received, tag), workers)
+            found, votes = self._examine(received, tag), self._context.votes
+            rejected = yield from agree(found, workers, votes=votes)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
         senders = [rank for rank in range(len(received)) if rank not in rejected]
         # What came back as it was sent was checked before. Where workers vote on what to leave out,

@@ -175,7 +175,8 @@ class _ReduceScatterState(ExchangeState):
         combined, left_out, clipped = self._combine_shard(shards, tag, loads)
         results = yield AllGather(combined, may_lack=drops)
         if drops:
-            rejected = yield from agree(self._examine_results(results, tag), workers)
+            found, votes = self._examine_results(results, tag), self._context.votes
+            rejected = yield from agree(found, workers, votes=votes)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
         joined = attempt(lambda: self._joined(results, tag, is_checked=drops))
         yield ToCaller()

@@ -11,15 +11,20 @@ from thinwire.transport import AllGather, Requests
 __all__ = ["agree", "ballot", "ballot_nbytes", "tally"]
 
 
-def agree(found: Mapping[int, Rejection], workers: int) -> Requests[dict[int, Rejection]]:
+def agree(
+    found: Mapping[int, Rejection], workers: int, *, votes: bool
+) -> Requests[dict[int, Rejection]]:
     """Whose messages no worker uses: those that any worker rejected.
 
     Args:
         found: what this worker rejected, by rank of the sender.
         workers: K.
+        votes: whether they may have been given different bytes; if not, all found the same.
     """
-    votes = yield AllGather(ballot(found, workers))
-    return tally(votes, found)
+    if not votes:
+        return dict(found)
+    ballots = yield AllGather(ballot(found, workers))
+    return tally(ballots, found)
 
 
 def ballot_nbytes(workers: int) -> int:

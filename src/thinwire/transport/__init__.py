@@ -23,6 +23,7 @@ from thinwire.transport.metered import Metered, TransportCounters
 
 if TYPE_CHECKING:
     # The room of elastic runs imports this one.
+    from thinwire.elastic.bucket.transport import ElasticBucket as ElasticBucket
     from thinwire.elastic.transport import Elastic as Elastic
     from thinwire.elastic.transport import ElasticOptions as ElasticOptions
     from thinwire.transport.bucket import Bucket
@@ -36,6 +37,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "thinwire.elastic.bucket.transport": ("ElasticBucket",),
             "thinwire.elastic.transport": ("Elastic", "ElasticOptions"),
             "thinwire.transport.bucket": ("Bucket",),
             "thinwire.transport.distributed": ("Distributed", "naming_failures"),
@@ -52,6 +54,7 @@ __all__ = [
     "Bucket",
     "Distributed",
     "Elastic",
+    "ElasticBucket",
     "ElasticOptions",
     "Metered",
     "Rendezvous",

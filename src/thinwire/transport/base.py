@@ -334,6 +334,14 @@ class Transport(ABC):
         return 0
 
     @property
+    def gives_all_the_same(self) -> bool:
+        """Whether a payload reaches either all workers alike or none of them.
+
+        What is wrong with one is then seen by all, and they need not tell each other.
+        """
+        return False
+
+    @property
     def service_requests(self) -> Mapping[str, int]:
         """How often a service was asked that charges for it, by kind; empty without one."""
         return {}
@@ -376,6 +384,11 @@ class WrappedTransport(Transport):
     def added_nbytes(self) -> int:
         """The wrapped transport's."""
         return self._inner.added_nbytes
+
+    @property
+    def gives_all_the_same(self) -> bool:
+        """Whether the wrapped transport does."""
+        return self._inner.gives_all_the_same
 
     @property
     def service_requests(self) -> Mapping[str, int]:

@@ -35,7 +35,7 @@ from thinwire.transport.progress_thread import ProgressThread
 from thinwire.transport.sealed import not_opened
 from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
 
-__all__ = ["Bucket"]
+__all__ = ["Bucket", "check_run_name"]
 
 T = TypeVar("T")
 
@@ -441,17 +441,25 @@ def _check(rank: int, workers: int, run: str, keep: int, timeout_s: float) -> No
             because="workers are numbered from 0",
             do=f"pass a rank from 0 to {max(0, workers - 1)} and the number of all workers",
         )
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
-        raise ConfigurationError(
-            f"call a run {run!r}",
-            because="its name is part of the names of objects",
-            do="pass up to 100 letters, digits, dots, underscores and hyphens",
-        )
+    check_run_name(run)
     if keep < 1 or not timeout_s > 0:
         raise ConfigurationError(
             f"exchange over an object store with keep={keep} and timeout_s={timeout_s}",
             because="one round at least has to stay, and every message takes some time",
             do="pass keep >= 1 and timeout_s > 0",
+        )
+
+
+def check_run_name(run: str) -> None:
+    """Raise `ConfigurationError` if `run` cannot be part of the names of objects.
+
+    >>> check_run_name("an-evening.2")
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise ConfigurationError(
+            f"call a run {run!r}",
+            because="its name is part of the names of objects",
+            do="pass up to 100 letters, digits, dots, underscores and hyphens",
         )
 
 

@@ -1,0 +1,337 @@
+"""Who takes part in a round: what each worker says of itself, and the one roll that follows.
+
+A run is a sequence of rolls, numbered from 1. Roll n says who takes part from then on and from
+which version of the outer parameters. It is written once, by whichever worker comes first, and
+stays: so there is one run, whoever is cut off from it and for however long. No store, no clock
+and no network here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self, final
+
+from thinwire.elastic.quorum import identity_of
+from thinwire.membership import Phase, Progress, WorkerMetrics
+
+__all__ = ["Call", "LoggedRound", "NewestState", "Roll", "last_roll", "latest_calls", "next_roll"]
+
+JOIN, ROUND, LAST, DONE = (
+    phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST, Phase.DONE)
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewestState:
+    """The newest snapshot of the run that is whole.
+
+    Args:
+        version: of the outer parameters in it; -1 if there is none.
+        roll: number of the roll that had this version.
+        writer: name of the worker that wrote it.
+    """
+
+    version: int = -1
+    roll: int = 0
+    writer: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedRound:
+    """An outer step and where its messages lie: enough to take it again.
+
+    Args:
+        version: of the outer parameters after it.
+        place: prefix of the messages' names.
+        nbytes: of all of its messages.
+        facts: of its `RoundRecord`.
+    """
+
+    version: int
+    place: str
+    nbytes: int
+    facts: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """What a worker says of itself before a roll.
+
+    Args:
+        name: its identity and that of its process.
+        phase: "join", "round" or "last".
+        position: how far it has come.
+        lacks: it cannot get to where the last roll was, and needs a snapshot.
+        leaves: it takes no further part.
+        state: the newest snapshot that it knows of.
+        metrics: what it measured so far.
+
+    >>> position = Progress(version=3, step=30, digest="ab")
+    >>> call = Call(name="a:1", phase="round", position=position)
+    >>> Call.read(call.text()) == call
+    True
+    """
+
+    name: str
+    phase: str
+    position: Progress
+    lacks: bool = False
+    leaves: bool = False
+    state: NewestState = field(default_factory=NewestState)
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps({**asdict(self), "metrics": self.metrics.describe()})
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From what `text` returned elsewhere.
+
+        Raises:
+            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+        """
+        told: dict[str, Any] = json.loads(text)
+        told["metrics"], _ = WorkerMetrics.read(told["metrics"])
+        told["position"] = Progress.read(told["position"])
+        told["state"] = NewestState(**told["state"])
+        return cls(**told)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roll:
+    """Who takes part from now on.
+
+    Args:
+        number: from 1.
+        names: of the workers, in rank order.
+        phase: "join", "round", "last", or "done": the run is over, and nobody takes part any more.
+        position: the run's; `dealt` are the data shares handed out before this roll.
+        new: those of the names that have just come, and have nothing to contribute.
+        behind: those that take the last outer steps first.
+        lacking: names of workers that wait for a snapshot, and do not take part.
+        rounds: outer steps since the roll before.
+        state: the newest snapshot.
+        next_state: the snapshot that is being written, of this roll's version or an earlier one;
+            its writer is "" while none is needed.
+        log_nbytes: of all messages since the newest snapshot.
+        metrics: of the workers, by name.
+
+    >>> roll = Roll(number=1, names=("a:1",), phase="join", position=Progress(
+    ...     version=0, step=0, digest="ab"))
+    >>> Roll.read(roll.text()) == roll
+    True
+    """
+
+    number: int
+    names: tuple[str, ...]
+    phase: str
+    position: Progress
+    new: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    rounds: tuple[LoggedRound, ...] = ()
+    state: NewestState = field(default_factory=NewestState)
+    next_state: NewestState = field(default_factory=NewestState)
+    log_nbytes: int = 0
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is the run's end."""
+        return self.phase == DONE
+
+    def changes(self, before: "Roll | None") -> bool:
+        """Whether what is under way since the roll `before` is given up."""
+        if before is None or before.number != self.number - 1:
+            return True
+        return before.names != self.names or bool(self.behind)
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From what `text` returned elsewhere.
+
+        Raises:
+            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+        """
+        told: dict[str, Any] = json.loads(text)
+        for names in ("names", "new", "behind", "lacking"):
+            told[names] = tuple(map(str, told[names]))
+        told["position"] = Progress.read(told["position"])
+        told["rounds"] = tuple(LoggedRound(**each) for each in told["rounds"])
+        told["state"] = NewestState(**told["state"])
+        told["next_state"] = NewestState(**told["next_state"])
+        return cls(**told)
+
+
+def latest_calls(calls: Sequence[Call]) -> list[Call]:
+    """One call for each identity: of a worker that was started again, that of its last process.
+
+    >>> at = Progress(version=0, step=0, digest="ab")
+    >>> calls = [Call(name=name, phase="join", position=at) for name in ("a:1", "a:2", "b:1")]
+    >>> [call.name for call in latest_calls(calls)]
+    ['a:2', 'b:1']
+    """
+    latest: dict[str, Call] = {}
+    for call in sorted(calls, key=lambda call: call.name):
+        latest[identity_of(call.name)] = call
+    return list(latest.values())
+
+
+def next_roll(
+    before: Roll | None,
+    calls: Sequence[Call],
+    rounds: Sequence[LoggedRound],
+    *,
+    me: str,
+    min_workers: int,
+    largest_log: int,
+) -> Roll | None:
+    """The roll after `before`, as worker `me` concludes it; None if it must not conclude one.
+
+    The state that has come furthest is the run's, and among states that came equally far the one
+    that most workers have. Only a worker that has it may write the roll, for it alone knows by
+    which outer steps the run got there.
+
+    Args:
+        before: None before the first.
+        calls: one for each identity.
+        rounds: the outer steps that `me` knows of since `before`.
+        me: name of this worker.
+        min_workers: with fewer there is no roll.
+        largest_log: bytes of messages since the newest snapshot, after which another one is due.
+    """
+    there = [call for call in calls if not call.leaves]
+    fit = [call for call in there if not call.lacks and _follows(call.position, before)]
+    mine = next((call for call in fit if call.name == me), None)
+    if mine is None:
+        return None
+    furthest = max(call.position.version for call in fit)
+    top = [call for call in fit if call.position.version == furthest]
+    counts = Counter(call.position.digest for call in top)
+    digest = max(counts, key=lambda digest: (counts[digest], digest == mine.position.digest))
+    if (mine.position.version, mine.position.digest) != (furthest, digest):
+        return None
+    known = _leading_to(furthest, rounds, before)
+    reachable = {round.version - 1 for round in known}
+    members = [
+        call
+        for call in fit
+        if (call.position.version, call.position.digest) == (furthest, digest)
+        or call.position.version in reachable
+    ]
+    # With the first roll no round begins, and those that began with other weights take a snapshot.
+    if len(members) < (1 if before is None else min_workers) or len(there) < min_workers:
+        return None
+    members.sort(key=lambda call: call.name)
+    phase, concerned = _phase_of(members)
+    names = tuple(call.name for call in members)
+    lacking = tuple(sorted(call.name for call in there if call not in members))
+    state = max((call.state for call in there), key=lambda state: (state.version, state.writer))
+    if before is not None and before.state.version >= state.version:
+        state = before.state
+    log_nbytes = _log_nbytes(before, state, known)
+    roll = Roll(
+        number=1 if before is None else before.number + 1,
+        names=names,
+        phase=phase,
+        position=Progress(
+            version=furthest,
+            digest=digest,
+            step=max(call.position.step for call in concerned),
+            dealt=max(call.position.dealt for call in fit)
+            if before is None
+            else before.position.dealt + len(before.names),
+        ),
+        new=tuple(c.name for c in members if c.phase == JOIN and phase != JOIN),
+        behind=tuple(c.name for c in members if c.position.version < furthest),
+        lacking=lacking,
+        rounds=tuple(known),
+        state=state,
+        log_nbytes=log_nbytes,
+        metrics={c.name: c.metrics.describe() for c in members},
+    )
+    return replace(roll, next_state=_next_state(roll, before, largest_log))
+
+
+def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -> Roll:
+    """The end of a run: its last outer steps were those of `rounds`.
+
+    Args:
+        before: the last roll.
+        position: the run's, in the end.
+        rounds: the outer steps since `before`.
+    """
+    known = _leading_to(position.version, rounds, before)
+    return Roll(
+        number=before.number + 1,
+        names=(),
+        phase=DONE,
+        position=replace(position, dealt=before.position.dealt + len(before.names), over=True),
+        rounds=tuple(known),
+        state=before.state,
+        log_nbytes=_log_nbytes(before, before.state, known),
+        metrics=before.metrics,
+    )
+
+
+def _follows(position: Progress, before: Roll | None) -> bool:
+    if before is None:
+        return True
+    known = before.position
+    is_same = (position.version, position.digest) == (known.version, known.digest)
+    return is_same or position.version > known.version
+
+
+def _leading_to(
+    version: int, rounds: Sequence[LoggedRound], before: Roll | None
+) -> list[LoggedRound]:
+    """Those of `rounds` that lead to `version` without a gap, oldest first."""
+    least = 0 if before is None else before.position.version
+    by_version = {round.version: round for round in rounds}
+    found: list[LoggedRound] = []
+    while version > least and version in by_version:
+        found.append(by_version[version])
+        version -= 1
+    return found[::-1]
+
+
+def _phase_of(members: Sequence[Call]) -> tuple[str, Sequence[Call]]:
+    """The phase, and the calls that it is the phase of."""
+    for phase in (LAST, ROUND):
+        concerned = [call for call in members if call.phase == phase]
+        if concerned:
+            return phase, concerned
+    return JOIN, members
+
+
+def _log_nbytes(before: Roll | None, state: NewestState, rounds: Sequence[LoggedRound]) -> int:
+    new = sum(round.nbytes for round in rounds)
+    if before is None or state.version > before.state.version:
+        return new
+    return before.log_nbytes + new
+
+
+def _next_state(roll: Roll, before: Roll | None, largest_log: int) -> NewestState:
+    """Which snapshot is to be written: one at a time, and each time by another worker."""
+    nothing = NewestState()
+    if roll.state.version == roll.position.version:
+        return nothing
+    coming = nothing if before is None else before.next_state
+    if coming.writer in roll.names and coming.version > roll.state.version:
+        return coming
+    if not roll.lacking and roll.log_nbytes <= largest_log:
+        return nothing
+    able = [name for name in roll.names if name not in roll.behind]
+    return NewestState(
+        version=roll.position.version, roll=roll.number, writer=able[roll.number % len(able)]
+    )

@@ -1,0 +1,300 @@
+"""The objects of a run: what they are called, and reading and writing them.
+
+    RUN/about                                          what must be the same on all workers
+    RUN/call/ROLL/WORKER                               what a worker says before a roll
+    RUN/roll/ROLL                                      who takes part
+    RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     what travels; an empty one counts as lost
+    RUN/state/VERSION/WORKER/PART                      a snapshot, whole once its `end` is there
+
+What is written only if nothing is there decides what it says for good: a roll, and whether a
+message counts. Whoever waits too long for a message puts an empty one in its place; its sender then
+finds that one there, and so do all others. Rolls and empty messages are never deleted, so that a
+worker that was away for any time cannot write what has been decided without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, final
+
+from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.errors import ExchangeError, MismatchError
+from thinwire.handshake import check_same
+from thinwire.lazy_torch import Tensor, torch
+from thinwire.security.token import Token
+from thinwire.transport.base import RoundTag
+from thinwire.transport.object_store import ObjectStore, together
+from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
+
+__all__ = ["RunObjects", "absent_message"]
+
+_LOG = logging.getLogger(__name__)
+
+_PART_NBYTES = 32 << 20
+_AT_ONCE = 4
+_KEPT_STATES = 2
+_SMALL = 4096  # bytes, about, of what is not a message
+
+
+def absent_message() -> Tensor:
+    """What stands in the place of a message that did not come in time."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+@final
+class RunObjects:
+    """Reads and writes the objects of one run.
+
+    Args:
+        store: that they lie in.
+        run: its name.
+        token: what is written is sealed with it; None leaves it to be read.
+    """
+
+    def __init__(self, store: ObjectStore, run: str, token: Token | None) -> None:
+        self.store, self.run = store, run
+        self.sealed = SealedObjects(store, token, run)
+
+    # -- what the run is ---------------------------------------------------------------------------
+
+    async def check_description(self, description: Mapping[str, str], until_s: float) -> None:
+        """Write what this worker runs, or compare it with what the first worker wrote.
+
+        Raises:
+            MismatchError: it is something else, or was written with another token.
+        """
+        key = f"{self.run}/about"
+        told = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
+        if await self.sealed.put(key, told, until_s):
+            return
+        raw = await self.store.get(key, until_s, nbytes=_SMALL)
+        theirs = None if raw is None else self.sealed.opened(raw, key)
+        if theirs is None:
+            raise self._unreadable(key)
+        check_same(
+            _read(theirs, key, self.store.url),
+            dict(description),
+            cannot=f"take part in run {self.run!r} in {self.store.url}",
+            whose="the run",
+            do="start all workers from the same script, arguments and thinwire version, or pass "
+            "another name as run",
+        )
+
+    # -- rolls and calls ---------------------------------------------------------------------------
+
+    async def roll(self, number: int, until_s: float) -> Roll | None:
+        """Roll `number`; None if it is not written yet."""
+        key = self._roll_key(number)
+        raw = await self.store.get(key, until_s, nbytes=_SMALL)
+        if raw is None:
+            return None
+        told = self.sealed.opened(raw, key)
+        if told is None:
+            raise self._unreadable(key)
+        try:
+            return Roll.read(told.numpy().tobytes().decode())
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(key) from error
+
+    async def put_roll(self, roll: Roll, until_s: float) -> bool:
+        """Write a roll, unless there is one of its number; returns whether it is now this one."""
+        told = bytes_tensor(roll.text().encode())
+        return await self.sealed.put(self._roll_key(roll.number), told, until_s)
+
+    async def newest_roll(self, after: int, until_s: float) -> int:
+        """The number of the last roll there is, from `after` on."""
+        prefix = f"{self.run}/roll/"
+        # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
+        # for one by one.
+        found = await self.store.sizes(prefix, until_s, after=self._roll_key(after))
+        return max([after, *(_number_in(key.removeprefix(prefix)) for key in found)])
+
+    async def put_call(self, number: int, call: Call, until_s: float) -> None:
+        """Say what `call` does before roll `number`, in place of what was said before."""
+        told = bytes_tensor(call.text().encode())
+        await self.sealed.replace(self._call_key(number, call.name), told, until_s)
+
+    async def call(self, number: int, name: str, until_s: float) -> Call | None:
+        """What worker `name` says before roll `number`; None if it is not there yet."""
+        return await self._call(self._call_key(number, name), until_s)
+
+    async def further_calls(
+        self, number: int, known: Collection[str], until_s: float
+    ) -> list[Call]:
+        """What all workers but those named `known` say before roll `number`."""
+        skipped = {self._call_key(number, name) for name in known}
+        listed = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
+        keys = [key for key in listed if key not in skipped]
+        found = await together(*(self._call(key, until_s) for key in keys))
+        return [call for call in found if call is not None]
+
+    async def forget_call(self, number: int, name: str) -> None:
+        """Delete what worker `name` said before roll `number`, which is there by now."""
+        await self.store.delete([self._call_key(number, name)])
+
+    async def _call(self, key: str, until_s: float) -> Call | None:
+        raw = await self.store.get(key, until_s, nbytes=_SMALL)
+        told = None if raw is None else self.sealed.opened(raw, key)
+        try:
+            return None if told is None else Call.read(told.numpy().tobytes().decode())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            _LOG.warning("%s is no call of a worker of this thinwire version", key)
+            return None
+
+    def _roll_key(self, number: int) -> str:
+        return f"{self.run}/roll/{number:08}"
+
+    def _call_key(self, number: int, name: str) -> str:
+        return f"{self.run}/call/{number:08}/{name_part(name)}"
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def place(self, roll: int, tag: RoundTag) -> str:
+        """Prefix of the names of an exchange's messages, which no other exchange has."""
+        return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
+
+    async def messages(self, place: str, workers: int, until_s: float) -> list[Tensor] | None:
+        """All messages of an all-gather at `place`, in rank order; None if one is not there.
+
+        One that counts as lost, or does not open, is empty.
+        """
+        keys = [f"{place}/{rank:05}" for rank in range(workers)]
+        found = await together(*(self.store.get(key, until_s, nbytes=_SMALL) for key in keys))
+        opened: list[Tensor] = []
+        for key, raw in zip(keys, found, strict=True):
+            if raw is None:
+                return None
+            payload = self.sealed.opened(raw, key)
+            opened.append(absent_message() if payload is None else payload)
+        return opened
+
+    async def delete_messages(self, before_roll: int, until_s: float) -> int:
+        """Delete all messages sent before roll `before_roll`, but for those that stand for lost
+        ones; returns how many."""
+        prefix, lost = f"{self.run}/message/", self.sealed.added_nbytes
+        end = f"{prefix}{before_roll:08}"
+        old = [
+            key
+            for key, nbytes in (await self.store.sizes(prefix, until_s)).items()
+            if key < end and nbytes > lost
+        ]
+        return len(old) if old and await self.store.delete(old) else 0
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    async def put_state(
+        self, parts: Sequence[memoryview], state: NewestState, timeout_s: float
+    ) -> None:
+        """Write a snapshot: parts of a file, and after all of them its end.
+
+        Args:
+            parts: the file's, one after the other.
+            state: which it is.
+            timeout_s: for each 32 MiB.
+        """
+        base = self._state_base(state)
+        pieces = list(_pieces(parts))
+        for start in range(0, len(pieces), _AT_ONCE):
+            until_s = time.monotonic() + timeout_s
+            await together(
+                *(
+                    self.sealed.put(f"{base}/{start + number:05}", piece, until_s)
+                    for number, piece in enumerate(pieces[start : start + _AT_ONCE])
+                )
+            )
+        end = json.dumps({"parts": len(pieces), "nbytes": sum(map(len, pieces))})
+        until_s = time.monotonic() + timeout_s
+        await self.sealed.put(f"{base}/end", bytes_tensor(end.encode()), until_s)
+
+    async def state(
+        self, state: NewestState, timeout_s: float, *, largest: int
+    ) -> bytearray | None:
+        """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
+        base = self._state_base(state)
+        end = await self._opened(f"{base}/end", time.monotonic() + timeout_s, _SMALL)
+        if end is None:
+            return None
+        told = _read(end, f"{base}/end", self.store.url)
+        whole = bytearray()
+        if not 0 <= int(told["nbytes"]) <= largest:
+            return None
+        for start in range(0, int(told["parts"]), _AT_ONCE):
+            until_s = time.monotonic() + timeout_s
+            numbers = range(start, min(start + _AT_ONCE, int(told["parts"])))
+            found = await together(
+                *(self._opened(f"{base}/{n:05}", until_s, _PART_NBYTES) for n in numbers)
+            )
+            if any(piece is None for piece in found) or len(whole) > int(told["nbytes"]):
+                return None
+            for piece in found:
+                whole += piece.numpy().data
+        return whole if len(whole) == int(told["nbytes"]) else None
+
+    async def has_state(self, state: NewestState, until_s: float) -> bool:
+        """Whether a snapshot is whole."""
+        end = f"{self._state_base(state)}/end"
+        return await self.store.get(end, until_s, nbytes=_SMALL) is not None
+
+    async def delete_states(self, until_s: float) -> None:
+        """Delete all snapshots but the newest two."""
+        prefix = f"{self.run}/state/"
+        keys = list(await self.store.sizes(prefix, until_s))
+        ends = {key.removeprefix(prefix).split("/")[0] for key in keys if key.endswith("/end")}
+        kept = sorted(ends)[-_KEPT_STATES:]
+        old = [key for key in keys if kept and key.removeprefix(prefix) < kept[0]]
+        if old:
+            await self.store.delete(old)
+
+    async def _opened(self, key: str, until_s: float, nbytes: int) -> Tensor | None:
+        raw = await self.store.get(key, until_s, nbytes=nbytes)
+        return None if raw is None else self.sealed.opened(raw, key)
+
+    def _state_base(self, state: NewestState) -> str:
+        return f"{self.run}/state/{state.version:012}/{name_part(state.writer)}"
+
+    def _unreadable(self, key: str) -> MismatchError:
+        return MismatchError(
+            f"take part in run {self.run!r} in {self.store.url}",
+            because=f"{key} was written with another token or by another version of thinwire, or "
+            "was changed",
+            do="give all workers the same THINWIRE_TOKEN and version, or pass another name as run",
+        )
+
+
+def _read(told: Tensor, key: str, url: str) -> dict[str, Any]:
+    try:
+        found = json.loads(told.numpy().tobytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ExchangeError(
+            f"read {key} in {url}",
+            because="it is damaged",
+            do="pass another name as run, or delete what is in that place",
+        )
+    return found
+
+
+def _number_in(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _pieces(parts: Sequence[memoryview]) -> list[Tensor]:
+    """`parts`, one after the other, in pieces of 32 MiB, the last one shorter.
+
+    >>> [piece.tolist() for piece in _pieces([memoryview(b"a"), memoryview(b"bc")])]
+    [[97, 98, 99]]
+    """
+    pieces: list[bytearray] = []
+    for part in parts:
+        start = 0
+        while start < len(part):
+            if not pieces or len(pieces[-1]) == _PART_NBYTES:
+                pieces.append(bytearray())
+            end = start + _PART_NBYTES - len(pieces[-1])
+            pieces[-1] += part[start:end]
+            start = end
+    return [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces]

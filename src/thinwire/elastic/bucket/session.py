@@ -1,0 +1,607 @@
+"""A worker among others that come and go over an object store: meeting them, and catching up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, final
+
+from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
+from thinwire.elastic.bucket.loop_thread import LoopThread
+from thinwire.elastic.bucket.roll import (
+    Call,
+    LoggedRound,
+    NewestState,
+    Roll,
+    last_roll,
+    latest_calls,
+    next_roll,
+)
+from thinwire.elastic.bucket.run_objects import RunObjects
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.options import ElasticOptions
+from thinwire.elastic.quorum import identity_of
+from thinwire.elastic.round_log import LOGGED_STATES
+from thinwire.elastic.snapshot import snapshot_parts, unpack
+from thinwire.elastic.timeouts import Timeouts
+from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
+from thinwire.membership import (
+    Answer,
+    Go,
+    Load,
+    Over,
+    Phase,
+    Progress,
+    Replay,
+    RoundPlan,
+    RoundRecord,
+    SharedState,
+    Snapshot,
+    WorkerMetrics,
+)
+from thinwire.transport.object_store import together
+
+__all__ = ["BucketSession"]
+
+_LOG = logging.getLogger(__name__)
+
+_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
+_SETTLE_S = 2.0  # in which no other worker comes before the first roll
+_LEAST_TURN_S = 1.0
+_HEADROOM_BYTES = 64 << 20
+_AT_ONCE = 16
+_MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
+
+_Steps = Generator[Answer, None, bool]
+"""What the loop has to do, and whether this worker then is where the run is."""
+
+
+@final
+class BucketSession:
+    """What a worker does from joining to leaving.
+
+    Args:
+        objects: of the run.
+        name: of this worker, with that of its process.
+        options: how long it waits, and for how many.
+        timeouts: from how long others took so far.
+        state: this worker's, for reading.
+        events: what happens is noted here.
+        asked_to_leave: says so; asked while waiting for others, which then ends with `RunStopped`.
+
+    Attributes:
+        names: of the workers of the round, in rank order.
+        rank: of this worker among them.
+        group: of the round; None before the first.
+    """
+
+    def __init__(
+        self,
+        objects: RunObjects,
+        name: str,
+        options: ElasticOptions,
+        timeouts: Timeouts,
+        *,
+        state: SharedState,
+        events: EventLog,
+        asked_to_leave: Callable[[], bool],
+    ) -> None:
+        self.name, self.names, self.rank = name, (name,), 0
+        self.group: BucketGroup | None = None
+        self._objects, self._options, self._timeouts = objects, options, timeouts
+        self._state, self._events, self._asked_to_leave = state, events, asked_to_leave
+        self._thread = LoopThread()
+        self._roll: Roll | None = None  # the newest that is known
+        self._entered: Roll | None = None  # the last that this worker took part in
+        self._rounds: dict[int, LoggedRound] = {}  # by the version after them
+        self._digests: dict[int, str] = {}  # of the rolls' versions
+        self._read_up_to = 0
+        self._lacks = self._is_stale = False
+        self._unusable: set[NewestState] = set()
+        self._written = NewestState()
+        self._metrics = WorkerMetrics()
+        self._round_began_s: float | None = None
+
+    # -- joining -----------------------------------------------------------------------------------
+
+    def join(self, description: Mapping[str, str]) -> None:
+        """See that this worker runs what the others do.
+
+        Raises:
+            MismatchError: it does not. ExchangeError: the store cannot be used.
+        """
+        objects = self._objects
+        self._thread.run(objects.check_description(description, self._until_s()))
+        self._is_stale = True
+
+    # -- before a round ----------------------------------------------------------------------------
+
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Agree with the others on the next roll, and catch up if this worker is behind."""
+        began_s = time.monotonic()
+        self._check_drift()
+        while True:
+            if self._is_stale:
+                self._learn_newest()
+                yield from self._get_to(self._roll)
+            if self._roll is not None and self._roll.is_over:
+                yield Over(self._end(self._roll))
+                return
+            roll = self._meet(phase)
+            if roll is None:
+                self._is_stale = True
+                continue
+            before = self._roll
+            self._learn(roll)
+            self._check_superseded(roll)
+            if self.name not in roll.names:
+                self._note_left_out(roll, before)
+                self._is_stale = True
+                continue
+            if (yield from self._get_to(roll)):
+                break
+            self._is_stale = True
+        self._measure_round()
+        yield Go(self._enter(roll, began_s))
+
+    def _check_drift(self) -> None:
+        """Take no part with outer parameters that have changed since the last round."""
+        # From the tensors and not from memory.
+        here = self._state.progress(anew=True)
+        known = self._digests.get(here.version, here.digest)
+        if known != here.digest and len(self.names) > 1:
+            self._note("refused", why="its outer parameters have changed since its last round")
+            self._lacks = True
+
+    def _meet(self, phase: Phase) -> Roll | None:
+        """Wait for the next roll, and write it if that is for this worker to do.
+
+        Returns:
+            The roll; None if the snapshot is there that this worker waits for.
+        """
+        number, began_s, pause_s = self._next_number(), time.monotonic(), _PAUSE_S
+        run, objects = self._thread.run, self._objects
+        run(objects.put_call(number, self._call(phase), self._until_s()))
+        meeting = _Meeting(began_s=began_s, turn_s=began_s + self._turn_s())
+        meeting.next_listing_s = began_s + self._turn_length_s()
+        while (roll := run(objects.roll(number, self._until_s()))) is None:
+            if self._asked_to_leave():
+                raise RunStopped(
+                    "wait for the others",
+                    because="this worker was asked to stop",
+                    do="start it again to take part",
+                )
+            if time.monotonic() >= meeting.turn_s:
+                roll = run(self._conclude(number, phase, meeting))
+                if roll is not None:
+                    return roll
+            if self._lacks and self._roll is not None and run(self._has_come(self._roll)):
+                return None
+            self._check_waits_in_vain(meeting)
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+        return roll
+
+    async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> Roll | None:
+        """Write the next roll if all are there that are to be waited for, or it was long enough."""
+        until_s, now_s = self._until_s(), time.monotonic()
+        expected = () if self._roll is None else self._roll.names
+        missing = [name for name in expected if name not in meeting.calls and name != self.name]
+        found = await together(*(self._objects.call(number, name, until_s) for name in missing))
+        meeting.calls |= {call.name: call for call in found if call is not None}
+        is_late = now_s - meeting.began_s >= self._timeouts.late()
+        if not is_late and any(name not in meeting.calls for name in missing):
+            # Now and then: a worker that was started again has another name.
+            if now_s < meeting.next_listing_s:
+                return None
+            meeting.next_listing_s = now_s + self._turn_length_s()
+        known = [self.name, *meeting.calls]
+        further = await self._objects.further_calls(number, known, until_s)
+        if further:
+            meeting.last_arrival_s = now_s
+        meeting.calls |= {call.name: call for call in further}
+        calls = latest_calls([self._call(phase), *meeting.calls.values()])
+        here = {identity_of(call.name) for call in calls}
+        if not is_late and any(identity_of(name) not in here for name in expected):
+            return None
+        if self._roll is None and now_s - meeting.last_arrival_s < self._settle_s():
+            return None
+        rounds = list(self._rounds.values())
+        roll = next_roll(
+            self._roll,
+            calls,
+            rounds,
+            me=self.name,
+            min_workers=self._options.min_workers,
+            largest_log=LOGGED_STATES * self._state.shared_nbytes(),
+        )
+        if roll is None:
+            return None
+        if await self._objects.put_roll(roll, until_s):
+            return roll
+        return await self._objects.roll(number, until_s)
+
+    def _call(self, phase: Phase) -> Call:
+        return Call(
+            name=self.name,
+            phase=phase.value,
+            position=self._state.progress(),
+            lacks=self._lacks,
+            state=self._written,
+            metrics=self._metrics,
+        )
+
+    def _next_number(self) -> int:
+        return 1 if self._roll is None else self._roll.number + 1
+
+    def _turn_length_s(self) -> float:
+        return max(_LEAST_TURN_S, self._timeouts.late() / 4)
+
+    def _settle_s(self) -> float:
+        return min(_SETTLE_S, self._timeouts.floor_s)
+
+    def _turn_s(self) -> float:
+        """After how long this worker writes a roll itself: one after the other."""
+        if self._roll is None:
+            return 0.0
+        identities = [identity_of(name) for name in self._roll.names]
+        mine = identity_of(self.name)
+        if mine in identities:
+            return identities.index(mine) * self._turn_length_s()
+        # The others know more than a newcomer does.
+        return 2 * self._timeouts.late() + len(identities) * self._turn_length_s()
+
+    def _check_waits_in_vain(self, meeting: _Meeting) -> None:
+        waited_s = time.monotonic() - meeting.began_s
+        if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
+            return
+        there = 1 + sum(not call.leaves for call in meeting.calls.values())
+        if there < self._options.min_workers:
+            raise ExchangeError(
+                "begin a round",
+                because=f"it needs min_workers={self._options.min_workers}, and only {there} were "
+                f"there for {waited_s:.0f} s",
+                do="start the others, or ask for fewer workers",
+            )
+        if self._lacks:
+            position = self._roll.position if self._roll is not None else self._state.progress()
+            raise ExchangeError(
+                "go on with the run",
+                because=f"it is at version {position.version}, digest {position.digest}; this "
+                "worker cannot get there by what lies in the store, and no worker that was there "
+                f"came for {waited_s:.0f} s",
+                do="start one of them again, with --resume; or start all from the same seed or "
+                "checkpoint, with another name as run",
+            )
+        # Anything else is a slow round of others, which this worker waits for.
+
+    def _check_superseded(self, roll: Roll) -> None:
+        mine = identity_of(self.name)
+        other = next((n for n in roll.names if identity_of(n) == mine and n > self.name), None)
+        if other is not None:
+            raise MismatchError(
+                f"take part as {mine!r}",
+                because="another process that was started later has this name, too",
+                do="end one of them, or give each worker a name of its own",
+            )
+
+    def _enter(self, roll: Roll, began_s: float) -> RoundPlan:
+        before, changed = self._entered, roll.changes(self._entered)
+        self._note_who_came_and_went(roll, before, lost_s=time.monotonic() - began_s)
+        self._entered, self.names = roll, roll.names
+        self.rank = roll.names.index(self.name)
+        if changed or self.group is None:
+            self._close_group()
+            self.group = BucketGroup(self._objects, self.names, self.rank, self._timeouts)
+        self.group.roll = roll.number
+        self.group.forget_call(roll.number)
+        self._write_state(roll)
+        return RoundPlan(
+            phase=Phase(roll.phase),
+            changed=changed,
+            joins=self.name in roll.new,
+            step=roll.position.step,
+            names=roll.names,
+            dealt=roll.position.dealt,
+        )
+
+    def _end(self, roll: Roll) -> RoundPlan:
+        if self._lacks:
+            raise ExchangeError(
+                "end with the others",
+                because=f"the run is over, at version {roll.position.version}, and this worker "
+                "cannot get there by what lies in the store",
+                do="take the model that another worker wrote; for another run pass another name",
+            )
+        self._close_group()
+        self.names, self.rank = (self.name,), 0
+        here = self._state.progress()
+        return RoundPlan(
+            phase=Phase.DONE,
+            changed=True,
+            joins=False,
+            step=here.step,
+            names=self.names,
+            dealt=roll.position.dealt,
+        )
+
+    def _measure_round(self) -> None:
+        now_s = time.monotonic()
+        if self._round_began_s is not None:
+            self._timeouts.finished_round(now_s - self._round_began_s)
+        self._round_began_s = now_s
+
+    # -- becoming equal ----------------------------------------------------------------------------
+
+    def _learn_newest(self) -> None:
+        """Read what was decided without this worker."""
+        known = 0 if self._roll is None else self._roll.number
+        run, objects = self._thread.run, self._objects
+        number = run(objects.newest_roll(known, self._until_s()))
+        if number > known:
+            self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
+        self._is_stale = False
+
+    def _learn(self, roll: Roll) -> None:
+        is_next = self._read_up_to == roll.number - 1
+        self._roll = roll
+        self._digests[roll.position.version] = roll.position.digest
+        self._rounds |= {round.version: round for round in roll.rounds}
+        if is_next:
+            self._read_up_to = roll.number
+        # What the newest snapshot has need not be taken again.
+        least = roll.state.version
+        self._rounds = {v: r for v, r in self._rounds.items() if v > least}
+        self._digests = {v: d for v, d in self._digests.items() if v >= least}
+
+    def _read_rolls(self) -> None:
+        """Read the rolls between the newest snapshot and the newest roll."""
+        assert self._roll is not None
+        newest, first = self._roll, max(self._roll.state.roll, self._read_up_to) + 1
+        for start in range(first, newest.number, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, newest.number))
+            until_s = self._until_s()
+            rolls = self._thread.run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
+            for number, roll in zip(numbers, rolls, strict=True):
+                self._learn(self._there(number, roll))
+        self._learn(newest)
+        self._read_up_to = newest.number
+
+    def _there(self, number: int, roll: Roll | None) -> Roll:
+        if roll is None:
+            raise ExchangeError(
+                f"read roll {number} of the run in {self._objects.store.url}",
+                because="it is gone, and others after it are there",
+                do="end the lifecycle rule, or whatever deletes objects of the run; then go on "
+                "from checkpoints, under another name as run",
+            )
+        return roll
+
+    def _get_to(self, roll: Roll | None) -> _Steps:
+        """Get to where `roll` is: by the rounds that were missed, or by a snapshot and the rounds
+        after it."""
+        if roll is None or self._is_at(roll.position):
+            self._lacks = False
+            return True
+        began_s = time.monotonic()
+        here = self._state.progress()
+        if here.version > roll.position.version and not self._lacks:
+            # From a checkpoint after the last roll: the next one says whether that is the run's.
+            return True
+        self._read_rolls()
+        how = "by the rounds"
+        if here.version >= roll.position.version or not (yield from self._replay(roll.position)):
+            how = "by a snapshot"
+            if not (yield from self._load(roll)):
+                self._note_lacking(roll)
+                self._lacks = True
+                return False
+        self._lacks = False
+        why = f"{how} up to version {roll.position.version}"
+        self._note("healed", why=why, lost_s=time.monotonic() - began_s)
+        return True
+
+    def _is_at(self, position: Progress) -> bool:
+        here = self._state.progress()
+        return (here.version, here.digest) == (position.version, position.digest)
+
+    def _replay(self, target: Progress) -> _Steps:
+        """Take the outer steps that lead to `target`, as far as they are known."""
+        while (version := self._state.progress().version) < target.version:
+            until = min(v for v in self._digests if v > version)
+            rounds = [self._rounds.get(v) for v in range(version + 1, until + 1)]
+            records: list[RoundRecord] = []
+            for round in rounds:
+                record = None if round is None else self._record(round)
+                if record is None:
+                    return False
+                records.append(record)
+            there = Progress(version=until, step=target.step, digest=self._digests[until])
+            try:
+                yield Replay(records, there)
+            except _MALFORMED as error:
+                _LOG.info("the rounds do not follow on this worker's state: %s", error)
+                return False
+        return self._is_at(target)
+
+    def _record(self, round: LoggedRound) -> RoundRecord | None:
+        if not round.place:
+            return None
+        workers = int(round.facts["workers"])
+        reading = self._objects.messages(round.place, workers, self._until_s())
+        messages = self._thread.run(reading)
+        if messages is None:
+            return None
+        return RoundRecord(version=round.version, facts=round.facts, messages=messages)
+
+    def _load(self, roll: Roll) -> _Steps:
+        """Take the newest snapshot, and the outer steps after it."""
+        largest = 2 * self._state.shared_nbytes() + _HEADROOM_BYTES
+        for state in (roll.next_state, roll.state):
+            if state in self._unusable or not 0 <= state.version <= roll.position.version:
+                continue
+            reading = self._objects.state(state, self._options.give_up_s, largest=largest)
+            file = self._thread.run(reading)
+            if file is None:
+                continue
+            try:
+                yield Load(unpack(file))
+            except _MALFORMED as error:
+                _LOG.warning("the snapshot of version %d cannot be used: %s", state.version, error)
+                self._unusable.add(state)
+                continue
+            if (yield from self._replay(roll.position)):
+                return True
+            self._unusable.add(state)
+        return False
+
+    async def _has_come(self, roll: Roll) -> bool:
+        """Whether the snapshot is there that was being written when `roll` was."""
+        state = roll.next_state
+        if not state.writer or state in self._unusable:
+            return False
+        return await self._objects.has_state(state, self._until_s())
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def _write_state(self, roll: Roll) -> None:
+        state = roll.next_state
+        if state.writer == self.name and state.roll == roll.number:
+            self._thread.start(self._wrote(self._state.capture(), state, roll.state))
+
+    async def _wrote(self, snapshot: Snapshot, state: NewestState, before: NewestState) -> None:
+        objects, timeout_s = self._objects, self._options.give_up_s
+        parts = snapshot_parts(snapshot)
+        while True:
+            try:
+                await objects.put_state(parts, state, timeout_s)
+                break
+            except ThinwireError as error:
+                self._note("unsaved", why=f"a snapshot of version {state.version}: {error}")
+                await asyncio.sleep(self._timeouts.late())
+        self._written = state
+        if before.version < 0:
+            return
+        try:
+            await objects.delete_states(time.monotonic() + timeout_s)
+            oldest = min(before.roll, state.roll - KEPT_ROLLS)
+            await objects.delete_messages(oldest, time.monotonic() + timeout_s)
+        except ThinwireError as error:
+            _LOG.warning("old objects stay where they are: %s", error)
+
+    # -- after a round -----------------------------------------------------------------------------
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Remember by which messages the run came to its version, and say if that was its end."""
+        group, before, facts = self.group, self._entered, record.facts
+        assert group is not None
+        assert before is not None
+        self._rounds[record.version] = LoggedRound(
+            version=record.version,
+            place=group.place_of(record.messages),
+            nbytes=sum(message.nbytes for message in record.messages),
+            facts=facts,
+        )
+        for rank, kind in facts["kinds"].items():
+            if rank in facts["flaws"]:
+                who = (identity_of(self.names[rank]),)
+                self._note("left out", who=who, why=facts["flaws"][rank])
+            elif rank in facts["clipped"]:
+                why = f"{kind}: scaled to {facts['clipped'][rank]:.2g} of its length"
+                self._note("clipped", who=(identity_of(self.names[rank]),), why=why)
+        self._note("committed")
+        here = self._state.progress()
+        self._digests[here.version] = here.digest
+        if here.over:
+            roll = last_roll(before, here, list(self._rounds.values()))
+            if not self._thread.run(self._objects.put_roll(roll, self._until_s())):
+                _LOG.warning(
+                    "the others have gone on without this worker, which took too long for its last "
+                    "round: the run's outer parameters are no longer those of version %d",
+                    here.version,
+                )
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Say it before the next roll."""
+        self._metrics = metrics
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def _note_left_out(self, roll: Roll, before: Roll | None) -> None:
+        if self.name in roll.lacking or roll.is_over or before is None:
+            return
+        if self._entered is before:
+            self._note("late", why=f"roll {roll.number} was written without this worker")
+
+    def _note_lacking(self, roll: Roll) -> None:
+        if not self._lacks:
+            self._note(
+                "refused",
+                why=f"it has to wait for a snapshot: nothing leads to version "
+                f"{roll.position.version}",
+            )
+
+    def _note_who_came_and_went(self, roll: Roll, before: Roll | None, *, lost_s: float) -> None:
+        now = set(roll.names)
+        if before is None:
+            place = f"as worker {roll.names.index(self.name)} of {len(now)}"
+            self._note("joined", who=_identities(now), why=place)
+            return
+        was = set(before.names)
+        if was - now:
+            self._note("left", who=_identities(was - now), lost_s=lost_s)
+        if now - was:
+            self._note("arrived", who=_identities(now - was))
+
+    def _note(self, kind: Any, **fields: Any) -> None:
+        self._events.note(kind, round=self._state.glance().version, **fields)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the run; what was written stays."""
+        self._close_group()
+        try:
+            entered = self._entered
+            if entered is not None and entered is self._roll and not self._state.glance().over:
+                position = self._state.glance()
+                call = Call(name=self.name, phase=Phase.ROUND.value, position=position, leaves=True)
+                until_s = time.monotonic() + self._timeouts.floor_s
+                self._thread.run(self._objects.put_call(entered.number + 1, call, until_s))
+        except ThinwireError as error:
+            _LOG.info("the others will wait for this worker: %s", error)
+        finally:
+            self._thread.close()
+
+    def _close_group(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def _until_s(self) -> float:
+        return time.monotonic() + self._options.give_up_s
+
+
+@final
+class _Meeting:
+    """What is known while a worker waits for a roll.
+
+    Args:
+        began_s: since when, of `time.monotonic()`.
+        turn_s: from when on this worker writes the roll.
+    """
+
+    def __init__(self, *, began_s: float, turn_s: float) -> None:
+        self.began_s, self.turn_s = began_s, turn_s
+        self.last_arrival_s = self.next_listing_s = began_s
+        self.calls: dict[str, Call] = {}
+
+
+async def _all(*work: Any) -> list[Any]:
+    return await together(*work)
+
+
+def _identities(names: Sequence[str] | set[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(identity_of, names)))
