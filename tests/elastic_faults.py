@@ -4,6 +4,7 @@ import http.client
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -76,6 +77,9 @@ class FaultyTransport(Transport, Membership):
 
     rank = property(lambda self: self._inner.rank)
     world_size = property(lambda self: self._inner.world_size)
+    added_nbytes = property(lambda self: self._inner.added_nbytes)
+    gives_all_the_same = property(lambda self: self._inner.gives_all_the_same)
+    service_requests = property(lambda self: self._inner.service_requests)
     is_fixed = False
 
     def join(self, state):
@@ -117,7 +121,7 @@ class FaultyTransport(Transport, Membership):
             match request:
                 case AllGather(payload) if _is_message(payload):
                     if strikes and rank is None and not is_result:
-                        request = AllGather(damage(payload))
+                        request = replace(request, payload=damage(payload))
                     answer = yield request
                     self._reached("landed")
                     if strikes and rank is not None and rank < len(answer):
@@ -126,7 +130,7 @@ class FaultyTransport(Transport, Membership):
                 case AllToAll(payloads):
                     reduced = True
                     if strikes and rank is None:
-                        request = AllToAll([damage(payload) for payload in payloads])
+                        request = replace(request, payloads=[damage(p) for p in payloads])
                     answer = yield request
                 case _:
                     answer = yield request

@@ -25,6 +25,7 @@ import thinwire as tw
 
 # Loaded here, so that processes that are forked from this one need not load them.
 import thinwire.cli
+import thinwire.elastic.bucket.session
 import thinwire.elastic.session
 import thinwire.elastic.worker_ranks
 from elastic_faults import FaultyTransport, die, die_while, stop_in_connect
@@ -93,13 +94,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         group = connect_ranks(*options["ranks"])
         shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
-    elastic = tw.transport.Elastic(
-        lighthouse,
-        identity=identity,
-        options=tw.transport.ElasticOptions(**options.get("terms", {})),
-        host=options.get("host"),
-        group=group,
-    )
+    elastic = connect(lighthouse, identity, options, group)
     elastic.events.listen(lambda event: tell(event=event.describe()))
     transport = FaultyTransport(
         elastic,
@@ -134,6 +129,9 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         elastic.run = lambda *_: die()
     outer.flush()
     tell(
+        requests=dict(outer.stats.requests),
+        sent_bytes=outer.stats.sent_bytes,
+        received_bytes=outer.stats.received_bytes,
         digest=digest_of(outer),
         shard=outer.digest(),
         version=outer.stats.rounds,
@@ -144,6 +142,22 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     )
     save(outer, options)
     outer.close()
+
+
+def connect(where: str, identity: str, options: dict, group: Any) -> Any:
+    """To the others, by a lighthouse or the object store that `where` is the URL of."""
+    terms = tw.transport.ElasticOptions(**options.get("terms", {}))
+    if "://" in where:
+        return tw.transport.ElasticBucket(
+            where,
+            run="run",
+            identity=identity,
+            options=terms,
+            least_wait_s=options.get("least_wait_s", 1.0),
+        )
+    return tw.transport.Elastic(
+        where, identity=identity, options=terms, host=options.get("host"), group=group
+    )
 
 
 def connect_ranks(index: int, size: int, meeting: str) -> Any:

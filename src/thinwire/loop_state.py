@@ -65,7 +65,8 @@ class LoopState(SharedState):
 
     def is_settled(self) -> bool:
         """Whether all that was trained is in the outer parameters."""
-        return not any(f.pending or f.sent_at_step < self.step for f in self.fragments)
+        with self.lock:
+            return not any(f.pending or f.sent_at_step < self.step for f in self.fragments)
 
     # -- for reading, from any thread --------------------------------------------------------------
 

@@ -253,6 +253,10 @@ class SharedState(ABC):
         """How far this worker has come, at once: perhaps as of before the step under way."""
 
     @abstractmethod
+    def is_settled(self) -> bool:
+        """Whether all inner steps of the schedule so far are in the outer parameters."""
+
+    @abstractmethod
     def shared_nbytes(self) -> int:
         """Bytes of a snapshot's tensors."""
 

@@ -50,6 +50,9 @@ class Still(SharedState):
     def glance(self) -> Progress:
         return self.at
 
+    def is_settled(self) -> bool:
+        return True
+
     def shared_nbytes(self) -> int:
         return 0
 

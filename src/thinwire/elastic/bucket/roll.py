@@ -67,6 +67,7 @@ class Call:
         position: how far it has come.
         lacks: it cannot get to where the last roll was, and needs a snapshot.
         leaves: it takes no further part.
+        settled: all that was trained is in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
         metrics: what it measured so far.
 
@@ -81,6 +82,7 @@ class Call:
     position: Progress
     lacks: bool = False
     leaves: bool = False
+    settled: bool = False
     state: NewestState = field(default_factory=NewestState)
     metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
 
@@ -234,6 +236,8 @@ def next_roll(
         return None
     members.sort(key=lambda call: call.name)
     phase, concerned = _phase_of(members)
+    if phase == LAST and all(call.settled for call in concerned) and before is not None:
+        return last_roll(before, mine.position, rounds)
     names = tuple(call.name for call in members)
     lacking = tuple(sorted(call.name for call in there if call not in members))
     state = max((call.state for call in there), key=lambda state: (state.version, state.writer))

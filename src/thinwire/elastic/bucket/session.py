@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, TypeVar, final
 
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
 from thinwire.elastic.bucket.loop_thread import LoopThread
@@ -45,11 +45,14 @@ from thinwire.transport.object_store import together
 
 __all__ = ["BucketSession"]
 
+T = TypeVar("T")
+
 _LOG = logging.getLogger(__name__)
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
 _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
+_SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _HEADROOM_BYTES = 64 << 20
 _AT_ONCE = 16
 _MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
@@ -161,19 +164,18 @@ class BucketSession:
         Returns:
             The roll; None if the snapshot is there that this worker waits for.
         """
-        number, began_s, pause_s = self._next_number(), time.monotonic(), _PAUSE_S
+        number, pause_s = self._next_number(), _PAUSE_S
         run, objects = self._thread.run, self._objects
         run(objects.put_call(number, self._call(phase), self._until_s()))
-        meeting = _Meeting(began_s=began_s, turn_s=began_s + self._turn_s())
-        meeting.next_listing_s = began_s + self._turn_length_s()
-        while (roll := run(objects.roll(number, self._until_s()))) is None:
+        meeting = _Meeting(turn_s=self._turn_s(), listing_s=self._turn_length_s())
+        while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
             if self._asked_to_leave():
                 raise RunStopped(
                     "wait for the others",
                     because="this worker was asked to stop",
                     do="start it again to take part",
                 )
-            if time.monotonic() >= meeting.turn_s:
+            if meeting.waited_s >= meeting.turn_s:
                 roll = run(self._conclude(number, phase, meeting))
                 if roll is not None:
                     return roll
@@ -186,27 +188,27 @@ class BucketSession:
 
     async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> Roll | None:
         """Write the next roll if all are there that are to be waited for, or it was long enough."""
-        until_s, now_s = self._until_s(), time.monotonic()
+        until_s, waited_s = self._until_s(), meeting.waited_s
         expected = () if self._roll is None else self._roll.names
         missing = [name for name in expected if name not in meeting.calls and name != self.name]
         found = await together(*(self._objects.call(number, name, until_s) for name in missing))
         meeting.calls |= {call.name: call for call in found if call is not None}
-        is_late = now_s - meeting.began_s >= self._timeouts.late()
+        is_late = waited_s >= self._timeouts.late()
         if not is_late and any(name not in meeting.calls for name in missing):
             # Now and then: a worker that was started again has another name.
-            if now_s < meeting.next_listing_s:
+            if waited_s < meeting.listing_s:
                 return None
-            meeting.next_listing_s = now_s + self._turn_length_s()
+            meeting.listing_s = waited_s + self._turn_length_s()
         known = [self.name, *meeting.calls]
         further = await self._objects.further_calls(number, known, until_s)
         if further:
-            meeting.last_arrival_s = now_s
+            meeting.last_arrival_s = waited_s
         meeting.calls |= {call.name: call for call in further}
         calls = latest_calls([self._call(phase), *meeting.calls.values()])
         here = {identity_of(call.name) for call in calls}
         if not is_late and any(identity_of(name) not in here for name in expected):
             return None
-        if self._roll is None and now_s - meeting.last_arrival_s < self._settle_s():
+        if self._roll is None and waited_s - meeting.last_arrival_s < self._settle_s():
             return None
         rounds = list(self._rounds.values())
         roll = next_roll(
@@ -229,6 +231,7 @@ class BucketSession:
             phase=phase.value,
             position=self._state.progress(),
             lacks=self._lacks,
+            settled=self._state.is_settled(),
             state=self._written,
             metrics=self._metrics,
         )
@@ -254,7 +257,7 @@ class BucketSession:
         return 2 * self._timeouts.late() + len(identities) * self._turn_length_s()
 
     def _check_waits_in_vain(self, meeting: _Meeting) -> None:
-        waited_s = time.monotonic() - meeting.began_s
+        waited_s = meeting.waited_s
         if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
             return
         there = 1 + sum(not call.leaves for call in meeting.calls.values())
@@ -317,12 +320,11 @@ class BucketSession:
             )
         self._close_group()
         self.names, self.rank = (self.name,), 0
-        here = self._state.progress()
         return RoundPlan(
             phase=Phase.DONE,
             changed=True,
             joins=False,
-            step=here.step,
+            step=roll.position.step,
             names=self.names,
             dealt=roll.position.dealt,
         )
@@ -589,14 +591,28 @@ class _Meeting:
     """What is known while a worker waits for a roll.
 
     Args:
-        began_s: since when, of `time.monotonic()`.
-        turn_s: from when on this worker writes the roll.
+        turn_s: after how long a wait this worker writes the roll.
+        listing_s: after how long it looks for workers that it does not know.
     """
 
-    def __init__(self, *, began_s: float, turn_s: float) -> None:
-        self.began_s, self.turn_s = began_s, turn_s
-        self.last_arrival_s = self.next_listing_s = began_s
+    def __init__(self, *, turn_s: float, listing_s: float) -> None:
+        self.turn_s, self.listing_s = turn_s, listing_s
+        self.last_arrival_s = 0.0
         self.calls: dict[str, Call] = {}
+        self._began_s = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """For how long, less the time in which the store did not answer: no call could come."""
+        return time.monotonic() - self._began_s
+
+    async def timed(self, request: Coroutine[Any, Any, T]) -> T:
+        """The answer to `request`, which may have taken too long."""
+        asked_s = time.monotonic()
+        answer = await request
+        silent_s = time.monotonic() - asked_s
+        self._began_s += silent_s if silent_s > _SILENCE_S else 0.0
+        return answer
 
 
 async def _all(*work: Any) -> list[Any]:
