@@ -28,7 +28,7 @@ FLAGS = {
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
     "status": "json token-file watch",
-    "doctor": "token-file",
+    "doctor": "layers model parameters step-time token-file workers",
 }
 
 
