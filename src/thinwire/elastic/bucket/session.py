@@ -23,7 +23,6 @@ from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions
 from thinwire.elastic.quorum import identity_of
-from thinwire.elastic.round_log import LOGGED_STATES
 from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
@@ -73,6 +72,7 @@ class BucketSession:
         state: this worker's, for reading.
         events: what happens is noted here.
         asked_to_leave: says so; asked while waiting for others, which then ends with `RunStopped`.
+        snapshot_after: so many times a snapshot's bytes of messages another one is written.
 
     Attributes:
         names: of the workers of the round, in rank order.
@@ -90,11 +90,13 @@ class BucketSession:
         state: SharedState,
         events: EventLog,
         asked_to_leave: Callable[[], bool],
+        snapshot_after: float,
     ) -> None:
         self.name, self.names, self.rank = name, (name,), 0
         self.group: BucketGroup | None = None
         self._objects, self._options, self._timeouts = objects, options, timeouts
         self._state, self._events, self._asked_to_leave = state, events, asked_to_leave
+        self._snapshot_after = snapshot_after
         self._thread = LoopThread()
         self._roll: Roll | None = None  # the newest that is known
         self._entered: Roll | None = None  # the last that this worker took part in
@@ -217,7 +219,7 @@ class BucketSession:
             rounds,
             me=self.name,
             min_workers=self._options.min_workers,
-            largest_log=LOGGED_STATES * self._state.shared_nbytes(),
+            largest_log=int(self._snapshot_after * self._state.shared_nbytes()),
         )
         if roll is None:
             return None
