@@ -374,10 +374,6 @@ class RankSession:
         """The version from which this rank's rounds lead to `version`."""
         return self._log.oldest(version)
 
-    def look(self, address: str) -> Progress:
-        """How far the rank has come whose healing server is at `address`."""
-        return self._recovery.look(address)
-
     def note(self, kind: Any, **fields: Any) -> None:
         """Note an event of now."""
         self._events.note(kind, round=self._state.glance().version, **fields)
