@@ -1,6 +1,7 @@
 """Snapshots and records as bytes."""
 
 import json
+import os
 import struct
 
 import pytest
@@ -41,6 +42,13 @@ TENSORS = {
 SNAPSHOT = Snapshot(facts={"version": 7, "schedule": [1, 2.5, None, "ü"]}, tensors=TENSORS)
 
 
+@pytest.fixture(autouse=True, params=["files in memory", "none"])
+def system(request, monkeypatch) -> None:
+    """With and without files in memory, which macOS and Windows do not have."""
+    if request.param == "none":
+        monkeypatch.delattr("os.memfd_create")
+
+
 def pack(snapshot: Snapshot) -> bytes:
     return b"".join(snapshot_parts(snapshot))
 
@@ -75,6 +83,8 @@ def test_the_format_is_that_of_safetensors(seed: int) -> None:
 
 
 def test_an_unpacked_snapshot_lies_in_the_file_in_memory() -> None:
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("there is none")
     with memory_file() as file:
         file.write(pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)})))
         found = unpack(file).tensors["w"]
@@ -260,6 +270,10 @@ DEEP = b"[" * 100_000
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(data: bytes, why: str) -> None:
+    if why == "not aligned" and not hasattr(os, "memfd_create"):
+        pytest.skip("what is copied is aligned anew")
+    if why == "shape":
+        why = "shape|size"  # by whichever looks first
     with pytest.raises((ExchangeError, MismatchError), match=why):
         unpack(data)
 

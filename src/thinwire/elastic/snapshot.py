@@ -6,7 +6,8 @@ https://github.com/huggingface/safetensors, "Format".
 Files are written part by part from the tensors' own memory, so that a worker with 10 GB of state
 sends its first byte at once. `safetensors.torch.save_file` would write all of it to a disk first:
 10 s for 2 GB where it was tried, which a receiver takes for silence. They are read by `safe_open`
-from a file in memory, which is mapped and not copied. Nothing is unpickled.
+from a file in memory, which is mapped and not copied, where the system has such files (Linux), else
+from bytes. Nothing is unpickled.
 """
 
 import io
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
@@ -173,16 +175,10 @@ def _file_parts(tensors: Mapping[str, Tensor], kind: str, facts: Any) -> list[me
 
 def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
     """Tensors and facts of a file of `kind`."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        with memory_file() as file:
-            file.write(source)
-            return _read(file, kind)
-    source.flush()
-    _check_header_length(source)
     try:
-        with safe_open(f"/proc/self/fd/{source.fileno()}", framework="pt") as opened:
-            metadata: Mapping[str, str] = opened.metadata() or {}
-            tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        tensors, metadata = _opened(source)
+    except ExchangeError:
+        raise
     except Exception as error:  # the library's own, and what torch says to impossible shapes
         raise _damaged(f"safetensors cannot read it: {str(error).partition(chr(10))[0]}") from error
     for name, tensor in tensors.items():
@@ -198,6 +194,30 @@ def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
         return tensors, json.loads(metadata[_FACTS])
     except (KeyError, ValueError, RecursionError) as error:
         raise _damaged(f"its facts are not JSON: {str(error)[:100]}") from error
+
+
+def _opened(source: _Source) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Tensors and metadata of a file."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        if not hasattr(os, "memfd_create"):
+            return _loaded(bytes(source))
+        with memory_file() as file:
+            file.write(source)
+            return _opened(file)
+    source.flush()
+    _check_header_length(source)
+    with safe_open(f"/proc/self/fd/{source.fileno()}", framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return tensors, opened.metadata() or {}
+
+
+def _loaded(raw: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """The same where there are no files in memory."""
+    _check_header_length(io.BytesIO(raw))
+    # Before the header is parsed here: the library refuses one that is no header.
+    tensors = load(raw)
+    end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
+    return tensors, json.loads(raw[_LENGTH_NBYTES:end]).get(_METADATA, {})
 
 
 def _check_header_length(file: BinaryIO) -> None:

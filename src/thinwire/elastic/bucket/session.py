@@ -169,7 +169,7 @@ class BucketSession:
         number, pause_s = self._next_number(), _PAUSE_S
         run, objects = self._thread.run, self._objects
         run(objects.put_call(number, self._call(phase), self._until_s()))
-        meeting = _Meeting(turn_s=self._turn_s(), listing_s=self._turn_length_s())
+        meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
             if self._asked_to_leave():
                 raise RunStopped(
@@ -188,7 +188,7 @@ class BucketSession:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
         return roll
 
-    async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> Roll | None:
+    async def _conclude(self, number: int, phase: Phase, meeting: _RollCall) -> Roll | None:
         """Write the next roll if all are there that are to be waited for, or it was long enough."""
         until_s, waited_s = self._until_s(), meeting.waited_s
         expected = () if self._roll is None else self._roll.names
@@ -258,7 +258,7 @@ class BucketSession:
         # The others know more than a newcomer does.
         return 2 * self._timeouts.late() + len(identities) * self._turn_length_s()
 
-    def _check_waits_in_vain(self, meeting: _Meeting) -> None:
+    def _check_waits_in_vain(self, meeting: _RollCall) -> None:
         waited_s = meeting.waited_s
         if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
             return
@@ -589,7 +589,7 @@ class BucketSession:
 
 
 @final
-class _Meeting:
+class _RollCall:
     """What is known while a worker waits for a roll.
 
     Args:
