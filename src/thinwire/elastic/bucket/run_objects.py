@@ -7,9 +7,9 @@
     RUN/state/VERSION/WORKER/PART                      a snapshot, whole once its `end` is there
 
 What is written only if nothing is there decides what it says for good: a roll, and whether a
-message counts. A worker that waits too long for a message puts an empty one in its place; its sender
-then finds that one there, and so do all others. Rolls and empty messages are never deleted, so that a
-worker that was away for any time cannot write what has been decided without it.
+message counts. A worker that waits too long for a message puts an empty one in its place; its
+sender then finds that one there, and so do all others. Rolls and empty messages are never deleted,
+so that a worker that was away for any time cannot write what has been decided without it.
 """
 
 from __future__ import annotations

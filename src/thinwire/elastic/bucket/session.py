@@ -210,8 +210,11 @@ class BucketSession:
         here = {identity_of(call.name) for call in calls}
         if not is_late and any(identity_of(name) not in here for name in expected):
             return None
-        if self._roll is None and waited_s - meeting.last_arrival_s < self._settle_s():
-            return None
+        if self._roll is None:
+            earlier = sum(call.name < self.name for call in calls)
+            turn_s = self._settle_s() + earlier * self._turn_length_s()
+            if waited_s - meeting.last_arrival_s < turn_s:
+                return None
         rounds = list(self._rounds.values())
         roll = next_roll(
             self._roll,
@@ -341,12 +344,14 @@ class BucketSession:
 
     def _learn_newest(self) -> None:
         """Read what was decided without this worker."""
+        self._is_stale = False
+        if self._roll is not None and self._roll.is_over:
+            return
         known = 0 if self._roll is None else self._roll.number
         run, objects = self._thread.run, self._objects
         number = run(objects.newest_roll(known, self._until_s()))
         if number > known:
             self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
-        self._is_stale = False
 
     def _learn(self, roll: Roll) -> None:
         is_next = self._read_up_to == roll.number - 1
