@@ -1,9 +1,9 @@
 """Who takes part in a round: what each worker says of itself, and the one roll that follows.
 
 A run is a sequence of rolls, numbered from 1. Roll n says who takes part from then on and from
-which version of the outer parameters. It is written once, by whichever worker comes first, and
-stays: so there is one run, whoever is cut off from it and for however long. No store, no clock
-and no network here.
+which version of the outer parameters. It is written once, by the worker that comes first, and
+stays: so there is one run, however long a worker is cut off from it. No store, no clock and no
+network here.
 """
 
 import json
@@ -112,7 +112,7 @@ class Roll:
     Args:
         number: from 1.
         names: of the workers, in rank order.
-        phase: "join", "round", "last", or "done": the run is over, and no worker takes part any more.
+        phase: "join", "round", "last", or "done": the run is over, and no worker takes part now.
         position: the run's; `dealt` are the data shares handed out before this roll.
         new: those of the names that have just come, and have nothing to contribute.
         behind: those that take the last outer steps first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -51,6 +52,7 @@ _LOG = logging.getLogger(__name__)
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
 _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
+_LOOK_S = 0.5
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _HEADROOM_BYTES = 64 << 20
 _AT_ONCE = 16
@@ -117,9 +119,28 @@ class BucketSession:
         Raises:
             MismatchError: it does not. ExchangeError: the store cannot be used.
         """
-        objects = self._objects
-        self._thread.run(objects.check_description(description, self._until_s()))
+        self._run(self._objects.check_description(description, self._until_s()))
         self._is_stale = True
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, which may ask a store that does not answer.
+
+        Raises:
+            RunStopped: this worker is asked to stop meanwhile.
+        """
+        running = self._thread.start(work)
+        while not concurrent.futures.wait([running], timeout=_LOOK_S).done:
+            self._check_asked_to_leave(running.cancel)
+        return running.result()
+
+    def _check_asked_to_leave(self, cancel: Callable[[], object]) -> None:
+        if self._asked_to_leave():
+            cancel()
+            raise RunStopped(
+                "wait for the others",
+                because="this worker was asked to stop",
+                do="start it again to take part",
+            )
 
     # -- before a round ----------------------------------------------------------------------------
 
@@ -167,16 +188,11 @@ class BucketSession:
             The roll; None if the snapshot is there that this worker waits for.
         """
         number, pause_s = self._next_number(), _PAUSE_S
-        run, objects = self._thread.run, self._objects
+        run, objects = self._run, self._objects
         run(objects.put_call(number, self._call(phase), self._until_s()))
         meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
-            if self._asked_to_leave():
-                raise RunStopped(
-                    "wait for the others",
-                    because="this worker was asked to stop",
-                    do="start it again to take part",
-                )
+            self._check_asked_to_leave(lambda: None)
             if meeting.waited_s >= meeting.turn_s:
                 roll = run(self._conclude(number, phase, meeting))
                 if roll is not None:
@@ -348,7 +364,7 @@ class BucketSession:
         if self._roll is not None and self._roll.is_over:
             return
         known = 0 if self._roll is None else self._roll.number
-        run, objects = self._thread.run, self._objects
+        run, objects = self._run, self._objects
         number = run(objects.newest_roll(known, self._until_s()))
         if number > known:
             self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
@@ -372,7 +388,7 @@ class BucketSession:
         for start in range(first, newest.number, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, newest.number))
             until_s = self._until_s()
-            rolls = self._thread.run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
+            rolls = self._run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
             for number, roll in zip(numbers, rolls, strict=True):
                 self._learn(self._there(number, roll))
         self._learn(newest)
@@ -440,7 +456,7 @@ class BucketSession:
             return None
         workers = int(round.facts["workers"])
         reading = self._objects.messages(round.place, workers, self._until_s())
-        messages = self._thread.run(reading)
+        messages = self._run(reading)
         if messages is None:
             return None
         return RoundRecord(version=round.version, facts=round.facts, messages=messages)
@@ -452,7 +468,7 @@ class BucketSession:
             if state in self._unusable or not 0 <= state.version <= roll.position.version:
                 continue
             reading = self._objects.state(state, self._options.give_up_s, largest=largest)
-            file = self._thread.run(reading)
+            file = self._run(reading)
             if file is None:
                 continue
             try:
