@@ -3,8 +3,9 @@
     python tools/soak.py --seeds 0-9 --kinds kill,stop,lighthouse --method diloco,sparseloco
     python tools/soak.py --seeds 0-9 --bucket
 
-With --bucket there is no lighthouse: workers share an S3 server, and lose the way to it. Every seed is a run of three real workers of a toy model. Prints a row for each; the exit status is
-1 if digests differ, a data share was dealt twice, or a worker hangs or fails. A seed decides which
+With --bucket there is no lighthouse: workers share an S3 server, and lose the way to it. Every seed
+is a run of three real workers of a toy model. Prints a row for each; the exit status is 1 if
+digests differ, a data share was dealt twice, or a worker hangs or fails. A seed decides which
 faults are injected and when; what follows also depends on how fast the machine is.
 """
 
