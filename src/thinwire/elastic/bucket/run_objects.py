@@ -61,12 +61,21 @@ class RunObjects:
 
     # -- what the run is ---------------------------------------------------------------------------
 
-    async def check_description(self, description: Mapping[str, str], until_s: float) -> None:
+    async def check_description(
+        self, description: Mapping[str, str], name: str, until_s: float
+    ) -> None:
         """Write what this worker runs, or compare it with what the first worker wrote.
+
+        Args:
+            description: of this worker.
+            name: of this worker.
+            until_s: deadline, of `time.monotonic()`.
 
         Raises:
             MismatchError: it is something else, or was written with another token.
+            ExchangeError: the store cannot be used.
         """
+        await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
         key = f"{self.run}/about"
         told = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
         if await self.sealed.put(key, told, until_s):

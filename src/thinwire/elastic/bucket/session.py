@@ -119,7 +119,7 @@ class BucketSession:
         Raises:
             MismatchError: it does not. ExchangeError: the store cannot be used.
         """
-        self._run(self._objects.check_description(description, self._until_s()))
+        self._run(self._objects.check_description(description, self.name, self._until_s()))
         self._is_stale = True
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
