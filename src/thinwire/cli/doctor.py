@@ -37,8 +37,8 @@ class DoctorCommand:
     """Check this machine, and the network to a run, before taking part in it."""
 
     where: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")] = None
-    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; without it only this
-    machine is checked."""
+    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; or s3://, gs://, az:// or
+    file:// of a store to share; without it only this machine is checked."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN."""
     parameters: str | None = None
@@ -59,8 +59,9 @@ class DoctorCommand:
         if given and self.where is None:
             raise ConfigurationError(
                 f"use {', '.join(map(flag, given))} without a ticket",
-                because="a method is looked for by the way to a run's lighthouse",
-                do="pass a ticket or HOST:PORT, or ask thinwire plan about a link that you know",
+                because="a method is looked for by the way to a run's lighthouse or store",
+                do="pass a ticket, HOST:PORT or the URL of a store, or ask thinwire plan about a "
+                "link that you know",
             )
         address = None if self.where is None else address_in(self.where)
         findings = list(self._findings(address))
@@ -74,11 +75,18 @@ class DoctorCommand:
             )
 
     def _findings(self, address: str | None) -> Iterator[Finding]:
-        if address is not None:
+        over_store = address is not None and "://" in address
+        if address is not None and not over_store:
             split_address(address)
         # Before anything is measured: a flag that is wrong stays so.
         shape, workers, step_s = self._planned()
-        from thinwire.doctor import ExpectedRun, examine, machine_checks, network_findings
+        from thinwire.doctor import (
+            ExpectedRun,
+            examine,
+            machine_checks,
+            network_findings,
+            store_findings,
+        )
 
         flags = " ".join(
             f"{flag(name)} {shlex.quote(text)}"
@@ -86,11 +94,16 @@ class DoctorCommand:
             if name in _OF_THE_MODEL
         )
         planned = ExpectedRun(shape=shape, shape_flags=flags, workers=workers, step_s=step_s)
-        lacking = "warn" if address is None else "fail"
+        # Over a store neither torchft nor a token is needed.
+        lacking = "warn" if address is None or over_store else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
         if address is not None:
-            yield from network_findings(address, self._token(), planned)
+            yield from (
+                store_findings(address, planned)
+                if over_store
+                else network_findings(address, self._token(), planned)
+            )
 
     def _given(self) -> dict[str, str]:
         """The flags that say what is planned for, of those that were given."""

@@ -20,7 +20,7 @@ from thinwire.plan.link import Link
 from thinwire.plan.resolve import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.text import share_text
-from thinwire.plan.topology import Mesh
+from thinwire.plan.topology import Mesh, Topology
 from thinwire.plan.units import duration_text, rate_text
 
 __all__ = ["ExpectedRun", "RunDescription", "measured_link", "method_finding"]
@@ -114,7 +114,13 @@ def measured_link(
     return Link(up_bits_per_s=rates[0], down_bits_per_s=rates[1], latency_s=latency_s)
 
 
-def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
+def method_finding(
+    link: Link | None,
+    planned: ExpectedRun,
+    run: RunDescription,
+    *,
+    topology: Topology | None = None,
+) -> Finding:
     """Which methods keep a worker busy if every worker has this link to the others.
 
     The run's own comes first if one is under way: a worker that joins cannot choose.
@@ -123,12 +129,13 @@ def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription)
         link: as measured; None: it was not.
         planned: what the user said of the run.
         run: what the registry knows of it; what the user said is believed more.
+        topology: how messages travel; default from each worker to each.
     """
     if link is None:
         found = "not reckoned: the rate to the lighthouse was not measured"
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding(name="method", status="warn", found=found, do=do)
-    job, flags, figures = _job(link, planned, run)
+    job, flags, figures = _job(link, planned, run, topology or Mesh())
     own = run.method()
     forecasts = list(_forecasts(job, () if own is None else (own,)))
     rows = list(_forecasts(job, _candidates()))
@@ -193,7 +200,9 @@ def _named(row: Forecast) -> str:
     return f"{row.method} (H={row.sync_every_steps})"
 
 
-def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str, str]:
+def _job(
+    link: Link, planned: ExpectedRun, run: RunDescription, topology: Topology
+) -> tuple[Job, str, str]:
     """The job, the flags with which `thinwire plan` plans it, and where its numbers are from."""
     size, assumed = run.size(), list[str]()
     shape, shape_flags = planned.shape, planned.shape_flags
@@ -210,13 +219,13 @@ def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, st
     if planned.step_s is None:
         assumed.append("--step-time")
     compute = Compute(step_s=step_s)
-    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=Mesh())
+    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=topology)
     shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
     flags = (
         f"{shape_flags} --workers {workers} --step-time {_joined(duration_text(step_s))} "
         f"--up {_joined(rate_text(link.up_bits_per_s))} "
         f"--down {_joined(rate_text(link.down_bits_per_s))} "
-        f"--latency {_joined(duration_text(link.latency_s))} --topology mesh"
+        f"--latency {_joined(duration_text(link.latency_s))} --topology {topology.name}"
     )
     figures = f"reckoned for {shape.name}, {workers} workers with this link, "
     figures += f"{duration_text(step_s)} a step"
