@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
@@ -279,7 +280,7 @@ def _read(told: Tensor, key: str, url: str) -> dict[str, Any]:
 
 
 def _number_in(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if re.fullmatch(r"[0-9]{8,18}", text) else 0
 
 
 def _pieces(parts: Sequence[memoryview]) -> list[Tensor]:
