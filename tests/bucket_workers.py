@@ -27,7 +27,7 @@ obstore: Any = pytest.importorskip("obstore")
 H = 2
 SECRET = "a secret of many characters"
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
-UP_S = 60.0
+UP_S = 12.0
 _BUILDING = threading.Lock()  # models are made by a generator that all threads share
 
 
@@ -74,7 +74,7 @@ class Worker:
         identity: its own.
         described: the method.
         number: of its data among those of `of` workers.
-        waits: whether it waits long enough that none of a busy machine's threads is late.
+        least_wait_s: long enough that no thread of a busy machine is late, unless it is to be.
         options: further ones of `ElasticOptions`.
     """
 
@@ -136,6 +136,8 @@ class Worker:
     def _inner_step(self) -> None:
         step = self.loop.inner_step
         self.before_step.pop(step, lambda: None)()
+        if not self.shares or self.shares[-1] != self.loop.share:
+            self.shares.append(self.loop.share)
         loss(self.model, step, self.number, workers=self.of).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -144,8 +146,6 @@ class Worker:
 
     def _note(self) -> None:
         self.digests[self.state.version] = self.loop.digest()
-        if not self.shares or self.shares[-1] != self.loop.share:
-            self.shares.append(self.loop.share)
 
     def start(self, steps: int) -> "Worker":
         self._ended = ended = Future()
@@ -237,7 +237,7 @@ def until(condition: Callable[[], Any], timeout_s: float = UP_S) -> None:
 
 def workers(store: Any, count: int, described: tw.Method | None = None, **fields) -> list[Worker]:
     """As many workers that begin together, each with data of its own."""
-    given = {"min_workers": count, **fields}
+    given = {"min_workers": min(count, 2), **fields}
     return [
         Worker(store, f"w{number}", described, number=number, of=count, **given)
         for number in range(count)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
 from thinwire.elastic.bucket.roll import Call, NewestState, Roll
-from thinwire.errors import ExchangeError, MismatchError
+from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
 from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.token import Token
@@ -68,15 +68,16 @@ class RunObjects:
             MismatchError: it is something else, or was written with another token.
         """
         key = f"{self.run}/about"
-        told = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
-        if await self.sealed.put(key, told, until_s):
+        mine = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
+        if await self.sealed.put(key, mine, until_s):
             return
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         theirs = None if raw is None else self.sealed.opened(raw, key)
-        if theirs is None:
+        told = None if theirs is None else _read(theirs)
+        if told is None:
             raise self._unreadable(key)
         check_same(
-            _read(theirs, key, self.store.url),
+            told,
             dict(description),
             cannot=f"take part in run {self.run!r} in {self.store.url}",
             whose="the run",
@@ -216,23 +217,22 @@ class RunObjects:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
         base = self._state_base(state)
         end = await self._opened(f"{base}/end", time.monotonic() + timeout_s, _SMALL)
-        if end is None:
-            return None
-        told = _read(end, f"{base}/end", self.store.url)
-        whole = bytearray()
-        if not 0 <= int(told["nbytes"]) <= largest:
-            return None
-        for start in range(0, int(told["parts"]), _AT_ONCE):
+        match None if end is None else _read(end):
+            case {"parts": int(parts), "nbytes": int(nbytes)} if 0 <= nbytes <= largest:
+                whole = bytearray()
+            case _:
+                return None
+        for start in range(0, parts, _AT_ONCE):
             until_s = time.monotonic() + timeout_s
-            numbers = range(start, min(start + _AT_ONCE, int(told["parts"])))
+            numbers = range(start, min(start + _AT_ONCE, parts))
             found = await together(
                 *(self._opened(f"{base}/{n:05}", until_s, _PART_NBYTES) for n in numbers)
             )
-            if any(piece is None for piece in found) or len(whole) > int(told["nbytes"]):
+            if any(piece is None for piece in found) or len(whole) > nbytes:
                 return None
             for piece in found:
                 whole += piece.numpy().data
-        return whole if len(whole) == int(told["nbytes"]) else None
+        return whole if len(whole) == nbytes else None
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot is whole."""
@@ -265,18 +265,13 @@ class RunObjects:
         )
 
 
-def _read(told: Tensor, key: str, url: str) -> dict[str, Any]:
+def _read(told: Tensor) -> dict[str, Any] | None:
+    """What an object says; None if it is damaged."""
     try:
         found = json.loads(told.numpy().tobytes())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ExchangeError(
-            f"read {key} in {url}",
-            because="it is damaged",
-            do="pass another name as run, or delete what is in that place",
-        )
-    return found
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _number_in(text: str) -> int:
