@@ -57,6 +57,111 @@ def test_other_names_beside_rolls_are_no_rolls(name: str) -> None:
     assert do(run.newest_roll(0, soon())) == 3
 
 
+GARBAGE = [
+    b"",
+    b"\xff",
+    b"[]",
+    b"{}",
+    b'"a"',
+    b"null",
+    b"[" * 100_000,
+    call("b:1").text().replace('"version": 0', '"version": Infinity').encode(),
+    call("b:1").text().replace('"version": 0', '"version": []').encode(),
+    call("b:1").text().replace('"version": -1', '"version": "x"').encode(),
+    call("b:1").text().replace('"version": -1', '"version": null').encode(),
+    call("b:1").text().replace('"b:1"', "5").encode(),
+    call("b:1").text().replace('"b:1"', '["b:1"]').encode(),
+    call("b:1").text().replace('"join"', '"lunch"').encode(),
+    call("b:1").text().replace('"join"', "{}").encode(),
+    call("b:1").text().replace('"lacks"', '"likes"').encode(),
+    call("c:1").text().encode(),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes) -> None:
+    store = memory()
+    run = objects(store)
+    for name in ("a:1", "b:1"):
+        do(run.put_call(1, call(name), soon()))
+    assert {each.name for each in do(run.further_calls(1, (), soon()))} == {"a:1", "b:1"}
+    assert do(run.call(1, "b:1", soon())) == call("b:1")
+    (key,) = (key for key in names_in(store) if "/b-1-" in key)
+    write(store, key, garbage)
+    assert [each.name for each in do(run.further_calls(1, (), soon()))] == ["a:1"]
+    assert do(run.call(1, "b:1", soon())) is None
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        roll(1).text().replace('"version": 0', '"version": Infinity').encode(),
+        roll(1).text().replace('"names"', '"games"').encode(),
+    ],
+)
+def test_garbage_in_the_place_of_a_roll_is_named(garbage: bytes) -> None:
+    store = memory()
+    write(store, "a-run/roll/00000001", garbage)
+    with pytest.raises(MismatchError, match="a-run/roll/00000001"):
+        do(objects(store).roll(1, soon()))
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_a_roll_is_written_once(token) -> None:
+    run = objects(memory(), token)
+    assert do(run.roll(1, soon())) is None
+    assert do(run.put_roll(roll(1), soon()))
+    # The same of a process whose connection was lost.
+    assert do(run.put_roll(roll(1), soon()))
+    other = Roll(number=1, names=("b:1",), phase="join", position=AT)
+    assert not do(run.put_roll(other, soon()))
+    assert do(run.roll(1, soon())) == roll(1)
+
+
+def test_a_call_is_replaced_and_forgotten() -> None:
+    store = memory()
+    run = objects(store)
+    do(run.put_call(1, call("a:1"), soon()))
+    leaving = Call(name="a:1", phase="round", position=AT, leaves=True)
+    do(run.put_call(1, leaving, soon()))
+    assert do(run.call(1, "a:1", soon())) == leaving
+    do(run.forget_call(1, "a:1"))
+    do(run.forget_call(1, "a:1"))
+    assert names_in(store) == []
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token) -> None:
+    store = memory()
+    run = objects(store, token)
+    places = [run.place(number, RoundTag(what="fragment 0", round=1)) for number in (9, 10, 11)]
+    for place in places:
+        do(run.sealed.put(f"{place}/0/00000", bytes_tensor(b"x"), soon()))
+        do(run.sealed.put(f"{place}/0/00001", absent_message(), soon()))
+    assert do(run.delete_messages(11, soon())) == 2
+    kept = [f"{place}/0/00001" for place in places]
+    assert names_in(store) == sorted([*kept, f"{places[2]}/0/00000"])
+    assert do(run.messages(f"{places[0]}/0", 2, soon())) is None
+    found = do(run.messages(f"{places[2]}/0", 2, soon()))
+    assert [each.numpy().tobytes() for each in found] == [b"x", b""]
+
+
+def test_a_sealed_message_of_another_place_counts_as_lost() -> None:
+    store = memory()
+    run = objects(store, SECRET)
+    do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
+    write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
+    (opened,) = do(run.messages("a-run/message/y", 1, soon()))
+    assert torch.equal(opened, absent_message())
+
+
 # -- snapshots -------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,26 @@ from typing import Any, Self, final
 from thinwire.elastic.quorum import identity_of
 from thinwire.membership import Phase, Progress, WorkerMetrics
 
-__all__ = ["Call", "LoggedRound", "NewestState", "Roll", "last_roll", "latest_calls", "next_roll"]
+__all__ = [
+    "MALFORMED",
+    "Call",
+    "LoggedRound",
+    "NewestState",
+    "Roll",
+    "last_roll",
+    "latest_calls",
+    "next_roll",
+]
+
+MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,  # JSON has numbers that are no integers
+    RecursionError,
+)
+"""What reading a text may raise that is no call or roll."""
 
 JOIN, ROUND, LAST, DONE = (
     phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST, Phase.DONE)
@@ -95,13 +114,20 @@ class Call:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+            ValueError: it is something else; one of `MALFORMED` in any case.
         """
         told: dict[str, Any] = json.loads(text)
         told["metrics"], _ = WorkerMetrics.read(told["metrics"])
         told["position"] = Progress.read(told["position"])
-        told["state"] = NewestState(**told["state"])
-        return cls(**told)
+        told["state"] = state = NewestState(**told["state"])
+        call = cls(**told)
+        texts = (call.name, state.writer)
+        numbers = (state.version, state.roll)
+        if not all(type(each) is str for each in texts) or call.phase not in (JOIN, ROUND, LAST):
+            raise ValueError(f"a call of {call.name!r} before {call.phase!r}")
+        if not all(type(each) is int for each in numbers):
+            raise ValueError(f"a snapshot of version {state.version!r}")
+        return call
 
 
 @final
@@ -163,7 +189,7 @@ class Roll:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+            ValueError: it is something else; one of `MALFORMED` in any case.
         """
         told: dict[str, Any] = json.loads(text)
         for names in ("names", "new", "behind", "lacking"):

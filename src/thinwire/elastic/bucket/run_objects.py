@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
-from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.bucket.roll import MALFORMED, Call, NewestState, Roll
 from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
 from thinwire.lazy_torch import Tensor, torch
@@ -98,7 +98,7 @@ class RunObjects:
             raise self._unreadable(key)
         try:
             return Roll.read(told.numpy().tobytes().decode())
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise self._unreadable(key) from error
 
     async def put_roll(self, roll: Roll, until_s: float) -> bool:
@@ -141,10 +141,14 @@ class RunObjects:
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         told = None if raw is None else self.sealed.opened(raw, key)
         try:
-            return None if told is None else Call.read(told.numpy().tobytes().decode())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            call = None if told is None else Call.read(told.numpy().tobytes().decode())
+        except MALFORMED:
+            call = None
+        # Nor is one that was copied from another worker's place.
+        if raw is not None and (call is None or not key.endswith(f"/{name_part(call.name)}")):
             _LOG.warning("%s is no call of a worker of this thinwire version", key)
             return None
+        return call
 
     def _roll_key(self, number: int) -> str:
         return f"{self.run}/roll/{number:08}"
