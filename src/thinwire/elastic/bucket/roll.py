@@ -235,7 +235,7 @@ def next_roll(
         calls: one for each identity.
         rounds: the outer steps that `me` knows of since `before`.
         me: name of this worker.
-        min_workers: with fewer there is no roll.
+        min_workers: with fewer there is no roll; those that wait for a snapshot count.
         largest_log: bytes of messages since the newest snapshot, after which another one is due.
     """
     there = [call for call in calls if not call.leaves]
@@ -257,8 +257,8 @@ def next_roll(
         if (call.position.version, call.position.digest) == (furthest, digest)
         or call.position.version in reachable
     ]
-    # With the first roll no round begins, and those that began with other weights take a snapshot.
-    if len(members) < (1 if before is None else min_workers) or len(there) < min_workers:
+    # Workers that wait for a snapshot count: without a roll there would never be one.
+    if len(there) < min_workers:
         return None
     members.sort(key=lambda call: call.name)
     phase, concerned = _phase_of(members)
