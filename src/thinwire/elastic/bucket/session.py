@@ -389,7 +389,7 @@ class BucketSession:
             return True
         began_s = time.monotonic()
         here = self._state.progress()
-        if here.version > roll.position.version and not self._lacks:
+        if here.version > roll.position.version and not self._lacks and not roll.is_over:
             # From a checkpoint after the last roll: the next one says whether that is the run's.
             return True
         self._read_rolls()
