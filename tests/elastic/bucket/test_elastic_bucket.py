@@ -6,14 +6,11 @@ import torch
 import thinwire as tw
 from bucket_workers import (
     H,
-    Worker,
-    ended,
     fixed_digest,
     memory,
     method,
     quick_fixture,  # noqa: F401 - the fixture
     train,
-    until,
     workers,
 )
 from toy import build_model

@@ -347,9 +347,7 @@ def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(d
         ]
         least = data.draw(st.integers(1, 3))
         rolls = {
-            name: concluded(
-                before, *calls, me=name, rounds=list(known.values()), min_workers=least
-            )
+            name: concluded(before, *calls, me=name, rounds=list(known.values()), min_workers=least)
             for name in present
         }
         written = {name: roll for name, roll in rolls.items() if roll is not None}
