@@ -15,7 +15,7 @@ from thinwire.elastic.bucket.run_objects import RunObjects, absent_message
 from thinwire.errors import MismatchError
 from thinwire.membership import Progress
 from thinwire.security.token import Token
-from thinwire.transport import RoundTag
+from thinwire.transport import RoundTag, object_store
 from thinwire.transport.object_store import ObjectStore
 from thinwire.transport.sealed_objects import bytes_tensor
 
@@ -148,8 +148,8 @@ def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(tok
     assert do(run.delete_messages(11, soon())) == 2
     kept = [f"{place}/0/00001" for place in places]
     assert names_in(store) == sorted([*kept, f"{places[2]}/0/00000"])
-    assert do(run.messages(f"{places[0]}/0", 2, soon())) is None
-    found = do(run.messages(f"{places[2]}/0", 2, soon()))
+    assert do(run.messages(f"{places[0]}/0", 2, soon(), nbytes=2)) is None
+    found = do(run.messages(f"{places[2]}/0", 2, soon(), nbytes=2))
     assert [each.numpy().tobytes() for each in found] == [b"x", b""]
 
 
@@ -158,8 +158,27 @@ def test_a_sealed_message_of_another_place_counts_as_lost() -> None:
     run = objects(store, SECRET)
     do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
     write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
-    (opened,) = do(run.messages("a-run/message/y", 1, soon()))
+    (opened,) = do(run.messages("a-run/message/y", 1, soon(), nbytes=1))
     assert torch.equal(opened, absent_message())
+
+
+def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch) -> None:
+    store = memory()
+    run = objects(store)
+    for rank in range(2):
+        key = f"a-run/message/x/{rank:05}"
+        do(run.sealed.put(key, torch.zeros(20_000, dtype=torch.uint8), soon()))
+    monkeypatch.setattr(object_store, "_REQUEST_S", 0.0)  # 32 kB a second, and nothing on top
+    real = run.store._get
+
+    async def slow(key: str) -> Any:
+        await asyncio.sleep(0.7)
+        return await real(key)
+
+    run.store._get = slow  # type: ignore[method-assign]
+    found = do(run.messages("a-run/message/x", 2, soon(), nbytes=40_000))
+    assert [each.numel() for each in found] == [20_000] * 2
+    assert run.store.requests.retries == 0
 
 
 # -- snapshots -------------------------------------------------------------------------------------

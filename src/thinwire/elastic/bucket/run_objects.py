@@ -162,13 +162,21 @@ class RunObjects:
         """Prefix of the names of an exchange's messages, which no other exchange has."""
         return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
 
-    async def messages(self, place: str, workers: int, until_s: float) -> list[Tensor] | None:
+    async def messages(
+        self, place: str, workers: int, until_s: float, *, nbytes: int
+    ) -> list[Tensor] | None:
         """All messages of an all-gather at `place`, in rank order; None if one is not there.
 
         One that counts as lost, or does not open, is empty.
+
+        Args:
+            place: prefix of their names.
+            workers: K.
+            until_s: deadline, of `time.monotonic()`.
+            nbytes: of all of them, which share this worker's link.
         """
         keys = [f"{place}/{rank:05}" for rank in range(workers)]
-        found = await together(*(self.store.get(key, until_s, nbytes=_SMALL) for key in keys))
+        found = await together(*(self.store.get(key, until_s, nbytes=nbytes) for key in keys))
         opened: list[Tensor] = []
         for key, raw in zip(keys, found, strict=True):
             if raw is None:

@@ -432,7 +432,7 @@ class BucketSession:
         if not round.place:
             return None
         workers = int(round.facts["workers"])
-        reading = self._objects.messages(round.place, workers, self._until_s())
+        reading = self._objects.messages(round.place, workers, self._until_s(), nbytes=round.nbytes)
         messages = self._thread.run(reading)
         if messages is None:
             return None
