@@ -15,7 +15,26 @@ from typing import Any, Self, final
 from thinwire.elastic.quorum import identity_of
 from thinwire.membership import Phase, Progress, WorkerMetrics
 
-__all__ = ["Call", "LoggedRound", "NewestState", "Roll", "last_roll", "latest_calls", "next_roll"]
+__all__ = [
+    "MALFORMED",
+    "Call",
+    "LoggedRound",
+    "NewestState",
+    "Roll",
+    "last_roll",
+    "latest_calls",
+    "next_roll",
+]
+
+MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,  # JSON has numbers that are no integers
+    RecursionError,
+)
+"""What reading a text may raise that is no call or roll."""
 
 JOIN, ROUND, LAST, DONE = (
     phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST, Phase.DONE)
@@ -95,13 +114,20 @@ class Call:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+            ValueError: it is something else; one of `MALFORMED` in any case.
         """
         told: dict[str, Any] = json.loads(text)
         told["metrics"], _ = WorkerMetrics.read(told["metrics"])
         told["position"] = Progress.read(told["position"])
-        told["state"] = NewestState(**told["state"])
-        return cls(**told)
+        told["state"] = state = NewestState(**told["state"])
+        call = cls(**told)
+        texts = (call.name, state.writer)
+        numbers = (state.version, state.roll)
+        if not all(type(each) is str for each in texts) or call.phase not in (JOIN, ROUND, LAST):
+            raise ValueError(f"a call of {call.name!r} before {call.phase!r}")
+        if not all(type(each) is int for each in numbers):
+            raise ValueError(f"a snapshot of version {state.version!r}")
+        return call
 
 
 @final
@@ -163,7 +189,7 @@ class Roll:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; `KeyError` or `TypeError` if a field is missing.
+            ValueError: it is something else; one of `MALFORMED` in any case.
         """
         told: dict[str, Any] = json.loads(text)
         for names in ("names", "new", "behind", "lacking"):
@@ -209,7 +235,7 @@ def next_roll(
         calls: one for each identity.
         rounds: the outer steps that `me` knows of since `before`.
         me: name of this worker.
-        min_workers: with fewer there is no roll.
+        min_workers: with fewer there is no roll; those that wait for a snapshot count.
         largest_log: bytes of messages since the newest snapshot, after which another one is due.
     """
     there = [call for call in calls if not call.leaves]
@@ -220,8 +246,8 @@ def next_roll(
     known = _leading_to(mine.version, rounds, before)
     passed = {round.version - 1 for round in known}
     members = [c for c in fit if _is_at(c.position, mine) or c.position.version in passed]
-    # With the first roll no round begins, and those that began with other weights take a snapshot.
-    if len(members) < (1 if before is None else min_workers) or len(there) < min_workers:
+    # Workers that wait for a snapshot count: without a roll there would never be one.
+    if len(there) < min_workers:
         return None
     members.sort(key=lambda call: call.name)
     phase, concerned = _phase_of(members)

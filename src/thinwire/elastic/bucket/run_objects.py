@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, final
 
-from thinwire.elastic.bucket.roll import Call, NewestState, Roll
-from thinwire.errors import ExchangeError, MismatchError
+from thinwire.elastic.bucket.roll import MALFORMED, Call, NewestState, Roll
+from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
 from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.token import Token
@@ -77,15 +78,16 @@ class RunObjects:
         """
         await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
         key = f"{self.run}/about"
-        told = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
-        if await self.sealed.put(key, told, until_s):
+        mine = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
+        if await self.sealed.put(key, mine, until_s):
             return
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         theirs = None if raw is None else self.sealed.opened(raw, key)
-        if theirs is None:
+        told = None if theirs is None else _read(theirs)
+        if told is None:
             raise self._unreadable(key)
         check_same(
-            _read(theirs, key, self.store.url),
+            told,
             dict(description),
             cannot=f"take part in run {self.run!r} in {self.store.url}",
             whose="the run",
@@ -106,7 +108,7 @@ class RunObjects:
             raise self._unreadable(key)
         try:
             return Roll.read(told.numpy().tobytes().decode())
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise self._unreadable(key) from error
 
     async def put_roll(self, roll: Roll, until_s: float) -> bool:
@@ -149,10 +151,14 @@ class RunObjects:
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         told = None if raw is None else self.sealed.opened(raw, key)
         try:
-            return None if told is None else Call.read(told.numpy().tobytes().decode())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            call = None if told is None else Call.read(told.numpy().tobytes().decode())
+        except MALFORMED:
+            call = None
+        # Nor is one that was copied from another worker's place.
+        if raw is not None and (call is None or not key.endswith(f"/{name_part(call.name)}")):
             _LOG.warning("%s is no call of a worker of this thinwire version", key)
             return None
+        return call
 
     def _roll_key(self, number: int) -> str:
         return f"{self.run}/roll/{number:08}"
@@ -166,13 +172,21 @@ class RunObjects:
         """Prefix of the names of an exchange's messages, which no other exchange has."""
         return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
 
-    async def messages(self, place: str, workers: int, until_s: float) -> list[Tensor] | None:
+    async def messages(
+        self, place: str, workers: int, until_s: float, *, nbytes: int
+    ) -> list[Tensor] | None:
         """All messages of an all-gather at `place`, in rank order; None if one is not there.
 
         One that counts as lost, or does not open, is empty.
+
+        Args:
+            place: prefix of their names.
+            workers: K.
+            until_s: deadline, of `time.monotonic()`.
+            nbytes: of all of them, which share this worker's link.
         """
         keys = [f"{place}/{rank:05}" for rank in range(workers)]
-        found = await together(*(self.store.get(key, until_s, nbytes=_SMALL) for key in keys))
+        found = await together(*(self.store.get(key, until_s, nbytes=nbytes) for key in keys))
         opened: list[Tensor] = []
         for key, raw in zip(keys, found, strict=True):
             if raw is None:
@@ -222,23 +236,22 @@ class RunObjects:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
         base = self._state_base(state)
         end = await self._opened(f"{base}/end", time.monotonic() + timeout_s, _SMALL)
-        if end is None:
-            return None
-        told = _read(end, f"{base}/end", self.store.url)
-        whole = bytearray()
-        if not 0 <= int(told["nbytes"]) <= largest:
-            return None
-        for start in range(0, int(told["parts"]), _AT_ONCE):
+        match None if end is None else _read(end):
+            case {"parts": int(parts), "nbytes": int(nbytes)} if 0 <= nbytes <= largest:
+                whole = bytearray()
+            case _:
+                return None
+        for start in range(0, parts, _AT_ONCE):
             until_s = time.monotonic() + timeout_s
-            numbers = range(start, min(start + _AT_ONCE, int(told["parts"])))
+            numbers = range(start, min(start + _AT_ONCE, parts))
             found = await together(
                 *(self._opened(f"{base}/{n:05}", until_s, _PART_NBYTES) for n in numbers)
             )
-            if any(piece is None for piece in found) or len(whole) > int(told["nbytes"]):
+            if any(piece is None for piece in found) or len(whole) > nbytes:
                 return None
             for piece in found:
                 whole += piece.numpy().data
-        return whole if len(whole) == int(told["nbytes"]) else None
+        return whole if len(whole) == nbytes else None
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot is whole."""
@@ -271,22 +284,17 @@ class RunObjects:
         )
 
 
-def _read(told: Tensor, key: str, url: str) -> dict[str, Any]:
+def _read(told: Tensor) -> dict[str, Any] | None:
+    """What an object says; None if it is damaged."""
     try:
         found = json.loads(told.numpy().tobytes())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ExchangeError(
-            f"read {key} in {url}",
-            because="it is damaged",
-            do="pass another name as run, or delete what is in that place",
-        )
-    return found
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _number_in(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if re.fullmatch(r"[0-9]{8,18}", text) else 0
 
 
 def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:

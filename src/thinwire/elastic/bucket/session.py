@@ -56,6 +56,7 @@ _LOOK_S = 0.5
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _HEADROOM_BYTES = 64 << 20
 _AT_ONCE = 16
+_SLOWEST_BYTES_PER_S = 125_000
 _MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 
 _Steps = Generator[Answer, None, bool]
@@ -412,7 +413,7 @@ class BucketSession:
             return True
         began_s = time.monotonic()
         here = self._state.progress()
-        if here.version > roll.position.version and not self._lacks:
+        if here.version > roll.position.version and not self._lacks and not roll.is_over:
             # From a checkpoint after the last roll: the next one says whether that is the run's.
             return True
         self._read_rolls()
@@ -455,7 +456,9 @@ class BucketSession:
         if not round.place:
             return None
         workers = int(round.facts["workers"])
-        reading = self._objects.messages(round.place, workers, self._until_s())
+        # All of them share this worker's link.
+        until_s = self._until_s() + round.nbytes / _SLOWEST_BYTES_PER_S
+        reading = self._objects.messages(round.place, workers, until_s, nbytes=round.nbytes)
         messages = self._run(reading)
         if messages is None:
             return None

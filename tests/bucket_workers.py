@@ -1,0 +1,280 @@
+"""Workers that come and go over a store in memory, as threads of one process."""
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from elastic_hub import Player, crew
+from elastic_hub import flush as flush_all
+from elastic_hub import train as train_all
+from thinwire.elastic.bucket import session, transport
+from thinwire.elastic.options import ElasticOptions
+from thinwire.membership import Snapshot
+from thinwire.testing import ElasticHub
+from thinwire.transport import ElasticBucket
+from toy import Team, adamw, build_model, loss
+
+obstore: Any = pytest.importorskip("obstore")
+
+H = 2
+SECRET = "a secret of many characters"
+NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
+UP_S = 12.0
+_BUILDING = threading.Lock()  # models are made by a generator that all threads share
+
+
+@pytest.fixture(name="quick")
+def quick_fixture(monkeypatch) -> None:
+    """Workers of one process need no seconds to find each other."""
+    monkeypatch.setattr(session, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(session, "_LEAST_TURN_S", 0.1)
+    monkeypatch.setattr(transport, "_UNMEASURED_ROUND_S", 1.0)
+
+
+def memory() -> Any:
+    return obstore.store.MemoryStore()
+
+
+def method(**fields) -> tw.Method:
+    return tw.presets.diloco(**{"sync_every": H, "outer": NESTEROV, **fields})
+
+
+def names_in(store: Any, prefix: str = "") -> list[str]:
+    return sorted(each["path"] for batch in obstore.list(store, prefix) for each in batch)
+
+
+def read(store: Any, key: str) -> bytes:
+    return bytes(obstore.get(store, key).bytes())
+
+
+def write(store: Any, key: str, payload: bytes) -> None:
+    obstore.put(store, key, payload)
+
+
+def flip(store: Any, key: str, at: int = -1) -> None:
+    """Change a bit of an object."""
+    raw = bytearray(read(store, key))
+    raw[at] ^= 1
+    write(store, key, bytes(raw))
+
+
+class Worker:
+    """A worker with a model, that trains in a thread of its own.
+
+    Args:
+        store: of the run.
+        identity: its own.
+        described: the method.
+        number: of its data among those of `of` workers.
+        least_wait_s: long enough that no thread of a busy machine is late, unless it is to be.
+        options: further ones of `ElasticOptions`.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        identity: str,
+        described: tw.Method | None = None,
+        *,
+        number: int = 0,
+        of: int = 1,
+        run: str = "a-run",
+        token: str | None = None,
+        model: Callable[[], torch.nn.Module] = build_model,
+        build=adamw,
+        least_wait_s: float = 20.0,
+        **options: Any,
+    ) -> None:
+        given = {"give_up_s": UP_S, **options}
+        self.number, self.of, self.identity = number, of, identity
+        self.transport = ElasticBucket(
+            store,
+            run=run,
+            token=token,
+            identity=identity,
+            options=ElasticOptions(**given),
+            least_wait_s=least_wait_s,
+        )
+        self.objects = self.transport._store
+        self.is_stopped = threading.Event()
+        self.transport.leave_when(self.is_stopped.is_set)
+        with _BUILDING:
+            self.model = model()
+        self.optimizer = build(self.model)
+        described = method() if described is None else described
+        self.loop = tw.OuterLoop(self.model, self.optimizer, described, transport=self.transport)
+        self.state = self.loop._state
+        self.digests: dict[int, str] = {}
+        self.before_step: dict[int, Callable[[], None]] = {}
+        self.before_flush: Callable[[], None] = lambda: None
+        self.shares: list[int] = []
+        self._ended: Future[str] | None = None
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def train(self, steps: int) -> str:
+        """Train up to inner step `steps` of the schedule; returns the digest in the end."""
+        try:
+            self.loop.join()
+            while self.loop.inner_step < steps:
+                self._inner_step()
+            self.before_flush()
+            self.loop.flush()
+            self._note()
+            return self.loop.digest()
+        finally:
+            self.loop.close()
+
+    def _inner_step(self) -> None:
+        step = self.loop.inner_step
+        self.before_step.pop(step, lambda: None)()
+        if not self.shares or self.shares[-1] != self.loop.share:
+            self.shares.append(self.loop.share)
+        loss(self.model, step, self.number, workers=self.of).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.loop.step()
+        self._note()
+
+    def _note(self) -> None:
+        self.digests[self.state.version] = self.loop.digest()
+
+    def start(self, steps: int) -> "Worker":
+        self._ended = ended = Future()
+
+        def work() -> None:
+            try:
+                ended.set_result(self.train(steps))
+            except BaseException as error:
+                ended.set_exception(error)
+
+        threading.Thread(target=work, name=self.identity, daemon=True).start()
+        return self
+
+    def digest(self, timeout_s: float = UP_S) -> str:
+        """That it ends with, once it has; or what stopped it."""
+        assert self._ended is not None
+        return self._ended.result(timeout_s)
+
+    def error(self, timeout_s: float = UP_S) -> BaseException:
+        """What stops it."""
+        assert self._ended is not None
+        found = self._ended.exception(timeout_s)
+        assert found is not None, "it ended as if nothing was wrong"
+        return found
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended is not None and self._ended.done()
+
+    @property
+    def version(self) -> int:
+        return self.state.version
+
+    def events(self, kind: str) -> list[Any]:
+        return [event for event in self.transport.events.events if event.kind == kind]
+
+    def left_out(self) -> Mapping[str, Any]:
+        return self.loop.stats.left_out
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def before(
+        self, request: str, concerned: Callable[[str], bool], act: Callable[[str], Awaitable[Any]]
+    ) -> None:
+        """Have `act` happen before the requests of this worker for the objects `concerned`."""
+        real = getattr(self.objects, request)
+
+        async def asked(key: str, *args: Any, **kwargs: Any) -> Any:
+            if concerned(key):
+                await act(key)
+            return await real(key, *args, **kwargs)
+
+        setattr(self.objects, request, asked)
+
+    def sends(self, concerned: Callable[[str], bool], change: Callable[[bytes], bytes]) -> None:
+        """Change the objects `concerned` on their way into the store."""
+        real = self.objects.put
+
+        async def put(key: str, payload: Any, *args: Any, **kwargs: Any) -> bool:
+            if concerned(key) and len(payload):
+                payload = memoryview(bytearray(change(bytes(payload))))
+            return await real(key, payload, *args, **kwargs)
+
+        self.objects.put = put  # type: ignore[method-assign]
+
+    def snapshot(self) -> Snapshot:
+        return self.state.capture()
+
+
+class Hold:
+    """Holds a worker's request until it is told to let go, and says when it has come."""
+
+    def __init__(self) -> None:
+        self.has_come, self.may_go = threading.Event(), threading.Event()
+
+    async def __call__(self, key: str) -> None:
+        self.has_come.set()
+        while not self.may_go.is_set():
+            await asyncio.sleep(0.01)
+
+
+def until(condition: Callable[[], Any], timeout_s: float = UP_S) -> None:
+    """Wait until `condition` holds."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, traceback.format_stack(limit=3)[0]
+        time.sleep(0.01)
+
+
+def workers(store: Any, count: int, described: tw.Method | None = None, **fields) -> list[Worker]:
+    """As many workers that begin together, each with data of its own."""
+    given = {"min_workers": min(count, 2), **fields}
+    return [
+        Worker(store, f"w{number}", described, number=number, of=count, **given)
+        for number in range(count)
+    ]
+
+
+def ended(running: Sequence[Worker]) -> list[str]:
+    """The digests of workers, in the end."""
+    try:
+        return [worker.digest() for worker in running]
+    finally:
+        for worker in running:
+            worker.is_stopped.set()
+
+
+def train(running: Sequence[Worker], steps: int) -> list[str]:
+    """Train all of them to the end; returns their digests."""
+    return ended([worker.start(steps) for worker in running])
+
+
+def fixed_digest(described: tw.Method, count: int, steps: int, *, model=build_model) -> str:
+    """That of as many workers in one process, of which none comes or goes."""
+    with _BUILDING:
+        if count == 1:
+            # A worker that stays alone to the end rounds less than one that others may join.
+            return _digest_alone(described, steps, model)
+        team = Team(described, adamw, count, model=model).train(steps)
+    for loop in team.loops:
+        loop.begin_last()
+    for loop in team.loops:
+        loop.finish()
+    (digest,) = {loop.digest() for loop in team.loops}
+    return digest
+
+
+def _digest_alone(described: tw.Method, steps: int, model) -> str:
+    players: list[Player] = crew(ElasticHub(), described, 1, of=1, model=model)
+    train_all(players, steps)
+    flush_all(players)
+    return players[0].loop.digest()

@@ -1,0 +1,286 @@
+"""The objects of a run in a store: what is written is found again, and garbage is passed over."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+import torch
+
+from bucket_workers import SECRET, flip, memory, names_in, obstore, read, write
+from thinwire.elastic.bucket import run_objects
+from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.bucket.run_objects import RunObjects, absent_message
+from thinwire.errors import MismatchError
+from thinwire.membership import Progress
+from thinwire.security.token import Token
+from thinwire.transport import RoundTag, object_store
+from thinwire.transport.object_store import ObjectStore
+from thinwire.transport.sealed_objects import bytes_tensor
+
+AT = Progress(version=0, step=0, digest="ab")
+STATE = NewestState(version=3, roll=4, writer="a:1")
+LARGEST = 1 << 20
+
+
+def objects(store: Any, token: str | None = None) -> RunObjects:
+    return RunObjects(ObjectStore(store), "a-run", None if token is None else Token(token))
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+def do(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def roll(number: int) -> Roll:
+    return Roll(number=number, names=("a:1",), phase="join", position=AT)
+
+
+def call(name: str) -> Call:
+    return Call(name=name, phase="join", position=AT)
+
+
+# -- rolls and calls -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "a-note", "00000009x", "9", "1" * 5000, "00000007/b"])
+def test_other_names_beside_rolls_are_no_rolls(name: str) -> None:
+    store = memory()
+    run = objects(store)
+    for number in (1, 2, 3):
+        assert do(run.put_roll(roll(number), soon()))
+    write(store, f"a-run/roll/{name}", b"x")
+    assert do(run.newest_roll(0, soon())) == 3
+
+
+GARBAGE = [
+    b"",
+    b"\xff",
+    b"[]",
+    b"{}",
+    b'"a"',
+    b"null",
+    b"[" * 100_000,
+    call("b:1").text().replace('"version": 0', '"version": Infinity').encode(),
+    call("b:1").text().replace('"version": 0', '"version": []').encode(),
+    call("b:1").text().replace('"version": -1', '"version": "x"').encode(),
+    call("b:1").text().replace('"version": -1', '"version": null').encode(),
+    call("b:1").text().replace('"b:1"', "5").encode(),
+    call("b:1").text().replace('"b:1"', '["b:1"]').encode(),
+    call("b:1").text().replace('"join"', '"lunch"').encode(),
+    call("b:1").text().replace('"join"', "{}").encode(),
+    call("b:1").text().replace('"lacks"', '"likes"').encode(),
+    call("c:1").text().encode(),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes) -> None:
+    store = memory()
+    run = objects(store)
+    for name in ("a:1", "b:1"):
+        do(run.put_call(1, call(name), soon()))
+    assert {each.name for each in do(run.further_calls(1, (), soon()))} == {"a:1", "b:1"}
+    assert do(run.call(1, "b:1", soon())) == call("b:1")
+    (key,) = (key for key in names_in(store) if "/b-1-" in key)
+    write(store, key, garbage)
+    assert [each.name for each in do(run.further_calls(1, (), soon()))] == ["a:1"]
+    assert do(run.call(1, "b:1", soon())) is None
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        roll(1).text().replace('"version": 0', '"version": Infinity').encode(),
+        roll(1).text().replace('"names"', '"games"').encode(),
+    ],
+)
+def test_garbage_in_the_place_of_a_roll_is_named(garbage: bytes) -> None:
+    store = memory()
+    write(store, "a-run/roll/00000001", garbage)
+    with pytest.raises(MismatchError, match="a-run/roll/00000001"):
+        do(objects(store).roll(1, soon()))
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_a_roll_is_written_once(token) -> None:
+    run = objects(memory(), token)
+    assert do(run.roll(1, soon())) is None
+    assert do(run.put_roll(roll(1), soon()))
+    # The same of a process whose connection was lost.
+    assert do(run.put_roll(roll(1), soon()))
+    other = Roll(number=1, names=("b:1",), phase="join", position=AT)
+    assert not do(run.put_roll(other, soon()))
+    assert do(run.roll(1, soon())) == roll(1)
+
+
+def test_a_call_is_replaced_and_forgotten() -> None:
+    store = memory()
+    run = objects(store)
+    do(run.put_call(1, call("a:1"), soon()))
+    leaving = Call(name="a:1", phase="round", position=AT, leaves=True)
+    do(run.put_call(1, leaving, soon()))
+    assert do(run.call(1, "a:1", soon())) == leaving
+    do(run.forget_call(1, "a:1"))
+    do(run.forget_call(1, "a:1"))
+    assert names_in(store) == []
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token) -> None:
+    store = memory()
+    run = objects(store, token)
+    places = [run.place(number, RoundTag(what="fragment 0", round=1)) for number in (9, 10, 11)]
+    for place in places:
+        do(run.sealed.put(f"{place}/0/00000", bytes_tensor(b"x"), soon()))
+        do(run.sealed.put(f"{place}/0/00001", absent_message(), soon()))
+    assert do(run.delete_messages(11, soon())) == 2
+    kept = [f"{place}/0/00001" for place in places]
+    assert names_in(store) == sorted([*kept, f"{places[2]}/0/00000"])
+    assert do(run.messages(f"{places[0]}/0", 2, soon(), nbytes=2)) is None
+    found = do(run.messages(f"{places[2]}/0", 2, soon(), nbytes=2))
+    assert [each.numpy().tobytes() for each in found] == [b"x", b""]
+
+
+def test_a_sealed_message_of_another_place_counts_as_lost() -> None:
+    store = memory()
+    run = objects(store, SECRET)
+    do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
+    write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
+    (opened,) = do(run.messages("a-run/message/y", 1, soon(), nbytes=1))
+    assert torch.equal(opened, absent_message())
+
+
+def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch) -> None:
+    store = memory()
+    run = objects(store)
+    for rank in range(2):
+        key = f"a-run/message/x/{rank:05}"
+        do(run.sealed.put(key, torch.zeros(20_000, dtype=torch.uint8), soon()))
+    monkeypatch.setattr(object_store, "_REQUEST_S", 0.0)  # 32 kB a second, and nothing on top
+    real = run.store._get
+
+    async def slow(key: str) -> Any:
+        await asyncio.sleep(0.7)
+        return await real(key)
+
+    run.store._get = slow  # type: ignore[method-assign]
+    found = do(run.messages("a-run/message/x", 2, soon(), nbytes=40_000))
+    assert [each.numel() for each in found] == [20_000] * 2
+    assert run.store.requests.retries == 0
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+def written(store: Any, token: str | None = None, payload: bytes = b"a snapshot") -> str:
+    """Write a snapshot; returns the beginning of its names."""
+    parts = [memoryview(payload[:3]), memoryview(b""), memoryview(payload[3:])]
+    do(objects(store, token).put_state(parts, STATE, 5))
+    return names_in(store, "a-run/state/")[0].rpartition("/")[0]
+
+
+def found(store: Any, token: str | None = None, largest: int = LARGEST) -> bytes | None:
+    file = do(objects(store, token).state(STATE, 5, largest=largest))
+    return None if file is None else bytes(file)
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 64])
+def test_a_snapshot_in_pieces_is_found_again(token, nbytes: int, monkeypatch) -> None:
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 8)
+    monkeypatch.setattr(run_objects, "_AT_ONCE", 2)
+    store, payload = memory(), bytes(range(nbytes))
+    written(store, token, payload)
+    assert found(store, token) == payload
+    assert found(store, token, largest=nbytes - 1) is None
+    assert do(objects(store, token).has_state(STATE, soon()))
+
+
+ENDS = [
+    b"",
+    b"}{",
+    b"[]",
+    b"{}",
+    b'{"parts": 1}',
+    b'{"parts": [], "nbytes": {}}',
+    b'{"parts": 1, "nbytes": -10}',
+    b'{"parts": 2, "nbytes": 10}',
+    b'{"parts": 1, "nbytes": 11}',
+    b'{"parts": 1e999, "nbytes": 10}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_snapshot_whose_end_is_damaged_is_not_there(end: bytes) -> None:
+    store = memory()
+    base = written(store)
+    assert found(store) == b"a snapshot"
+    write(store, f"{base}/end", end)
+    assert found(store) is None
+
+
+def test_a_snapshot_without_an_end_or_a_part_is_not_there() -> None:
+    store = memory()
+    base = written(store)
+    part = read(store, f"{base}/00000")
+    write(store, f"{base}/00000", part[:-1])
+    assert found(store) is None
+    obstore.delete(store, f"{base}/00000")
+    assert found(store) is None
+    write(store, f"{base}/00000", part)
+    assert found(store) == b"a snapshot"
+    obstore.delete(store, f"{base}/end")
+    assert found(store) is None
+
+
+def test_a_sealed_snapshot_with_another_bit_is_not_there() -> None:
+    store = memory()
+    base = written(store, SECRET)
+    flip(store, f"{base}/00000")
+    assert found(store, SECRET) is None
+
+
+def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written() -> None:
+    store = memory()
+    run = objects(store)
+    for version in (3, 5, 8, 9):
+        state = NewestState(version=version, roll=version, writer="a:1")
+        do(run.put_state([memoryview(b"x")], state, 5))
+    (end_of_nine,) = (key for key in names_in(store) if "0009/" in key and key.endswith("end"))
+    obstore.delete(store, end_of_nine)
+    do(run.delete_states(soon()))
+    kept = {int(key.split("/")[2]) for key in names_in(store, "a-run/state/")}
+    assert kept == {5, 8, 9}
+
+
+# -- what the run is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mine", [None, SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("raw", [b"", b"x" * 90, b"[]", b'"a"', b"[" * 100_000])
+def test_a_description_that_does_not_open_names_the_token(raw: bytes, mine) -> None:
+    store = memory()
+    write(store, "a-run/about", raw)
+    with pytest.raises(MismatchError, match="THINWIRE_TOKEN"):
+        do(objects(store, mine).check_description({"a": "b"}, soon()))
+
+
+def test_another_description_is_named() -> None:
+    store = memory()
+    do(objects(store).check_description({"a": "1", "b": "2"}, soon()))
+    do(objects(store).check_description({"b": "2", "a": "1"}, soon()))
+    with pytest.raises(MismatchError, match="b differs; because the run has 2 and this run 3"):
+        do(objects(store).check_description({"a": "1", "b": "3"}, soon()))
