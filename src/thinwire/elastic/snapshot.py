@@ -6,7 +6,8 @@ https://github.com/huggingface/safetensors, "Format".
 Files are written part by part from the tensors' own memory, so that a worker with 10 GB of state
 sends its first byte at once. `safetensors.torch.save_file` would write all of it to a disk first:
 10 s for 2 GB where it was tried, which a receiver takes for silence. They are read by `safe_open`
-from a file in memory, which is mapped and not copied. Nothing is unpickled.
+from a file in memory, which is mapped and not copied; only Linux has such files, and elsewhere
+bytes are read, with a copy. Nothing is unpickled.
 """
 
 import io
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
@@ -50,7 +52,8 @@ _Source: TypeAlias = BinaryIO | bytes | bytearray | memoryview
 
 
 def memory_file() -> BinaryIO:
-    """An empty file in memory, gone with its last user, that `unpack` reads without a copy."""
+    """An empty file in memory, gone with its last user, that `unpack` reads without a copy; Linux
+    has them."""
     return os.fdopen(os.memfd_create("thinwire"), "w+b")
 
 
@@ -174,15 +177,13 @@ def _file_parts(tensors: Mapping[str, Tensor], kind: str, facts: Any) -> list[me
 def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
     """Tensors and facts of a file of `kind`."""
     if isinstance(source, bytes | bytearray | memoryview):
-        with memory_file() as file:
+        with memory_file() if hasattr(os, "memfd_create") else io.BytesIO() as file:
             file.write(source)
             return _read(file, kind)
     source.flush()
     _check_header_length(source)
     try:
-        with safe_open(f"/proc/self/fd/{source.fileno()}", framework="pt") as opened:
-            metadata: Mapping[str, str] = opened.metadata() or {}
-            tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        metadata, tensors = _parsed(source)
     except Exception as error:  # the library's own, and what torch says to impossible shapes
         raise _damaged(f"safetensors cannot read it: {str(error).partition(chr(10))[0]}") from error
     for name, tensor in tensors.items():
@@ -198,6 +199,17 @@ def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
         return tensors, json.loads(metadata[_FACTS])
     except (KeyError, ValueError, RecursionError) as error:
         raise _damaged(f"its facts are not JSON: {str(error)[:100]}") from error
+
+
+def _parsed(file: BinaryIO) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    if isinstance(file, io.BytesIO):
+        raw = file.getvalue()
+        tensors = load(raw)  # which refuses what is damaged, and says no more of the header
+        end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
+        return json.loads(raw[_LENGTH_NBYTES:end]).get(_METADATA) or {}, tensors
+    with safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened:
+        found: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return opened.metadata() or {}, found
 
 
 def _check_header_length(file: BinaryIO) -> None:
