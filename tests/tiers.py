@@ -171,8 +171,10 @@ train/test_bucket_train.py::test_workers_behind_routers
 train/test_bucket_train.py::test_workers_that_share_a_folder_reach_the_digest_of_one_process[open
 train/test_bucket_train.py::test_workers_that_share_a_folder_reach_the_digest_of_one_process[sealed
 train/test_elastic_bucket_train.py::test_a_bucket
+train/test_elastic_bucket_train.py::test_a_worker_that_waits
 train/test_elastic_bucket_train.py::test_of_two
 train/test_elastic_bucket_train.py::test_one_is_killed
+train/test_elastic_bucket_train.py::test_two_workers_that_share_a_folder_end_as_one_run[variable
 train/test_elastic_bucket_train.py::test_watching
 train/test_elastic_train.py::test_a_run_goes_on_with_another_number_of_workers[ddp
 train/test_elastic_train.py::test_a_run_goes_on_with_another_number_of_workers[muloco

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from forked import Forked
 from s3_server import SECRETS, Proxy, s3_fixture  # noqa: F401 - the fixture
 from thinwire.cli import main
 from thinwire.train.config import TrainConfig
+from thinwire.train.workers.elastic import ElasticBucketConfig
 
 pytest.importorskip("obstore")
 
@@ -90,16 +92,18 @@ def status(capsys, *where: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("token", ["", SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("token", ["none", "variable", "file"])
 def test_two_workers_that_share_a_folder_end_as_one_run(
     tiny, tmp_path, capsys, monkeypatch, token: str
 ) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", token)
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET if token == "variable" else "")
+    (tmp_path / "token.txt").write_text(SECRET)
+    given = ["--token-file", str(tmp_path / "token.txt")] if token == "file" else []
     place = f"file://{tmp_path}/shared"
-    where = (place, "--run-name", "r")
+    where = (place, "--run-name", "r", *given)
     with Team(tmp_path, tiny("diloco", steps=15), place) as team:
-        team.start("a", "--min-workers", "2")
-        team.start("b", "--min-workers", "2")
+        team.start("a", "--min-workers", "2", *given)
+        team.start("b", "--min-workers", "2", *given)
         summaries = team.finish()
     assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
     assert all(summary["requests"]["puts"] for summary in summaries.values())
@@ -110,7 +114,7 @@ def test_two_workers_that_share_a_folder_end_as_one_run(
     assert all(worker["metrics"]["loss"] > 0 for worker in told["workers"])
     # Sealed, nothing that is in them can be read.
     raw = b"".join(file.read_bytes() for file in (tmp_path / "shared" / "r" / "roll").iterdir())
-    assert (b'"dealt"' in raw) == (not token)
+    assert (b'"dealt"' in raw) == (token == "none")
 
 
 def killed_back_and_joined(team: Team, capsys) -> dict[str, dict]:
@@ -145,6 +149,11 @@ def test_one_is_killed_and_comes_back_and_a_third_joins_over_a_folder(
 ) -> None:
     with Team(tmp_path, tiny("diloco", steps=600), f"file://{tmp_path}/shared") as team:
         check_all_came(team, killed_back_and_joined(team, capsys))
+
+
+def test_workers_of_a_run_are_shown_as_one_group() -> None:
+    first, other = (ElasticBucketConfig(url="s3://here", run=run) for run in ("r", "q"))
+    assert first.run_name == "s3://here r" != other.run_name
 
 
 def s3_environment(endpoint: str, *, key: str = "admin") -> dict[str, str]:
@@ -236,13 +245,22 @@ def test_a_run_that_is_not_there_is_said_and_nothing_is_made(run, tmp_path, caps
     assert not (tmp_path / "missing").exists()
 
 
-def test_one_folder_is_one_worker_at_a_time(tiny, tmp_path, capsys) -> None:
+def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
+    tiny, tmp_path, capsys
+) -> None:
     place = f"file://{tmp_path}/shared"
     with Team(tmp_path, tiny("diloco", steps=20), place) as team:
         team.start("a", "--min-workers", "2")
-        team.until(lambda: (tmp_path / "a" / "lock").exists())
+        team.until(lambda: any(tmp_path.glob("shared/r/call/*/*")))
+        told = status(capsys, place, "--run-name", "r")
+        assert told["run"] is None
+        assert [worker["state"] for worker in told["workers"]] == ["waits for the next round"]
         same = ["train", *flags(team.config, tmp_path / "a"), "--elastic", place, "--run-name", "r"]
         assert "another process is writing a run there" in refused(capsys, same)
+        (waiting,) = team.workers.values()
+        waiting.send_signal(signal.SIGTERM)
+        _, error = waiting.communicate(timeout=30)
+        assert (waiting.returncode, "was asked to stop" in error) == (143, True)
 
 
 def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
@@ -375,7 +393,7 @@ def test_watching_goes_on_until_it_is_interrupted(run) -> None:
         assert "run r in file://" in process.stdout.readline()
         time.sleep(0.5)
         assert process.poll() is None
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
     finally:

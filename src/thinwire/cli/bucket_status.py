@@ -40,14 +40,15 @@ def _workers(status: BucketStatus) -> list[dict[str, Any]]:
     names = {} if roll is None else {identity_of(n): n for n in (*roll.lacking, *roll.names)}
     if roll is not None and roll.is_over:
         names = {identity_of(name): name for name in roll.metrics}
+    is_awaited = any(not call.leaves for call in status.calls)
     return [
-        _worker(identity, names.get(identity), calls.get(identity), roll)
+        _worker(identity, names.get(identity), calls.get(identity), roll, is_awaited=is_awaited)
         for identity in sorted({*names, *calls})
     ]
 
 
 def _worker(
-    identity: str, name: str | None, call: Call | None, roll: Roll | None
+    identity: str, name: str | None, call: Call | None, roll: Roll | None, *, is_awaited: bool
 ) -> dict[str, Any]:
     told = {} if roll is None or name is None else roll.metrics.get(name, {})
     metrics = WorkerMetrics.read(told)[0] if call is None else call.metrics
@@ -55,7 +56,7 @@ def _worker(
         "identity": identity,
         "position": None if (at := _position(name, call, roll)) is None else at.describe(),
         "metrics": metrics.describe(),
-        "state": _state(name, call, roll),
+        "state": _state(name, call, roll, is_awaited=is_awaited),
     }
 
 
@@ -68,7 +69,7 @@ def _position(name: str | None, call: Call | None, roll: Roll | None) -> Progres
     return roll.position
 
 
-def _state(name: str | None, call: Call | None, roll: Roll | None) -> str:
+def _state(name: str | None, call: Call | None, roll: Roll | None, *, is_awaited: bool) -> str:
     if roll is not None and roll.is_over:
         return "finished"
     if call is not None and call.leaves:
@@ -77,9 +78,12 @@ def _state(name: str | None, call: Call | None, roll: Roll | None) -> str:
         return "waits for a snapshot"
     if call is not None:
         return "waits for the next round"
+    # Whether it trains or is gone, no object says.
+    others = ", others wait for it" if is_awaited else ""
     if roll is not None and name in roll.behind:
-        return "catches up"
-    return "has just come" if roll is not None and name in roll.new else "trains"
+        return f"catches up{others}"
+    is_new = roll is not None and name in roll.new
+    return ("has just come" if is_new else "trains") + others
 
 
 def _headlines(status: BucketStatus, what: str, count: int) -> list[str]:

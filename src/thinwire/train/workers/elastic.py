@@ -18,7 +18,7 @@ from thinwire.elastic.transport import Elastic, ElasticOptions
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer import GradientAveraging
 from thinwire.outer_loop import OuterLoop
-from thinwire.security.token import TOKEN_VARIABLE, find_token
+from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches
@@ -179,11 +179,10 @@ class ElasticBucketConfig(ElasticConfig):
     def connect(self, out: Path, group: Any = None) -> ElasticBucket:
         """The connection by way of the store, sealed if there is a token."""
         assert group is None
-        is_sealed = self.token_file is not None or os.environ.get(TOKEN_VARIABLE)
         return ElasticBucket(
             self.url,
             run=self.run,
-            token=find_token(self.token_file) if is_sealed else None,
+            token=None if self.token_file is None else find_token(self.token_file),
             identity=self.identity_in(out),
             options=self._options(),
         )
