@@ -110,5 +110,6 @@ def test_an_object_that_is_not_there_has_no_age(url) -> None:
 
 @pytest.mark.parametrize("run", ["", "a/b", "a b"])
 def test_a_name_that_cannot_be_is_refused(url, run: str) -> None:
-    with pytest.raises(ConfigurationError):
+    write(url, roll(1))
+    with pytest.raises(ConfigurationError, match=f"{run!r}"):
         BucketWatch(url, run=run, token=None)
