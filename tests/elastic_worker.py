@@ -109,6 +109,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     if checkpoint.exists():
         outer.load_shared_state(torch.load(checkpoint, weights_only=True))
     outer.join()
+    tell(requests_to_join=dict(outer.stats.requests))
     steps_together = 0
     while True:
         share = outer.share
@@ -154,6 +155,7 @@ def connect(where: str, identity: str, options: dict, group: Any) -> Any:
             identity=identity,
             options=terms,
             least_wait_s=options.get("least_wait_s", 1.0),
+            snapshot_after=options.get("snapshot_after", 1e9),
         )
     return tw.transport.Elastic(
         where, identity=identity, options=terms, host=options.get("host"), group=group

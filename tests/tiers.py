@@ -32,6 +32,8 @@ codecs/kernels/test_triton_backend.py::test_it
 codecs/test_codecs.py::Test
 doctor
 elastic
+elastic/bucket/test_real_processes.py::test_a_newcomer_after_the_end
+elastic/bucket/test_real_processes.py::test_bytes_and_requests
 elastic/test_real_processes.py::test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round
 elastic/test_real_processes.py::test_a_killed_worker_costs_the_others_one_heartbeat_timeout[while
 elastic/test_real_processes.py::test_every_method_survives_a_kill_and_a_restart[streaming]
@@ -93,6 +95,7 @@ codecs/kernels/test_triton_backend.py::test_every_format
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[table
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[topk
 codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation
+elastic/bucket/test_real_processes.py
 elastic/test_across_the_internet.py::test_a_worker_behind
 elastic/test_across_the_internet.py::test_what_the_lighthouse
 elastic/test_real_processes.py

@@ -21,14 +21,15 @@ FLAGS = {
         simulation statistics-steps steps sync-every threads timeout-s tokenizer tune warmup-steps
         worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
-        encode-time from get-price json latency layers methods mfu model out parameters put-price
-        sealed step-time sweep sync-every target tokens tokens-per-step topology up workers""",
+        elastic encode-time from get-price json latency layers methods mfu model out parameters
+        put-price sealed step-time sweep sync-every target tokens tokens-per-step topology up
+        workers""",
     "report": "out",
     "bench": "out",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
     "status": "json run-name token-file watch",
-    "doctor": "token-file",
+    "doctor": "layers model parameters step-time token-file workers",
 }
 
 

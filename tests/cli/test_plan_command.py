@@ -41,14 +41,30 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
     assert row["cost_per_round"] == pytest.approx(cost, rel=1e-12)
     rounds = row["received_bytes"] / row["received_bytes_per_round"]
     assert row["cost"] == pytest.approx(rounds * cost, rel=1e-4)
+    assert row["meeting_puts_per_round"] == row["meeting_gets_per_round"] == 0
     assert main([*PLAN, *prices, *run]) == 0
     assert "what all workers ask the store for, and the price" in capsys.readouterr().out
+
+
+def test_what_workers_that_come_and_go_ask_a_store_for_is_planned(capsys) -> None:
+    prices = ("--egress-price", "0", "--put-price", "4.5", "--get-price", "0.36")
+    run = ("--tokens-per-step", "64k", "--tokens", "300B", "--methods", "diloco")
+    fixed = planned(capsys, *PLAN, *prices, *run)
+    found = planned(capsys, *PLAN, *prices, *run, "--elastic")
+    (row,), (before,), workers = found["methods"], fixed["methods"], found["workers"]
+    assert row["meeting_puts_per_round"] == workers + 2
+    assert row["meeting_gets_per_round"] == 2 * (workers - 1)
+    meeting = ((workers + 2) * 4.5 + 2 * (workers - 1) * 0.36) / 1e6
+    assert row["cost_per_round"] == pytest.approx(before["cost_per_round"] + meeting, rel=1e-12)
+    rounds = row["steps"] / row["sync_every_steps"]
+    assert row["cost"] == pytest.approx(before["cost"] + (rounds + 1) * meeting, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (("--put-price", "5"), "--put-price and without --egress-price"),
+        (("--elastic",), "--elastic and without --egress-price"),
         (("--egress-price", "-1"), "a price cannot be negative"),
         (("--egress-price", "cheap"), "does not begin with a finite number"),
         (("--egress-price", "1", "--topology", "ring"), "--egress-price and --topology ring"),
@@ -98,6 +114,8 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
                 "received_bytes_per_round": "int",
                 "puts_per_round": "int",
                 "gets_per_round": "int",
+                "meeting_puts_per_round": "int",
+                "meeting_gets_per_round": "int",
                 "cost_per_round": "NoneType",
                 "cost_per_day": "NoneType",
                 "cost": "NoneType",

@@ -1,6 +1,8 @@
 """`thinwire doctor`: what it finds, and that it always comes to an end."""
 
 import importlib.metadata
+import json
+import math
 import re
 import shutil
 import socket
@@ -8,22 +10,30 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import torch
 
 from elastic_http import eventually
+from thinwire import presets
 from thinwire.cli import main
 from thinwire.codecs.kernels import VARIABLE
-from thinwire.doctor import Finding, examine, machine, machine_checks
+from thinwire.doctor import ExpectedRun, Finding, examine, machine, machine_checks, network
+from thinwire.doctor.method import RunDescription, measured_link, method_finding
 from thinwire.doctor.network import network_findings
 from thinwire.elastic.dialer import Dialer, open_stream
-from thinwire.elastic.https import RunServer, json_answer
+from thinwire.elastic.https import HttpReply, RunServer, json_answer
 from thinwire.elastic.registry_server import RegistryClient, RegistryServer
 from thinwire.elastic.relay import RelayedServer
 from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.handshake import flatten_description
 from thinwire.membership import Progress
+from thinwire.method import Method
+from thinwire.outer_loop import OuterLoop
+from thinwire.plan.link import Link
+from thinwire.plan.shape import Shape
+from thinwire.plan.units import parse_rate
 from thinwire.security.token import Token
 from thinwire.transport.address import interface_addresses
 
@@ -161,15 +171,21 @@ def registry_server(lighthouse_port: int) -> Iterator[str]:
 
 @contextmanager
 def pretended(routes) -> Iterator[str]:
-    """A registry that says what a test wants to be told."""
+    """A registry that says what a test wants to be told; what is None it does not know.
+
+    What can be called answers by itself.
+    """
     plain = {
         ("GET", "/time"): {"time": time.time()},
         ("GET", "/peers"): {"heartbeat_timeout_s": 5.0, "peers": []},
         ("POST", "/probe"): {"reached": True, "why": ""},
         ("POST", "/discard"): {},
-        ("GET", "/noise"): {},
     }
-    answers = {key: (lambda _, v=v: json_answer(v)) for key, v in (plain | routes).items()}
+    noise = {("GET", "/noise"): lambda _: HttpReply(body=bytes(1 << 20))}
+    told = {key: value for key, value in (plain | noise | routes).items() if value is not None}
+    answers = {
+        key: v if callable(v) else (lambda _, v=v: json_answer(v)) for key, v in told.items()
+    }
     server = RunServer(TOKEN, answers, host="127.0.0.1")
     try:
         yield f"127.0.0.1:{server.port}"
@@ -199,13 +215,16 @@ def test_a_way_that_is_clear_is_ok_from_end_to_end() -> None:
         with registry_server(port) as address, worker_at(address, "a"):
             found = findings(address)
     assert {finding.status for finding in found.values()} == {"ok"}, found
-    assert list(found) == ["name", "registry", "clock", "lighthouse", "rate", "inbound", "peers"]
+    checks = ["name", "registry", "clock", "lighthouse", "rate", "method", "inbound", "peers"]
+    assert list(found) == checks
     assert found["peers"].found == "1 reached directly, 0 by way of the lighthouse"
-    to, back = re.findall(r"([\d.]+)Mbit/s", found["rate"].found)
-    assert min(float(to), float(back)) > 1
+    to, back = re.findall(r"[\d.]+ [MG]bit/s", found["rate"].found)
+    assert min(parse_rate(to), parse_rate(back)) > 1e6
     if hasattr(socket, "TCP_INFO"):
         assert re.search(r"\d\.\d % of packets sent again", found["rate"].found)
-    assert f"thinwire plan --up {to}Mbit/s --down {back}Mbit/s --latency" in found["rate"].do
+    to, back = to.replace(" ", ""), back.replace(" ", "")
+    assert f"--up {to} --down {back} --latency" in found["method"].do
+    assert "reckoned for 150m, 2 workers" in found["method"].found
 
 
 def test_a_worker_that_cannot_be_connected_to_is_reached_by_way_of_the_lighthouse(
@@ -282,13 +301,247 @@ def test_a_name_that_is_unknown(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("behind_s", "status", "word"),
-    [(0, "ok", ""), (-3, "ok", "behind"), (3, "ok", "ahead of"), (3600, "ok", "ahead of")],
+    [
+        (0, "ok", ""),
+        (-3, "ok", "behind"),
+        (3, "ok", "ahead of"),
+        (290, "ok", "ahead of"),
+        (3600, "warn", "1 h ahead of"),
+        (-3600, "warn", "1 h behind"),
+    ],
 )
 def test_the_clock_is_compared_with_the_registrys(behind_s, status, word) -> None:
     with pretended({("GET", "/time"): {"time": time.time() - behind_s}}) as address:
         found = findings(address)["clock"]
     assert found.status == status
     assert word in found.found
+    assert ("15 min" in found.do) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    "told", [None, {}, {"time": None}, {"time": "noon"}, {"time": float("nan")}, [], "12"]
+)
+def test_a_lighthouse_that_does_not_tell_its_time_leaves_the_clock_unknown(told) -> None:
+    with pretended({("GET", "/time"): told}) as address:
+        found = findings(address)
+    assert found["clock"].status == found["registry"].status == "ok"
+    assert found["clock"].found.startswith("unknown: ")
+
+
+def test_what_it_takes_to_connect_does_not_move_the_clock(monkeypatch) -> None:
+    direct = Dialer._direct
+
+    def slow(self, address: str, timeout_s: float):
+        time.sleep(0.3)
+        return direct(self, address, timeout_s)
+
+    monkeypatch.setattr(Dialer, "_direct", slow)
+    with registry_server(1) as address:
+        found = findings(address)
+    ahead, within = map(float, re.findall(r"([\d.]+) s", found["clock"].found))
+    assert ahead <= within + 0.001
+    assert within < 0.1
+
+
+# -- which method fits -----------------------------------------------------------------------------
+
+LINK = Link.of(20e6, latency_s=0.02)
+BILLION = ExpectedRun(
+    shape=Shape.of_size(10**9, 10),
+    shape_flags="--parameters 1B --layers 10",
+    workers=3,
+    step_s=2.0,
+)
+
+
+def described(method: Method, *rows: int, **more: str) -> dict[str, str]:
+    """What a worker that trains `method` says of its run when it joins."""
+    parameters = {f"model.layers.{place}.w": f"[{count}, 1]" for place, count in enumerate(rows)}
+    nested = {"method": method.describe(), "parameters": parameters}
+    return flatten_description(nested) | more
+
+
+def test_the_size_of_a_run_is_that_of_its_parameters() -> None:
+    """Of a description as a worker makes it, and not as a test thinks that it does."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = presets.streaming_diloco(layers=1)
+    with closing(OuterLoop(model, optimizer, method)) as loop:
+        run = RunDescription(fields=loop._state.description)
+    assert run.size() == (13, 2)
+    again = run.method()
+    assert again is not None
+    assert again.describe() == method.describe()
+
+
+def test_of_a_slow_link_it_says_what_fits_and_what_does_not() -> None:
+    """Dense fp32 of 80 MB takes 53 s of every 83; few of the numbers take less than one."""
+    shape = ExpectedRun(shape=Shape.of_size(2 * 10**7, 8), workers=2, step_s=1.0)
+    finding = method_finding(Link.of(12e6, latency_s=0.02), shape, RunDescription())
+    assert finding.status == "ok"
+    fits, slow, figures = finding.found.split("; ")
+    assert "keeps a worker busy" in fits
+    assert "sparse_muloco (H=15) " in fits
+    assert slow.startswith("too slow: ")
+    assert "diloco 35.9 %" in slow
+    assert figures == "reckoned for 20M in 8 layers, 2 workers with this link, 1 s a step"
+    for text in re.findall(r"([\d.]+) %", fits.split(" (likewise")[0]):
+        assert float(text) >= 90
+    for text in re.findall(r"([\d.]+) %", slow):
+        assert float(text) < 90
+
+
+def test_a_slow_line_is_measured_and_planned_for(monkeypatch) -> None:
+    def slow(_: bytes) -> HttpReply:
+        time.sleep(0.8)
+        return HttpReply(body=bytes(1 << 20))
+
+    # It may take longer than other checks.
+    monkeypatch.setattr(network, "_CHECK_S", 0.2)
+    with pretended({("GET", "/noise"): slow}) as address:
+        found = findings(address)
+    back = re.findall(r"([\d.]+ [kM]bit/s) from it", found["rate"].found)
+    assert 1e5 < parse_rate(back[0]) <= 8 * 2**20 / 0.8
+    assert found["method"].status == "warn"
+    assert "of the time; best: sparse_muloco (H=15) " in found["method"].found
+
+
+def test_half_an_answer_is_no_measurement() -> None:
+    with pretended({("GET", "/noise"): {}}) as address:
+        found = findings(address)
+    assert found["rate"].status == found["method"].status == "warn"
+    assert "it sent 2 bytes of 1048576" in found["rate"].found
+    assert "not measured" in found["method"].found
+
+
+def test_its_numbers_are_those_of_the_command_that_it_names(capsys) -> None:
+    finding = method_finding(LINK, BILLION, RunDescription())
+    command = finding.do.partition("thinwire ")[2].split()
+    assert main([*command, "--json", "--methods", "muloco:bits=2,sparseloco,sparse_muloco"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    said = re.findall(r"([\w:=]+) \(H=(\d+)\)[^%;]* ([\d.]+) %", finding.found)
+    assert len(said) == 3
+    for method, every, busy in said:
+        assert rows[method]["sync_every_steps"] == int(every)
+        assert 100 * rows[method]["utilisation"] == pytest.approx(float(busy), abs=0.06)
+
+
+def test_where_no_method_fits_it_says_which_comes_closest() -> None:
+    finding = method_finding(Link.of(1e6, latency_s=0.02), BILLION, RunDescription())
+    assert finding.status == "warn"
+    assert "no method keeps a worker busy 90 % of the time; best: " in finding.found
+    assert "--sync-every" in finding.do
+
+
+def test_methods_that_an_elastic_run_refuses_are_not_offered() -> None:
+    for rate in (1e5, 1e9):
+        found = method_finding(Link.of(rate), BILLION, RunDescription()).found
+        words = re.findall(r"\w+", found)
+        assert not {"ddp", "noloco", "demo", "decoupled_momentum"} & set(words)
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, math.inf, math.nan, None])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_was_not_measured_is_not_reckoned_with(rate, way) -> None:
+    up, down = (rate, 1e6) if way == "up" else (1e6, rate)
+    assert measured_link(up, down, 0.1) is None
+    assert measured_link(1e6, 1e6, math.nan) is None
+    finding = method_finding(measured_link(up, down, 0.1), BILLION, RunDescription())
+    assert finding.status == "warn"
+    assert "not measured" in finding.found
+
+
+def test_so_slow_a_link_that_no_exchange_ends_is_said() -> None:
+    finding = method_finding(Link.of(1e-300), BILLION, RunDescription())
+    assert finding.status == "warn"
+    assert "no method's first exchange would ever end" in finding.found
+
+
+def test_the_runs_own_method_and_size_come_from_the_registry() -> None:
+    method = presets.from_text("muloco:bits=2", sync_every=17)
+    with registry_server(1) as address:
+        more = {"method.name": "muloco:bits=2", "method.kind": "Method"}
+        worker = RegistryClient(TOKEN, address, "a", described(method, 10**9, 10**9, **more))
+        worker.join(Progress(version=0, step=0, digest=""), "127.0.0.1:1")
+        found = findings(address)["method"]
+    assert found.found.startswith("the run's muloco:bits=2 (H=17) keeps a worker busy ")
+    assert "reckoned for 2B in 2 layers, 2 workers" in found.found
+    assert "(assumed: say yours with --step-time)" in found.found
+    assert "--parameters 2000000000 --layers 2 --workers 2" in found.do
+
+
+def test_what_the_user_says_is_believed_more_than_the_registry() -> None:
+    run = RunDescription(fields=described(presets.diloco(), 4, 3), workers=5)
+    assert "reckoned for 1B in 10 layers, 3 workers" in method_finding(LINK, BILLION, run).found
+    assert "7 in 2 layers, 6 workers" in method_finding(LINK, ExpectedRun(), run).found
+    tiny = RunDescription(fields=described(presets.diloco(), 1), workers=1)
+    assert "1 in 1 layers, 2 workers" in method_finding(LINK, ExpectedRun(), tiny).found
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_presets_description_is_read_back(name) -> None:
+    method = presets.by_name(name)()
+    again = RunDescription(fields=described(method, 1)).method()
+    assert again is not None
+    assert again.describe() == method.describe()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"method.outer": "SGD", "method.outer.lr": "1"},
+        {"method.outer.lr": "1", "method.outer": "SGD"},
+        {"method.sync_every": "many"},
+        {"parameters.w": "many"},
+        {"parameters.w": "7"},
+        {"parameters.w": '["many"]'},
+        {"parameters.w": "[0, 3]"},
+        {"parameters.w": "[-7]"},
+        {"parameters.w": "[" * 5000},
+        described(presets.diloco()) | {"method.codec.kind": "OfALaterVersion"},
+        described(presets.diloco()) | {"method.sync_every": "-1"},
+        # Read back, it would be another one than it was.
+        described(presets.diloco()) | {"method.sync_every": "030"},
+    ],
+)
+def test_a_description_that_says_nothing_or_something_else_is_passed_over(fields) -> None:
+    run = RunDescription(fields=fields, workers=1)
+    assert run.method() is None
+    assert run.size() is None
+    assert "reckoned for 150m" in method_finding(LINK, ExpectedRun(), run).found
+
+
+@pytest.mark.parametrize("told", [None, {}, [], {"description": 3}])
+def test_a_registry_that_does_not_tell_its_run_is_no_obstacle(told) -> None:
+    with pretended({("GET", "/description"): told}) as address:
+        found = findings(address)["method"]
+    assert "reckoned for 150m, 2 workers" in found.found
+    assert "(assumed: say yours with --model, --workers, --step-time)" in found.found
+
+
+def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    sizes = ["--parameters", "1B", "--layers", "10", "--workers", "3", "--step-time", "2s"]
+    with pretended({}) as address:
+        main(["doctor", address, *sizes])
+        told = capsys.readouterr().out
+        assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
+        assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
+    for flags, why in [
+        (["--layers", "3"], "--layers and without --parameters"),
+        (["--parameters", "3"], "--parameters and without --layers"),
+        (["--model", "150m", "--layers", "3"], "both --model and --layers"),
+        (["--model", "7q"], "'7q'"),
+        (["--workers", "0"], "--workers '0'"),
+        (["--workers", "1M"], "workers=1000000"),
+        (["--step-time", "3q"], "--step-time '3q'"),
+    ]:
+        assert main(["doctor", "127.0.0.1:1", *flags]) == 1
+        assert why in capsys.readouterr().err
+    assert main(["doctor", "--workers", "2"]) == 1
+    assert "--workers without a ticket" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,10 @@ def test_it_is_over_once_a_worker_says_so_of_its_version() -> None:
     run = begun()
     run.learn(dealt(9, 33, over=True))
     assert not run.position.over
-    run.learn(dealt(10, 33, over=True))
-    assert run.position.over
+    run.learn(dealt(10, 33, over=True, step=52))
+    assert (run.position.over, run.position.step) == (True, 52)
+    run.learn(dealt(10, 33))  # one that caught up, after fewer inner steps
+    assert (run.position.over, run.position.step) == (True, 52)
 
 
 def test_any_version_goes_on_where_that_is_allowed() -> None:

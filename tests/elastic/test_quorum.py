@@ -140,6 +140,14 @@ def test_a_broken_group_is_never_used_again() -> None:
     assert elect([a, moved]).key == elect([a, b]).key
 
 
+def test_who_caught_up_with_the_position_and_who_came_to_it() -> None:
+    alone, late = worker("a", caught_up=True), worker("b", version=3)
+    assert elect([alone]).has_only_caught_up
+    assert elect([alone, worker("c", caught_up=True)]).has_only_caught_up
+    assert elect([alone, late]).has_only_caught_up  # it came to another position
+    assert not elect([alone, worker("c")]).has_only_caught_up
+
+
 def test_shares_of_workers_that_drifted_are_not_dealt_again() -> None:
     drifted = worker("a", digest="bb", dealt=50)
     assert elect([drifted, worker("b"), worker("c")]).position.dealt == 50

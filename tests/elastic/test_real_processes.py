@@ -161,6 +161,19 @@ def test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone(t
     team.finish()  # no share was dealt twice
 
 
+def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_model(
+    team: Team,
+) -> None:
+    first, victim = team.start_all("w0", "w1")
+    team.until(lambda: first.version >= 26)
+    victim.send(signal.SIGSTOP)
+    team.until(lambda: first.digest)
+    victim.send(signal.SIGCONT)
+    team.finish()
+    assert victim.steps()[-1]["version"] < first.last("last_step") // EVERY, team.report()
+    assert victim.last("last_step") == first.last("last_step")
+
+
 def test_a_worker_that_was_stopped_until_the_others_were_killed_waits_for_one_of_them(
     team: Team,
 ) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elastic_http import DIALER
-from elastic_registry import EXPIRY_S, OTHER, TOKEN, at, client, registry_server
+from elastic_registry import DESCRIPTION, EXPIRY_S, OTHER, TOKEN, at, client, registry_server
 from thinwire.elastic.https import send_request
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry_server import RefusedError, RegistryServer, ask_registry
@@ -116,6 +116,19 @@ def test_a_round_is_begun_at_the_registry_also_at_a_restarted_one() -> None:
         reply = b.heartbeat(at(3))
         assert reply.rejoined
         assert reply.run == dataclasses.replace(at(3), dealt=1)
+
+
+def test_it_tells_the_description_of_the_run_also_when_no_worker_is_left() -> None:
+    def told(port: int) -> object:
+        return send_request(DIALER, f"127.0.0.1:{port}", "/description").json()
+
+    with registry_server() as server:
+        assert told(server.port) == {"description": {}}
+        a = client(server.port, "a")
+        a.join(at(2), "10.0.0.1:4000")
+        assert told(server.port) == {"description": DESCRIPTION}
+        a.leave()
+        assert told(server.port) == {"description": DESCRIPTION}
 
 
 def test_a_heartbeat_after_leaving_does_not_bring_a_worker_back() -> None:

@@ -5,10 +5,12 @@ import dataclasses
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import pytest
 
 from elastic_http import eventually
+from elastic_hub import H, Player, method
 from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
@@ -272,6 +274,106 @@ def test_an_older_version_goes_on_where_the_lighthouse_allows_it() -> None:
         second.close()
         # Shares are not dealt again all the same.
         assert first._state.begin(first, Phase.ROUND).dealt == 9
+
+
+def test_workers_that_start_again_to_train_further_take_one_along_that_was_behind() -> None:
+    with at_once() as begin, two_sessions() as (sessions, (last, behind)):
+        last.at = Progress(version=5, step=20, digest="ee")
+        learn(sessions[0], over=True)
+        behind.go.set()
+        plans = [begin(session, Phase.JOIN).result for session in sessions]
+        assert {(plan(20).phase, len(plan().names)) for plan in plans} == {(Phase.JOIN, 2)}
+        assert behind.at == last.at
+
+
+# -- the end of a run ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def players_at_a_lighthouse(*names: str):
+    """Workers with outer loops, and their lighthouse, which misses them soon."""
+    pytest.importorskip("torchft")
+    token, quiet = Token("a secret of many characters"), {"on_event": lambda line: None}
+    server = LighthouseServer(token, host="127.0.0.1", port=0, heartbeat_timeout_s=0.4, **quiet)
+    with server, contextlib.ExitStack() as closing:
+
+        def connect(name: str) -> Elastic:
+            address = f"127.0.0.1:{server.port}"
+            transport = Elastic(address, token=token, identity=name, host="127.0.0.1")
+            closing.callback(transport.close)
+            return transport
+
+        hub = SimpleNamespace(connect=connect)
+        yield server, [Player(hub, name, method(), number=n) for n, name in enumerate(names)]
+
+
+def train_until(player: Player, step: int) -> None:
+    while player.loop.inner_step < step:
+        player.inner()
+        player.loop.step()
+
+
+def test_a_worker_that_comes_back_after_the_end_takes_no_outer_step_alone() -> None:
+    with players_at_a_lighthouse("a", "b") as (server, (first, second)):
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(train_until, (first, second), (H, H)))
+            second.node._session._lighthouse.pause()  # as if it were stopped
+            train_until(first, 3 * H)
+            first.loop.flush()
+            leaving = pool.submit(first.loop.close)
+            assert eventually(lambda: server.status().run.over)
+            train_until(second, 3 * H)
+            second.loop.flush()
+            second.loop.close()
+            leaving.result(20)
+        # The rounds that it missed do not say how many inner steps the others took for them.
+        (healed,) = (e for e in second.node.events.events if e.kind == "healed")
+        assert healed.why.startswith("by the rounds up to 3")
+        assert (second.loop.stats.rounds, second.loop.inner_step) == (3, 3 * H)
+        assert second.loop.digest() == first.loop.digest()
+
+
+@pytest.mark.parametrize("phase", [Phase.JOIN, Phase.ROUND, Phase.LAST])
+def test_a_worker_that_caught_up_just_before_the_others_ended_ends_with_them(phase: Phase) -> None:
+    with at_once() as begin, two_sessions() as ((first, second), (ahead, behind)):
+        ahead.at = Progress(version=2, step=8, digest="bb")
+        first._heartbeat.send()
+        coming_back = begin(second, phase)
+        assert behind.loading.wait(20), coming_back.exception(1)
+        assert begin(first, Phase.LAST).result(20).names == (first.name,)
+        ahead.at = dataclasses.replace(ahead.at, step=10, over=True)
+        # As in close(), which would not return.
+        first._lighthouse.pause()
+        first._heartbeat.finish()
+        first._heartbeat.send()
+        behind.go.set()
+        plan = coming_back.result(20)
+        assert (plan.phase, plan.step, plan.names) == (Phase.DONE, 10, (second.name,))
+
+
+def test_a_worker_ends_with_the_run_also_if_the_one_it_heals_from_leaves_meanwhile() -> None:
+    with at_once() as begin, two_sessions() as ((first, second), (ahead, behind)):
+        ahead.at = Progress(version=2, step=8, digest="bb", over=True)
+        first._heartbeat.send()
+        coming_back = begin(second, Phase.ROUND)
+        assert behind.loading.wait(20), coming_back.exception(1)
+        ahead.at = dataclasses.replace(ahead.at, over=False)  # or else it waits for this one
+        first.close()
+        behind.go.set()
+        assert (plan := coming_back.result(20)).phase is Phase.DONE, plan
+
+
+def test_a_worker_that_ended_and_trains_further_takes_outer_steps_again() -> None:
+    with players_at_a_lighthouse("a") as (server, (lone,)):
+        train_until(lone, H)
+        lone.loop.flush()
+        assert eventually(lambda: server.status().run.over)
+        train_until(lone, 2 * H)
+        assert lone.loop.stats.rounds == 2
+        assert eventually(lambda: not server.status().run.over)
+
+
+# -- what a worker tells ---------------------------------------------------------------------------
 
 
 def test_a_transport_reports_while_it_takes_part_and_is_silent_before_and_after() -> None:

@@ -42,12 +42,11 @@ TENSORS = {
 SNAPSHOT = Snapshot(facts={"version": 7, "schedule": [1, 2.5, None, "ü"]}, tensors=TENSORS)
 
 
-@pytest.fixture(params=["linux", "elsewhere"])
-def system(request, monkeypatch) -> str:
-    """Elsewhere there are no files in memory."""
-    if request.param == "elsewhere":
-        monkeypatch.delattr(os, "memfd_create")
-    return request.param
+@pytest.fixture(autouse=True, params=["files in memory", "none"])
+def system(request, monkeypatch) -> None:
+    """With and without files in memory, which macOS and Windows do not have."""
+    if request.param == "none":
+        monkeypatch.delattr("os.memfd_create")
 
 
 def pack(snapshot: Snapshot) -> bytes:
@@ -58,7 +57,7 @@ def pack_records(records: list[RoundRecord]) -> bytes:
     return b"".join(record_parts(records))
 
 
-def test_a_snapshot_comes_back_bit_for_bit(system) -> None:
+def test_a_snapshot_comes_back_bit_for_bit() -> None:
     found = unpack(pack(SNAPSHOT))
     assert found.facts == SNAPSHOT.facts
     assert {name: bits(found.tensors[name]) for name in found.tensors} == {
@@ -84,6 +83,8 @@ def test_the_format_is_that_of_safetensors(seed: int) -> None:
 
 
 def test_an_unpacked_snapshot_lies_in_the_file_in_memory() -> None:
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("there is none")
     with memory_file() as file:
         file.write(pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)})))
         found = unpack(file).tensors["w"]
@@ -246,7 +247,7 @@ DEEP = b"[" * 100_000
         (file(described(shape=[True, 2]), bytes(8)), "invalid JSON"),
         (file(described(shape="2"), bytes(8)), "invalid JSON"),
         (file(described(shape=[1] * 17 + [2]), bytes(8)), "the shape of 'w'"),
-        (file(described(shape=[2**63, 0], data_offsets=[0, 0])), "shape|size"),
+        (file(described(shape=[2**63, 0], data_offsets=[0, 0])), "shape"),
         (file(described(shape=[2**40, 2**40, 0], data_offsets=[0, 0])), "overflow"),
         (file(described(shape=[2**50], data_offsets=[0, 2**52]), bytes(8)), "not fully covered"),
         (file(described(data_offsets=[0, 8, 8]), bytes(8)), "invalid JSON"),
@@ -268,24 +269,23 @@ DEEP = b"[" * 100_000
         ),
     ],
 )
-def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(
-    data: bytes, why: str, system: str
-) -> None:
-    if (system, why) == ("elsewhere", "not aligned"):
-        assert unpack(data).tensors["w"].numel() == 2  # a copy is
-        return
+def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(data: bytes, why: str) -> None:
+    if why == "not aligned" and not hasattr(os, "memfd_create"):
+        pytest.skip("what is copied is aligned anew")
+    if why == "shape":
+        why = "shape|size"  # by whichever looks first
     with pytest.raises((ExchangeError, MismatchError), match=why):
         unpack(data)
 
 
-def test_a_truncated_snapshot_is_refused(system) -> None:
+def test_a_truncated_snapshot_is_refused() -> None:
     data = pack(SNAPSHOT)
     for end in range(len(data)):
         with pytest.raises(ExchangeError):
             unpack(data[:end])
 
 
-def test_damage_ends_in_a_thinwire_error_or_a_snapshot(system) -> None:
+def test_damage_ends_in_a_thinwire_error_or_a_snapshot() -> None:
     data = bytearray(pack(SNAPSHOT))
     header = 8 + int.from_bytes(data[:8], "little")
     refused = 0
@@ -300,7 +300,7 @@ def test_damage_ends_in_a_thinwire_error_or_a_snapshot(system) -> None:
     assert refused > header  # a letter of a name, or a digit of a fact, may be another
 
 
-def test_a_snapshot_is_no_record_and_a_record_no_snapshot(system) -> None:
+def test_a_snapshot_is_no_record_and_a_record_no_snapshot() -> None:
     with pytest.raises(MismatchError, match="records 1"):
         unpack(pack_records([record(1, 2)]))
     with pytest.raises(MismatchError, match="snapshot 1"):

@@ -88,6 +88,19 @@ def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(
         assert len(team.finish()) == 4
 
 
+def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_model(
+    tmp_path,
+) -> None:
+    with Team(tmp_path, steps=120) as team:
+        first, victim = team.start_all("a", "b", **SHARDED)
+        team.until(lambda: first.version >= 26)
+        victim.send_to_all(signal.SIGSTOP)
+        team.until(lambda: all(rank.digest for rank in first.ranks))
+        victim.send_to_all(signal.SIGCONT)
+        assert len(team.finish()) == 4
+        assert {rank.last("last_step") for rank in victim.ranks} == {120}
+
+
 @pytest.mark.parametrize("sharding", ["hsdp", "tensor"])
 def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
     with Team(tmp_path, steps=100, sharding=sharding) as team:

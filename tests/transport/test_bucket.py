@@ -19,6 +19,7 @@ import thinwire as tw
 from forked import Forked
 from processes import free_port, rank_environment
 from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
+from thinwire.handshake import announce
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.testing.transports import (
@@ -680,3 +681,17 @@ def test_payloads_of_bf16_and_zeros_arrive() -> None:
         tag = RoundTag(what=f"{payload.numel()}", round=1)
         for each in [t.run(gathered(payload), tag) for t in transports]:
             assert all(torch.equal(theirs, payload) for theirs in each.wait())
+
+
+def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None:
+    store = memory()
+    transports = team(store, 2)
+    honest = transports[0]._store._obstore.put_async
+
+    async def heedless(store, key, payload, *, mode="overwrite", **more):
+        return await honest(store, key, payload, mode="overwrite", **more)
+
+    monkeypatch.setattr(transports[0]._store._obstore, "put_async", heedless)
+    with pytest.raises(tw.ExchangeError, match="in place of another one"):
+        transports[0].run(announce(b"card"), TAG).wait()
+    assert not [path for path in paths(store) if "check" in path]

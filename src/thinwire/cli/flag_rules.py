@@ -59,6 +59,7 @@ _NEEDS: Final = (
     ),
     ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
     ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
+    ("elastic", "egress_price", "only an object store is asked for it", "--egress-price 0.09"),
     ("out", "sweep", "only a sweep writes a page", "--sweep bandwidth"),
 )
 

@@ -96,6 +96,8 @@ class JobFlags:
     """Of a million objects written there; default 5."""
     get_price: _Price = None
     """Of a million objects read there; default 0.4."""
+    elastic: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Count what workers that come and go ask the store for besides."""
     sealed: tyro.conf.FlagCreatePairsOff[bool] = False
     """Count what sealing adds to every message: 28 bytes."""
     sync_every: _Count = None
@@ -148,7 +150,7 @@ class JobFlags:
         )
         if calibration is not None:
             return _job_again(calibration, values, link)
-        price = _price(values)
+        price = _price(values, elastic=self.elastic)
         # A model may take seconds to resolve: last, when all else is known to be right.
         shape = (
             Shape.of_size(values["parameters"], values["layers"])
@@ -198,14 +200,14 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
     )
 
 
-def _price(values: Mapping[str, Any]) -> BucketPrice | None:
+def _price(values: Mapping[str, Any], *, elastic: bool) -> BucketPrice | None:
     from thinwire.plan.bucket_price import BucketPrice
 
     if "egress_price" not in values:
         return None
     given = {"put_price": "put_per_million", "get_price": "get_per_million"}
     more = {field: values[flag] for flag, field in given.items() if flag in values}
-    return BucketPrice(egress_per_gb=values["egress_price"], **more)
+    return BucketPrice(egress_per_gb=values["egress_price"], elastic=elastic, **more)
 
 
 def _coding(values: Mapping[str, Any]) -> Coding:

@@ -2,6 +2,16 @@
 
 from thinwire.doctor.finding import Finding, Status, examine
 from thinwire.doctor.machine import machine_checks
+from thinwire.doctor.method import ExpectedRun
 from thinwire.doctor.network import network_findings
+from thinwire.doctor.store import store_findings
 
-__all__ = ["Finding", "Status", "examine", "machine_checks", "network_findings"]
+__all__ = [
+    "ExpectedRun",
+    "Finding",
+    "Status",
+    "examine",
+    "machine_checks",
+    "network_findings",
+    "store_findings",
+]

@@ -73,11 +73,9 @@ class KnownRun:
         """Note how far a worker says that it has come."""
         known, dealt = self.position, max(self.position.dealt, position.dealt)
         is_more = (position.version, position.digest != "") > (known.version, known.digest != "")
-        if is_more:
-            self.position = replace(position, dealt=dealt)
-        else:
-            is_over = known.over or (position.over and _same(position, known))
-            self.position = replace(known, dealt=dealt, over=is_over)
+        # Inner steps, too, are those at which it ended: others may have fewer at this version.
+        is_its_end = position.over and _same(position, known)
+        self.position = replace(position if is_more or is_its_end else known, dealt=dealt)
 
     def begin_round(
         self, position: Progress, names: Collection[str], *, there: Collection[str]

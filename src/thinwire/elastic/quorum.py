@@ -44,6 +44,7 @@ class Member:
         unreachable: names of members that it does not reach.
         known: digest that the registry knows of the run at this worker's version; "" if it knows
             of another version.
+        caught_up: whether it took its present version over from another worker.
 
     >>> token = Token("a secret of many characters")
     >>> start = Progress(version=0, step=0, digest="")
@@ -70,6 +71,7 @@ class Member:
     unreachable: tuple[str, ...] = ()
     known: str = ""
     further: tuple[str, ...] = ()
+    caught_up: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -162,6 +164,12 @@ class Quorum:
         if len(groups) == 1 and (group := groups.pop()).startswith(names):
             return group
         return names + _short_digest([f"{m.generation} {m.group}" for m in self.members])
+
+    @property
+    def has_only_caught_up(self) -> bool:
+        """Whether no member came to the position by rounds of its own, or from a checkpoint."""
+        version = self.position.version
+        return all(m.caught_up for m in self.members if m.position.version == version)
 
     def what_differs(self, member: Member) -> str:
         """How the position of `member` differs from the run's, for people."""

@@ -21,7 +21,7 @@ from thinwire.elastic.quorum import Quorum
 from thinwire.elastic.reachability import Reachability
 from thinwire.elastic.recovery import Recovery
 from thinwire.elastic.relay import RelayedServer
-from thinwire.elastic.round_log import LOGGED_STATES, RoundLog
+from thinwire.elastic.round_log import RoundLog
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
@@ -56,6 +56,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _HEADROOM_BYTES = 64 << 20
+_LOGGED_STATES = 2  # a longer log takes longer to fetch than the state itself
 
 
 # -- what the first rank tells all -----------------------------------------------------------------
@@ -203,7 +204,7 @@ class RankSession:
         self.rank = self._links_lost = 0
         self._name = ""
         self._metrics = WorkerMetrics()
-        self._log = RoundLog(LOGGED_STATES * state.shared_nbytes())
+        self._log = RoundLog(_LOGGED_STATES * state.shared_nbytes())
         self._server = HealingServer(
             settings.token,
             state.capture,
@@ -372,10 +373,6 @@ class RankSession:
     def log_reaches_back_to(self, version: int) -> int:
         """The version from which this rank's rounds lead to `version`."""
         return self._log.oldest(version)
-
-    def look(self, address: str) -> Progress:
-        """How far the rank has come whose healing server is at `address`."""
-        return self._recovery.look(address)
 
     def note(self, kind: Any, **fields: Any) -> None:
         """Note an event of now."""

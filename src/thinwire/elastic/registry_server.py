@@ -120,6 +120,7 @@ class RegistryServer:
             ("POST", "/round"): _reading_json(self._round),
             ("POST", "/leave"): _reading_json(self._leave),
             ("GET", "/peers"): _reading_json(self._peers),
+            ("GET", "/description"): _reading_json(self._describe),
             ("GET", "/time"): _reading_json(_time),
             ("POST", "/probe"): _reading_json(_probe),
             ("POST", "/discard"): lambda _: json_answer({}),
@@ -217,6 +218,11 @@ class RegistryServer:
             heartbeat_age_s={w.member.identity: w.heartbeat_age_s for w in status.workers},
             contributions=status.contributions,
         )
+
+    def _describe(self, _: Any) -> HttpReply:
+        # Apart from what heartbeats and watchers are told each second: it names every parameter.
+        with self._locked() as registry:
+            return json_answer({"description": dict(registry.run.description)})
 
     def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> HttpReply:
         age_s = time.monotonic() - self._opened_s

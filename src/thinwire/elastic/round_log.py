@@ -10,10 +10,7 @@ import torch
 from thinwire.errors import ConfigurationError
 from thinwire.membership import RoundRecord
 
-__all__ = ["LOGGED_STATES", "RoundLog"]
-
-LOGGED_STATES = 2
-"""A log of more bytes than so many states takes longer to fetch than the state itself."""
+__all__ = ["RoundLog"]
 
 # Facts take memory, too, and the names of all messages of an answer go into one file header.
 _MOST_RECORDS = 1024

@@ -87,6 +87,7 @@ class ElasticSession:
         self._settings, self._state, self._events = settings, state, events
         self._here, self._ranks = here, ranks
         self._connections_failed = self._rounds_begun = 0
+        self._caught_up_to = -1
         self._statuses: list[RankStatus] = []
         self._round_began_s: float | None = None
         self._told_s = time.monotonic()
@@ -265,6 +266,9 @@ class ElasticSession:
         if self.name not in {member.name for member in quorum.members}:
             yield from self._catch_up(quorum.leader, quorum.what_differs(mine[0]))
             return None
+        # Workers that came to the end by themselves, or start again from there, may train further.
+        if quorum.has_only_caught_up and (over := self._end_if_over()) is not None:
+            return over
         if self._peers.lacks_members(quorum):
             time.sleep(_PAUSE_S)
             return None
@@ -323,6 +327,7 @@ class ElasticSession:
             rounds=self._rounds_begun,
             unreachable=tuple(sorted({name for s in self._statuses for name in s.unreachable})),
             known=run.digest if run.version == progress.version else "",
+            caught_up=progress.version == self._caught_up_to,
         )
 
     def _check_description(self, quorum: Quorum) -> None:
@@ -395,19 +400,26 @@ class ElasticSession:
         why = f"{best.identity} is {ahead} outer steps ahead"
         if not (yield from self._catch_up(best, why)):
             return None
-        # Asked after the state was taken: what it was then may have been the last but one.
-        there = self._here.look(best.address) if best.position.over else best.position
-        here = self._progress()
-        if not there.over or there.version != here.version:
+        return self._end_if_over() if best.position.over else None
+
+    def _end_if_over(self) -> End | None:
+        """That the run is over, if it ended at the version that this worker has."""
+        self._heartbeat.send()
+        run, here = self._heartbeat.run, self._progress()
+        if not run.over or (run.version, run.digest) != (here.version, here.digest):
             return None
+        self._lighthouse.pause()
+        # If its schedule is longer, it goes on from here knowingly, like one that ended by itself.
+        self._caught_up_to = -1
         return End(
             RoundPlan(
                 changed=True,
                 phase=Phase.DONE,
                 joins=False,
-                step=here.step,
+                # By missed rounds a worker catches up in version, and not in inner steps.
+                step=run.step,
                 names=(self.name,),
-                dealt=here.dealt,
+                dealt=run.dealt,
             )
         )
 
@@ -423,6 +435,7 @@ class ElasticSession:
         if failed or len(reached) > 1:
             time.sleep(_PAUSE_S)
             return False
+        self._caught_up_to = statuses[0].progress.version
         self._note("healed", why=f"{statuses[0].outcome}; {why}", lost_s=time.monotonic() - began_s)
         return True
 
@@ -434,6 +447,7 @@ class ElasticSession:
         statuses = yield from self._all(ReplayUpTo(quorum.leader.addresses, there.version))
         if not all(status.worked for status in statuses):
             return False
+        self._caught_up_to = there.version
         self._note("healed", why=f"by the rounds up to {there.version}")
         return True
 
@@ -492,10 +506,13 @@ class ElasticSession:
         """Leave the run; if it went to its end, stay until the others need nothing more."""
         try:
             if self._state.progress().over:
-                self._lighthouse.pause()
                 for _ in self._all(Report()):
                     pass
+                # Only now do heartbeats of several ranks say that the run is over.
+                self._progress()
                 self._heartbeat.finish()
+                # Not before: a worker that comes back would go on without knowing that.
+                self._lighthouse.pause()
                 self._peers.linger(
                     self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
                 )

@@ -6,8 +6,8 @@ https://github.com/huggingface/safetensors, "Format".
 Files are written part by part from the tensors' own memory, so that a worker with 10 GB of state
 sends its first byte at once. `safetensors.torch.save_file` would write all of it to a disk first:
 10 s for 2 GB where it was tried, which a receiver takes for silence. They are read by `safe_open`
-from a file in memory, which is mapped and not copied; only Linux has such files, and elsewhere
-bytes are read, with a copy. Nothing is unpickled.
+from a file in memory, which is mapped and not copied, where the system has such files (Linux), else
+from bytes. Nothing is unpickled.
 """
 
 import io
@@ -52,8 +52,7 @@ _Source: TypeAlias = BinaryIO | bytes | bytearray | memoryview
 
 
 def memory_file() -> BinaryIO:
-    """An empty file in memory, gone with its last user, that `unpack` reads without a copy; Linux
-    has them."""
+    """An empty file in memory, gone with its last user, that `unpack` reads without a copy."""
     return os.fdopen(os.memfd_create("thinwire"), "w+b")
 
 
@@ -176,14 +175,10 @@ def _file_parts(tensors: Mapping[str, Tensor], kind: str, facts: Any) -> list[me
 
 def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
     """Tensors and facts of a file of `kind`."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        with memory_file() if hasattr(os, "memfd_create") else io.BytesIO() as file:
-            file.write(source)
-            return _read(file, kind)
-    source.flush()
-    _check_header_length(source)
     try:
-        metadata, tensors = _parsed(source)
+        tensors, metadata = _opened(source)
+    except ExchangeError:
+        raise
     except Exception as error:  # the library's own, and what torch says to impossible shapes
         raise _damaged(f"safetensors cannot read it: {str(error).partition(chr(10))[0]}") from error
     for name, tensor in tensors.items():
@@ -201,15 +196,28 @@ def _read(source: _Source, kind: str) -> tuple[dict[str, Tensor], Any]:
         raise _damaged(f"its facts are not JSON: {str(error)[:100]}") from error
 
 
-def _parsed(file: BinaryIO) -> tuple[Mapping[str, str], dict[str, Tensor]]:
-    if isinstance(file, io.BytesIO):
-        raw = file.getvalue()
-        tensors = load(raw)  # which refuses what is damaged, and says no more of the header
-        end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
-        return json.loads(raw[_LENGTH_NBYTES:end]).get(_METADATA) or {}, tensors
-    with safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened:
-        found: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        return opened.metadata() or {}, found
+def _opened(source: _Source) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Tensors and metadata of a file."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        if not hasattr(os, "memfd_create"):
+            return _loaded(bytes(source))
+        with memory_file() as file:
+            file.write(source)
+            return _opened(file)
+    source.flush()
+    _check_header_length(source)
+    with safe_open(f"/proc/self/fd/{source.fileno()}", framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return tensors, opened.metadata() or {}
+
+
+def _loaded(raw: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """The same where there are no files in memory."""
+    _check_header_length(io.BytesIO(raw))
+    # Before the header is parsed here: the library refuses one that is no header.
+    tensors = load(raw)
+    end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
+    return tensors, json.loads(raw[_LENGTH_NBYTES:end]).get(_METADATA, {})
 
 
 def _check_header_length(file: BinaryIO) -> None:

@@ -6,6 +6,7 @@ from typing import Final, TypeAlias, final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
+from thinwire.plan.bucket_price import MeetingRequests
 from thinwire.plan.job import Job
 from thinwire.plan.required import required_bandwidth, steady_utilisation
 from thinwire.plan.scenario import Scenario
@@ -53,6 +54,9 @@ class Forecast:
         received_bytes: in the whole run.
         puts_per_round: objects that a worker writes where they exchange over an object store.
         gets_per_round: objects that it reads there.
+        meeting_puts_per_round: that all workers together write or list there besides, where they
+            come and go.
+        meeting_gets_per_round: that they read.
         cost_per_round: of all workers together there; None: prices are not known.
         cost_per_day: likewise.
         cost: of the whole run.
@@ -82,6 +86,8 @@ class Forecast:
     received_bytes: int | None
     puts_per_round: int
     gets_per_round: int
+    meeting_puts_per_round: int
+    meeting_gets_per_round: int
     cost_per_round: float | None
     cost_per_day: float | None
     cost: float | None
@@ -168,6 +174,8 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
     step_s, steps = job.compute.step_s / utilisation, job.steps
     required = {share: required_bandwidth(share, scenario) for share in {*UTILISATIONS, target}}
     price = job.price
+    is_elastic = price is not None and price.elastic
+    meeting = MeetingRequests.of(job.workers) if is_elastic else None
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
         method=name,
@@ -194,6 +202,8 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
         received_bytes=None if steps is None else sent.received_after(steps),
         puts_per_round=sent.puts_per_round,
         gets_per_round=sent.gets_per_round,
+        meeting_puts_per_round=0 if meeting is None else meeting.puts + meeting.lists,
+        meeting_gets_per_round=0 if meeting is None else meeting.gets,
         cost_per_round=None if price is None else price.of_round(sent),
         cost_per_day=None if price is None else rounds_per_day * price.of_round(sent),
         cost=None if price is None or steps is None else price.of_run(sent, steps),

@@ -81,8 +81,8 @@ def cost_cells(row: Forecast, job: Job) -> tuple[str, ...]:
     costs = (row.cost_per_round, row.cost_per_day, row.cost)
     return (
         row.method,
-        str(workers * row.puts_per_round),
-        str(workers * row.gets_per_round),
+        str(workers * row.puts_per_round + row.meeting_puts_per_round),
+        str(workers * row.gets_per_round + row.meeting_gets_per_round),
         nbytes_text(workers * row.received_bytes_per_round),
         *(f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}" for cost in costs if cost is not None),
     )

@@ -280,6 +280,7 @@ class Bucket(Transport):
         base, until_s = f"{step.base}-announce", time.monotonic() + self._timeout_s
         mine = f"{base}/{self._rank:05}"
         try:
+            await self._store.check_put_if_absent(f"{base}/check-{self._rank:05}", until_s)
             if not await self._objects.put(mine, bytes_tensor(card), until_s):
                 raise MismatchError(
                     f"be worker {self._rank} of run {self._run!r} in {self._store.url}",

@@ -120,6 +120,34 @@ class ObjectStore:
         self.requests.puts += 1
         return True
 
+    async def check_put_if_absent(self, key: str, until_s: float) -> None:
+        """Write an object twice, the second time only if nothing is there, and delete it.
+
+        Some servers take the condition and pay no heed to it: two workers would then each believe
+        that theirs is the object that was written first.
+
+        Args:
+            key: that no other process writes.
+            until_s: deadline, of `time.monotonic()`.
+
+        Raises:
+            ExchangeError: the second object was written, too, or the store refuses the first.
+            ExchangeTimeout: the deadline.
+        """
+        await self.put(key, memoryview(b"1"), until_s, lambda there: bytes(there) == b"1")
+        is_written = await self.put(
+            key, memoryview(b"2"), until_s, lambda there: bytes(there) == b"2"
+        )
+        await self.delete([key])
+        if is_written:
+            raise ExchangeError(
+                f"exchange over {self.url}",
+                because="it writes an object in place of another one when asked to write only if "
+                "nothing is there",
+                do="take a store that does so (If-None-Match), as S3, R2, GCS, Azure, MinIO and "
+                "SeaweedFS do, or a later version of this one",
+            )
+
     async def replace(self, key: str, payload: memoryview, until_s: float) -> None:
         """Write an object in place of what is there.
 

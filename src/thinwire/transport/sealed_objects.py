@@ -98,7 +98,7 @@ def name_part(what: str) -> str:
     return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
-def bytes_tensor(raw: bytes) -> Tensor:
+def bytes_tensor(raw: bytes | bytearray) -> Tensor:
     """`raw` as uint8 [n].
 
     >>> bytes_tensor(b"ab").tolist(), bytes_tensor(b"").numel()

@@ -2,13 +2,20 @@
 
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import thinwire as tw
 from elastic_bucket_team import BucketTeam
 from elastic_schedule import OPTIONS, inject_faults
 from s3_server import s3_fixture  # noqa: F401 - the fixture
+from thinwire.plan.bucket_price import MeetingRequests
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.security.sealing import SEAL_NBYTES
+from toy import build_model
 
 pytest.importorskip("obstore")
 
@@ -85,3 +92,24 @@ def test_a_store_that_is_away_for_some_seconds_loses_no_worker(tmp_path, s3) -> 
         workers.finish()
         assert not first.events("left")
         assert not second.events("left")
+
+
+def test_bytes_and_requests_are_those_of_the_plan(tmp_path, s3) -> None:
+    steps, every = 32, 4
+    with team(tmp_path, s3, steps=steps, least_wait_s=40.0, terms={"min_workers": 4}) as workers:
+        everyone = [workers.start(f"w{number}") for number in range(4)]
+        workers.finish()
+    asked: Counter[str] = Counter()
+    for worker in everyone:
+        asked.update(worker.last("requests"))
+        asked.subtract(worker.last("requests_to_join"))
+    method = tw.presets.from_text("diloco", sync_every=every)
+    plan = traffic(method, Shape.of_model(build_model()), workers=4, added_nbytes=SEAL_NBYTES)
+    meeting, rounds = MeetingRequests.of(4), steps // every
+    # They meet once more at the end.
+    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
+    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
+    assert asked["lists"] == (rounds + 1) * meeting.lists
+    for worker in everyone:
+        assert worker.last("sent_bytes") == plan.sent_after(steps)
+        assert worker.last("received_bytes") == plan.received_after(steps)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 KEPT_ROLLS = 4
-"""Messages stay until so many rolls later, whoever may have taken their outer steps."""
+"""Messages stay for at least so many rolls more."""
 
 
 @final
@@ -60,6 +60,7 @@ class BucketGroup:
         self._progress = ProgressThread()
         self._answers: dict[tuple[str, int], list[tuple[str, Sequence[Tensor]]]] = {}
         self._old_calls: list[int] = []
+        self._missed = 0
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of the present roll; what stops it discards the round here."""
@@ -95,7 +96,8 @@ class BucketGroup:
     # -- in the progress thread --------------------------------------------------------------------
 
     async def _carry(self, tag: RoundTag, roll: int, running: RunningExchange[Any]) -> None:
-        place, step, began_s = self._objects.place(roll, tag), 0, time.monotonic()
+        place, step = self._objects.place(roll, tag), 0
+        began_s, missed = time.monotonic(), self._missed
         calls, self._old_calls = self._old_calls, []
         for number in calls:
             await self._objects.forget_call(number, self.names[self.rank])
@@ -113,7 +115,9 @@ class BucketGroup:
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
-        self._timeouts.exchanged(nbytes, seconds=time.monotonic() - began_s)
+        if self._missed == missed:
+            # Else it is how long a worker was waited for, and says nothing of the store.
+            self._timeouts.exchanged(nbytes, seconds=time.monotonic() - began_s)
 
     async def _answered(
         self, tag: RoundTag, roll: int, base: str, request: Request | None
@@ -171,6 +175,7 @@ class BucketGroup:
         """
         sealed, store = self._objects.sealed, self._objects.store
         until_s = time.monotonic() + self._timeouts.late() + self._timeouts.floor_s
+        self._missed += 1
         self._timeouts.timed_out()
         keys = list(missing.values())
         await together(*(sealed.put(key, absent_message(), until_s) for key in keys))

@@ -1,9 +1,9 @@
 """Who takes part in a round: what each worker says of itself, and the one roll that follows.
 
 A run is a sequence of rolls, numbered from 1. Roll n says who takes part from then on and from
-which version of the outer parameters. It is written once, by whichever worker comes first, and
-stays: so there is one run, whoever is cut off from it and for however long. No store, no clock
-and no network here.
+which version of the outer parameters. It is written once, by the worker that comes first, and
+stays: so there is one run, however long a worker is cut off from it. No store, no clock and no
+network here.
 """
 
 import json
@@ -28,7 +28,7 @@ class NewestState:
     """The newest snapshot of the run that is whole.
 
     Args:
-        version: of the outer parameters in it; -1 if there is none.
+        version: of the outer parameters in it; -1 without one.
         roll: number of the roll that had this version.
         writer: name of the worker that wrote it.
     """
@@ -112,7 +112,7 @@ class Roll:
     Args:
         number: from 1.
         names: of the workers, in rank order.
-        phase: "join", "round", "last", or "done": the run is over, and nobody takes part any more.
+        phase: "join", "round", "last", or "done": the run is over, and no worker takes part now.
         position: the run's; `dealt` are the data shares handed out before this roll.
         new: those of the names that have just come, and have nothing to contribute.
         behind: those that take the last outer steps first.
@@ -214,55 +214,33 @@ def next_roll(
     """
     there = [call for call in calls if not call.leaves]
     fit = [call for call in there if not call.lacks and _follows(call.position, before)]
-    mine = next((call for call in fit if call.name == me), None)
-    if mine is None:
+    mine = next((call.position for call in fit if call.name == me), None)
+    if mine is None or not _is_the_runs(mine, fit):
         return None
-    furthest = max(call.position.version for call in fit)
-    top = [call for call in fit if call.position.version == furthest]
-    counts = Counter(call.position.digest for call in top)
-    digest = max(counts, key=lambda digest: (counts[digest], digest == mine.position.digest))
-    if (mine.position.version, mine.position.digest) != (furthest, digest):
-        return None
-    known = _leading_to(furthest, rounds, before)
-    reachable = {round.version - 1 for round in known}
-    members = [
-        call
-        for call in fit
-        if (call.position.version, call.position.digest) == (furthest, digest)
-        or call.position.version in reachable
-    ]
+    known = _leading_to(mine.version, rounds, before)
+    passed = {round.version - 1 for round in known}
+    members = [c for c in fit if _is_at(c.position, mine) or c.position.version in passed]
     # With the first roll no round begins, and those that began with other weights take a snapshot.
     if len(members) < (1 if before is None else min_workers) or len(there) < min_workers:
         return None
     members.sort(key=lambda call: call.name)
     phase, concerned = _phase_of(members)
     if phase == LAST and all(call.settled for call in concerned) and before is not None:
-        return last_roll(before, mine.position, rounds)
-    names = tuple(call.name for call in members)
-    lacking = tuple(sorted(call.name for call in there if call not in members))
-    state = max((call.state for call in there), key=lambda state: (state.version, state.writer))
-    if before is not None and before.state.version >= state.version:
-        state = before.state
-    log_nbytes = _log_nbytes(before, state, known)
+        return last_roll(before, mine, rounds)
+    step, dealt = max(call.position.step for call in concerned), _dealt(before, fit)
+    state = _newest_state(before, there)
     roll = Roll(
         number=1 if before is None else before.number + 1,
-        names=names,
+        names=tuple(call.name for call in members),
         phase=phase,
-        position=Progress(
-            version=furthest,
-            digest=digest,
-            step=max(call.position.step for call in concerned),
-            dealt=max(call.position.dealt for call in fit)
-            if before is None
-            else before.position.dealt + len(before.names),
-        ),
+        position=Progress(version=mine.version, digest=mine.digest, step=step, dealt=dealt),
         new=tuple(c.name for c in members if c.phase == JOIN and phase != JOIN),
-        behind=tuple(c.name for c in members if c.position.version < furthest),
-        lacking=lacking,
+        behind=tuple(c.name for c in members if c.position.version < mine.version),
+        lacking=tuple(sorted(call.name for call in there if call not in members)),
         rounds=tuple(known),
         state=state,
-        log_nbytes=log_nbytes,
-        metrics={c.name: c.metrics.describe() for c in members},
+        log_nbytes=_log_nbytes(before, state, known),
+        metrics={call.name: call.metrics.describe() for call in members},
     )
     return replace(roll, next_state=_next_state(roll, before, largest_log))
 
@@ -280,7 +258,7 @@ def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -
         number=before.number + 1,
         names=(),
         phase=DONE,
-        position=replace(position, dealt=before.position.dealt + len(before.names), over=True),
+        position=replace(position, dealt=_dealt(before, ()), over=True),
         rounds=tuple(known),
         state=before.state,
         log_nbytes=_log_nbytes(before, before.state, known),
@@ -288,12 +266,34 @@ def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -
     )
 
 
+def _is_at(a: Progress, b: Progress) -> bool:
+    return (a.version, a.digest) == (b.version, b.digest)
+
+
 def _follows(position: Progress, before: Roll | None) -> bool:
+    """Whether a worker that is so far can go on with the run."""
     if before is None:
         return True
-    known = before.position
-    is_same = (position.version, position.digest) == (known.version, known.digest)
-    return is_same or position.version > known.version
+    return _is_at(position, before.position) or position.version > before.position.version
+
+
+def _is_the_runs(mine: Progress, fit: Sequence[Call]) -> bool:
+    """Whether none of `fit` has come further, and no more of them have another state."""
+    furthest = max(call.position.version for call in fit)
+    counts = Counter(c.position.digest for c in fit if c.position.version == furthest)
+    return mine.version == furthest and counts[mine.digest] == max(counts.values())
+
+
+def _dealt(before: Roll | None, fit: Sequence[Call]) -> int:
+    """The data shares handed out before this roll; its own are the next ones."""
+    if before is None:
+        return max(call.position.dealt for call in fit)
+    return before.position.dealt + len(before.names)
+
+
+def _newest_state(before: Roll | None, there: Sequence[Call]) -> NewestState:
+    known = [] if before is None else [before.state]
+    return max([*known, *(c.state for c in there)], key=lambda s: (s.version, s.roll, s.writer))
 
 
 def _leading_to(

@@ -7,9 +7,9 @@
     RUN/state/VERSION/WORKER/PART                      a snapshot, whole once its `end` is there
 
 What is written only if nothing is there decides what it says for good: a roll, and whether a
-message counts. Whoever waits too long for a message puts an empty one in its place; its sender then
-finds that one there, and so do all others. Rolls and empty messages are never deleted, so that a
-worker that was away for any time cannot write what has been decided without it.
+message counts. A worker that waits too long for a message puts an empty one in its place; its
+sender then finds that one there, and so do all others. Rolls and empty messages are never deleted,
+so that a worker that was away for any time cannot write what has been decided without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, final
 
 from thinwire.elastic.bucket.roll import Call, NewestState, Roll
@@ -60,12 +61,21 @@ class RunObjects:
 
     # -- what the run is ---------------------------------------------------------------------------
 
-    async def check_description(self, description: Mapping[str, str], until_s: float) -> None:
+    async def check_description(
+        self, description: Mapping[str, str], name: str, until_s: float
+    ) -> None:
         """Write what this worker runs, or compare it with what the first worker wrote.
+
+        Args:
+            description: of this worker.
+            name: of this worker.
+            until_s: deadline, of `time.monotonic()`.
 
         Raises:
             MismatchError: it is something else, or was written with another token.
+            ExchangeError: the store cannot be used.
         """
+        await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
         key = f"{self.run}/about"
         told = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
         if await self.sealed.put(key, told, until_s):
@@ -196,16 +206,13 @@ class RunObjects:
             timeout_s: for each 32 MiB.
         """
         base = self._state_base(state)
-        pieces = list(_pieces(parts))
-        for start in range(0, len(pieces), _AT_ONCE):
+        count, pieces = 0, _pieces(parts)
+        while some := list(islice(pieces, _AT_ONCE)):
             until_s = time.monotonic() + timeout_s
-            await together(
-                *(
-                    self.sealed.put(f"{base}/{start + number:05}", piece, until_s)
-                    for number, piece in enumerate(pieces[start : start + _AT_ONCE])
-                )
-            )
-        end = json.dumps({"parts": len(pieces), "nbytes": sum(map(len, pieces))})
+            named = ((f"{base}/{count + n:05}", piece) for n, piece in enumerate(some))
+            await together(*(self.sealed.put(key, piece, until_s) for key, piece in named))
+            count += len(some)
+        end = json.dumps({"parts": count, "nbytes": sum(map(len, parts))})
         until_s = time.monotonic() + timeout_s
         await self.sealed.put(f"{base}/end", bytes_tensor(end.encode()), until_s)
 
@@ -282,19 +289,21 @@ def _number_in(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _pieces(parts: Sequence[memoryview]) -> list[Tensor]:
+def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
     """`parts`, one after the other, in pieces of 32 MiB, the last one shorter.
 
     >>> [piece.tolist() for piece in _pieces([memoryview(b"a"), memoryview(b"bc")])]
     [[97, 98, 99]]
     """
-    pieces: list[bytearray] = []
+    piece = bytearray()
     for part in parts:
         start = 0
         while start < len(part):
-            if not pieces or len(pieces[-1]) == _PART_NBYTES:
-                pieces.append(bytearray())
-            end = start + _PART_NBYTES - len(pieces[-1])
-            pieces[-1] += part[start:end]
+            end = start + _PART_NBYTES - len(piece)
+            piece += part[start:end]
             start = end
-    return [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces]
+            if len(piece) == _PART_NBYTES:
+                yield bytes_tensor(piece)
+                piece = bytearray()
+    if piece:
+        yield bytes_tensor(piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -23,7 +24,6 @@ from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions
 from thinwire.elastic.quorum import identity_of
-from thinwire.elastic.round_log import LOGGED_STATES
 from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
@@ -52,6 +52,7 @@ _LOG = logging.getLogger(__name__)
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
 _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
+_LOOK_S = 0.5
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 _HEADROOM_BYTES = 64 << 20
 _AT_ONCE = 16
@@ -73,6 +74,7 @@ class BucketSession:
         state: this worker's, for reading.
         events: what happens is noted here.
         asked_to_leave: says so; asked while waiting for others, which then ends with `RunStopped`.
+        snapshot_after: so many times a snapshot's bytes of messages another one is written.
 
     Attributes:
         names: of the workers of the round, in rank order.
@@ -90,11 +92,13 @@ class BucketSession:
         state: SharedState,
         events: EventLog,
         asked_to_leave: Callable[[], bool],
+        snapshot_after: float,
     ) -> None:
         self.name, self.names, self.rank = name, (name,), 0
         self.group: BucketGroup | None = None
         self._objects, self._options, self._timeouts = objects, options, timeouts
         self._state, self._events, self._asked_to_leave = state, events, asked_to_leave
+        self._snapshot_after = snapshot_after
         self._thread = LoopThread()
         self._roll: Roll | None = None  # the newest that is known
         self._entered: Roll | None = None  # the last that this worker took part in
@@ -115,9 +119,28 @@ class BucketSession:
         Raises:
             MismatchError: it does not. ExchangeError: the store cannot be used.
         """
-        objects = self._objects
-        self._thread.run(objects.check_description(description, self._until_s()))
+        self._run(self._objects.check_description(description, self.name, self._until_s()))
         self._is_stale = True
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, which may ask a store that does not answer.
+
+        Raises:
+            RunStopped: this worker is asked to stop meanwhile.
+        """
+        running = self._thread.start(work)
+        while not concurrent.futures.wait([running], timeout=_LOOK_S).done:
+            self._check_asked_to_leave(running.cancel)
+        return running.result()
+
+    def _check_asked_to_leave(self, cancel: Callable[[], object]) -> None:
+        if self._asked_to_leave():
+            cancel()
+            raise RunStopped(
+                "wait for the others",
+                because="this worker was asked to stop",
+                do="start it again to take part",
+            )
 
     # -- before a round ----------------------------------------------------------------------------
 
@@ -165,16 +188,11 @@ class BucketSession:
             The roll; None if the snapshot is there that this worker waits for.
         """
         number, pause_s = self._next_number(), _PAUSE_S
-        run, objects = self._thread.run, self._objects
+        run, objects = self._run, self._objects
         run(objects.put_call(number, self._call(phase), self._until_s()))
-        meeting = _Meeting(turn_s=self._turn_s(), listing_s=self._turn_length_s())
+        meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
-            if self._asked_to_leave():
-                raise RunStopped(
-                    "wait for the others",
-                    because="this worker was asked to stop",
-                    do="start it again to take part",
-                )
+            self._check_asked_to_leave(lambda: None)
             if meeting.waited_s >= meeting.turn_s:
                 roll = run(self._conclude(number, phase, meeting))
                 if roll is not None:
@@ -186,7 +204,7 @@ class BucketSession:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
         return roll
 
-    async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> Roll | None:
+    async def _conclude(self, number: int, phase: Phase, meeting: _RollCall) -> Roll | None:
         """Write the next roll if all are there that are to be waited for, or it was long enough."""
         until_s, waited_s = self._until_s(), meeting.waited_s
         expected = () if self._roll is None else self._roll.names
@@ -208,8 +226,11 @@ class BucketSession:
         here = {identity_of(call.name) for call in calls}
         if not is_late and any(identity_of(name) not in here for name in expected):
             return None
-        if self._roll is None and waited_s - meeting.last_arrival_s < self._settle_s():
-            return None
+        if self._roll is None:
+            earlier = sum(call.name < self.name for call in calls)
+            turn_s = self._settle_s() + earlier * self._turn_length_s()
+            if waited_s - meeting.last_arrival_s < turn_s:
+                return None
         rounds = list(self._rounds.values())
         roll = next_roll(
             self._roll,
@@ -217,7 +238,7 @@ class BucketSession:
             rounds,
             me=self.name,
             min_workers=self._options.min_workers,
-            largest_log=LOGGED_STATES * self._state.shared_nbytes(),
+            largest_log=int(self._snapshot_after * self._state.shared_nbytes()),
         )
         if roll is None:
             return None
@@ -256,7 +277,7 @@ class BucketSession:
         # The others know more than a newcomer does.
         return 2 * self._timeouts.late() + len(identities) * self._turn_length_s()
 
-    def _check_waits_in_vain(self, meeting: _Meeting) -> None:
+    def _check_waits_in_vain(self, meeting: _RollCall) -> None:
         waited_s = meeting.waited_s
         if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
             return
@@ -339,12 +360,14 @@ class BucketSession:
 
     def _learn_newest(self) -> None:
         """Read what was decided without this worker."""
+        self._is_stale = False
+        if self._roll is not None and self._roll.is_over:
+            return
         known = 0 if self._roll is None else self._roll.number
-        run, objects = self._thread.run, self._objects
+        run, objects = self._run, self._objects
         number = run(objects.newest_roll(known, self._until_s()))
         if number > known:
             self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
-        self._is_stale = False
 
     def _learn(self, roll: Roll) -> None:
         is_next = self._read_up_to == roll.number - 1
@@ -365,7 +388,7 @@ class BucketSession:
         for start in range(first, newest.number, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, newest.number))
             until_s = self._until_s()
-            rolls = self._thread.run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
+            rolls = self._run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
             for number, roll in zip(numbers, rolls, strict=True):
                 self._learn(self._there(number, roll))
         self._learn(newest)
@@ -433,7 +456,7 @@ class BucketSession:
             return None
         workers = int(round.facts["workers"])
         reading = self._objects.messages(round.place, workers, self._until_s())
-        messages = self._thread.run(reading)
+        messages = self._run(reading)
         if messages is None:
             return None
         return RoundRecord(version=round.version, facts=round.facts, messages=messages)
@@ -445,7 +468,7 @@ class BucketSession:
             if state in self._unusable or not 0 <= state.version <= roll.position.version:
                 continue
             reading = self._objects.state(state, self._options.give_up_s, largest=largest)
-            file = self._thread.run(reading)
+            file = self._run(reading)
             if file is None:
                 continue
             try:
@@ -587,7 +610,7 @@ class BucketSession:
 
 
 @final
-class _Meeting:
+class _RollCall:
     """What is known while a worker waits for a roll.
 
     Args:

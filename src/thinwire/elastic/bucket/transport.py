@@ -68,6 +68,9 @@ class ElasticBucket(Transport, Membership):
         identity: this worker's own in the run, also after a restart; default random.
         options: how long it waits, and for how many.
         least_wait_s: no worker is taken for lost sooner, however short rounds are.
+        snapshot_after: a snapshot of outer parameters and optimizer is written once the messages
+            since the last one have so many times its bytes. With more, workers send less (a part of
+            1/`snapshot_after` of their messages is snapshots), and a newcomer reads more.
         store_options: of the store, in place of environment variables.
 
     Raises:
@@ -86,15 +89,20 @@ class ElasticBucket(Transport, Membership):
         identity: str | None = None,
         options: ElasticOptions | None = None,
         least_wait_s: float = 10.0,
+        snapshot_after: float = 4.0,
         store_options: Mapping[str, str] | None = None,
     ) -> None:
         check_run_name(run)
-        if not least_wait_s > 0:
-            raise ConfigurationError(
-                f"join a run with least_wait_s={least_wait_s}",
-                because="every message takes some time",
-                do="pass least_wait_s > 0",
-            )
+        for given, value in {
+            "least_wait_s": least_wait_s,
+            "snapshot_after": snapshot_after,
+        }.items():
+            if not value > 0:
+                raise ConfigurationError(
+                    f"join a run with {given}={value}",
+                    because="it must be above 0",
+                    do=f"pass {given} > 0",
+                )
         if token is None and os.environ.get(TOKEN_VARIABLE):
             token = find_token()
         self.identity = _checked(identity or f"worker-{secrets.token_hex(4)}")
@@ -110,6 +118,7 @@ class ElasticBucket(Transport, Membership):
             fixed_s=self._options.timeout_s,
         )
         self._description = {"thinwire": __version__, "objects": _FORMAT}
+        self._snapshot_after = snapshot_after
         self._session: BucketSession | None = None
         self._asked_to_leave: Callable[[], bool] = lambda: False
         from thinwire.elastic.bucket.run_objects import RunObjects
@@ -197,6 +206,7 @@ class ElasticBucket(Transport, Membership):
             state=state,
             events=self.events,
             asked_to_leave=lambda: self._asked_to_leave(),
+            snapshot_after=self._snapshot_after,
         )
         try:
             session.join(self._description)

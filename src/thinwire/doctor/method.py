@@ -1,0 +1,240 @@
+"""Which method fits a link that was measured, by the planner."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from thinwire import presets
+from thinwire.doctor.finding import Finding
+from thinwire.errors import ConfigurationError
+from thinwire.handshake import flatten_description, nested_description
+from thinwire.method import Method
+from thinwire.plan.compute import Compute
+from thinwire.plan.forecast import Forecast, forecast
+from thinwire.plan.job import Job
+from thinwire.plan.link import Link
+from thinwire.plan.resolve import resolve
+from thinwire.plan.shape import Shape
+from thinwire.plan.text import share_text
+from thinwire.plan.topology import Mesh, Topology
+from thinwire.plan.units import duration_text, rate_text
+
+__all__ = ["ExpectedRun", "RunDescription", "measured_link", "method_finding"]
+
+_TARGET: Final = 0.9
+_SHOWN: Final = 3
+_MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
+_FIRST: Final = ("diloco", "muloco", "muloco:bits=2")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedRun:
+    """What a user says of the run that is to be planned for; None is left to the doctor.
+
+    Args:
+        shape: of the model.
+        shape_flags: the flags of `thinwire plan` that say it; default its numbers of parameters
+            and layers.
+        workers: K.
+        step_s: of an inner step.
+
+    Raises:
+        ConfigurationError: the planner does not plan for so many workers or such a step.
+    """
+
+    shape: Shape | None = None
+    shape_flags: str = ""
+    workers: int | None = None
+    step_s: float | None = None
+
+    def __post_init__(self) -> None:
+        # Before anything is measured. What is left to the doctor can be planned for.
+        Job(
+            shape=self.shape or Shape.of_size(1, 1),
+            workers=_WORKERS if self.workers is None else self.workers,
+            compute=Compute(step_s=_STEP_S if self.step_s is None else self.step_s),
+            link=Link.of(1),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDescription:
+    """What a registry knows of the run under way.
+
+    Args:
+        fields: of its model and method, one text each; empty where no run is under way, or where
+            the registry is of a version that does not tell.
+        workers: that are there.
+
+    >>> RunDescription(fields={"parameters.h.0.w": "[2, 3]"}).size()
+    (6, 1)
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    workers: int = 0
+
+    def size(self) -> tuple[int, int] | None:
+        """N and about how many layers, which are guessed from names; None if it is not known."""
+        shapes = {key: text for key, text in self.fields.items() if key.startswith("parameters.")}
+        layers = {part for key in shapes for part in key.split(".") if part.isdigit()}
+        try:
+            numels = [math.prod(map(int, json.loads(text))) for text in shapes.values()]
+        except (TypeError, ValueError, RecursionError):
+            return None
+        if min(numels, default=0) < 1:
+            return None
+        return sum(numels), min(sum(numels), max(1, len(layers)))
+
+    def method(self) -> Method | None:
+        """Its method; None if it is not known, or not part of this version of thinwire."""
+        flat = {key: text for key, text in self.fields.items() if key.startswith("method.")}
+        flat.setdefault("method.name", "method")
+        try:
+            described = nested_description(flat)
+            method = Method.from_dict(described["method"])
+        except (ConfigurationError, ValueError):
+            return None
+        again = flatten_description({"method": method.describe()})
+        return method if again.items() <= flat.items() else None
+
+
+def measured_link(
+    up_bits_per_s: float | None, down_bits_per_s: float | None, latency_s: float
+) -> Link | None:
+    """The link of these numbers; None if one of them is no measurement."""
+    rates = up_bits_per_s or 0.0, down_bits_per_s or 0.0
+    if not all(0 < rate < math.inf for rate in rates) or not 0 <= latency_s < math.inf:
+        return None
+    return Link(up_bits_per_s=rates[0], down_bits_per_s=rates[1], latency_s=latency_s)
+
+
+def method_finding(
+    link: Link | None,
+    planned: ExpectedRun,
+    run: RunDescription,
+    *,
+    topology: Topology | None = None,
+) -> Finding:
+    """Which methods keep a worker busy if every worker has this link to the others.
+
+    The run's own comes first if one is under way: a worker that joins cannot choose.
+
+    Args:
+        link: as measured; None: it was not.
+        planned: what the user said of the run.
+        run: what the registry knows of it; what the user said is believed more.
+        topology: how messages travel; default from each worker to each.
+    """
+    if link is None:
+        found = "not reckoned: the rate to the lighthouse was not measured"
+        do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
+        return Finding(name="method", status="warn", found=found, do=do)
+    job, flags, figures = _job(link, planned, run, topology or Mesh())
+    own = run.method()
+    forecasts = list(_forecasts(job, () if own is None else (own,)))
+    rows = list(_forecasts(job, _candidates()))
+    # Those that differ by less than is shown keep their order: what compresses least comes first.
+    rows.sort(key=lambda row: -math.floor(1000 * row.utilisation))
+    said = [_own_text(row) for row in forecasts] + [_text(rows), figures]
+    fits = all(row.fits for row in forecasts) and any(row.fits for row in rows)
+    return Finding(
+        name="method",
+        status="ok" if fits else "warn",
+        found="; ".join(said),
+        do=f"{'' if fits else 'longer rounds (--sync-every) wait less; '}what each method sends, "
+        f"and the rate that it needs: thinwire plan {flags}",
+    )
+
+
+def _candidates() -> Iterator[Method]:
+    """Methods by which workers that come and go can train, as their descriptions say."""
+    for text in dict.fromkeys((*_FIRST, *presets.names())):
+        method = presets.from_text(text)
+        try:
+            method.check_elastic()
+        except ConfigurationError:
+            continue
+        yield method
+
+
+def _forecasts(job: Job, methods: Iterable[Method]) -> Iterator[Forecast]:
+    """Of each method that fits the model."""
+    for method in methods:
+        try:
+            yield forecast(method, job, target=_TARGET)
+        except ConfigurationError:
+            continue  # thinwire plan says why
+
+
+def _own_text(row: Forecast) -> str:
+    verdict = "" if row.fits else ", too slow"
+    return f"the run's {_named(row)} keeps a worker busy {share_text(row.utilisation)}{verdict}"
+
+
+def _text(rows: list[Forecast]) -> str:
+    fitting, slow = [row for row in rows if row.fits], [row for row in rows if not row.fits]
+    if not rows:
+        return "no method's first exchange would ever end on this link"
+    if not fitting:
+        best = ", ".join(f"{_named(row)} {share_text(row.utilisation)}" for row in slow[:_SHOWN])
+        return f"no method keeps a worker busy {share_text(_TARGET)} of the time; best: {best}"
+    first, *others = fitting[:_SHOWN]
+    parts = [f"{_named(first)} keeps a worker busy {share_text(first.utilisation)} of the time"]
+    parts += [f"{_named(row)} {share_text(row.utilisation)}" for row in others]
+    text = ", ".join(parts)
+    if not slow:
+        return f"{text}; no method is below {share_text(_TARGET)}"
+    if more := ", ".join(row.method for row in fitting[_SHOWN:]):
+        text += f" (likewise above {share_text(_TARGET)}: {more})"
+    names = ", ".join(f"{row.method} {share_text(row.utilisation)}" for row in slow)
+    return f"{text}; too slow: {names}"
+
+
+def _named(row: Forecast) -> str:
+    return f"{row.method} (H={row.sync_every_steps})"
+
+
+def _job(
+    link: Link, planned: ExpectedRun, run: RunDescription, topology: Topology
+) -> tuple[Job, str, str]:
+    """The job, the flags with which `thinwire plan` plans it, and where its numbers are from."""
+    size, assumed = run.size(), list[str]()
+    shape, shape_flags = planned.shape, planned.shape_flags
+    if shape is None and size is not None:
+        shape = Shape.of_size(*size)
+    if shape is None:
+        shape, shape_flags = resolve(_MODEL), f"--model {_MODEL}"
+        assumed.append("--model")
+    # With this one, which may be the second.
+    workers = planned.workers or max(_WORKERS, run.workers + 1)
+    if planned.workers is None and not run.workers:
+        assumed.append("--workers")
+    step_s = planned.step_s or _STEP_S
+    if planned.step_s is None:
+        assumed.append("--step-time")
+    compute = Compute(step_s=step_s)
+    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=topology)
+    shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
+    flags = (
+        f"{shape_flags} --workers {workers} --step-time {_joined(duration_text(step_s))} "
+        f"--up {_joined(rate_text(link.up_bits_per_s))} "
+        f"--down {_joined(rate_text(link.down_bits_per_s))} "
+        f"--latency {_joined(duration_text(link.latency_s))} --topology {topology.name}"
+    )
+    figures = f"reckoned for {shape.name}, {workers} workers with this link, "
+    figures += f"{duration_text(step_s)} a step"
+    return job, flags, figures + _assumed_text(assumed)
+
+
+def _assumed_text(flags: list[str]) -> str:
+    return f" (assumed: say yours with {', '.join(flags)})" if flags else ""
+
+
+def _joined(text: str) -> str:
+    return text.replace(" ", "")
