@@ -161,6 +161,7 @@ def test_help_comes_without_torch(tmp_path, arguments: list[str]) -> None:
         ["serve", "--bind", "a..b:0"],
         ["lighthouse", "--bind", "a..b:0"],
         ["status", "node:port", "--token-file", "missing.txt"],
+        ["status", "s3://bucket"],
         ["doctor", "a..b:0"],
     ],
     ids=" ".join,

@@ -28,7 +28,7 @@ FLAGS = {
     "bench": "out",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
-    "status": "json token-file watch",
+    "status": "json run-name token-file watch",
     "doctor": "layers model parameters step-time token-file workers",
 }
 
@@ -161,6 +161,10 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--device", "meta"], "holds no numbers"),
         (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
         (["status", f"node:{NINES}", "--token-file", "good.txt"], "not HOST:PORT"),
+        (["status", "tape://here", "--run-name", "r"], "tape://here"),
+        (["status", "memory://"], "without --run-name"),
+        (["join", "tape://here", "--run-name", "r", "--model", "250k"], "tape://here"),
+        (["join", "memory://"], "without --run-name"),
         (["lighthouse", "--bind", f"127.0.0.1:{NINES}"], "not HOST:PORT"),
         (["lighthouse", "--bind", f"{'a' * 5000}:0"], "not HOST:PORT"),
         (["lighthouse", "--bind", "a..b:0"], "not HOST:PORT"),

@@ -39,12 +39,12 @@ from thinwire.train.folder_lock import locked
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import elastic as train_elastic
-from thinwire.train.workers.elastic import ElasticConfig
+from thinwire.train.workers.elastic import LighthouseConfig
 from thinwire.transport import Announce, Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
 from training import records, run_ranked, script, stop_after
 
-ELASTIC = ElasticConfig(lighthouse="127.0.0.1:1", identity="me")
+ELASTIC = LighthouseConfig(lighthouse="127.0.0.1:1", identity="me")
 EVERY = 5  # H of `make`
 
 
@@ -207,7 +207,7 @@ def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
 
 
 def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
-    membership = ElasticConfig(lighthouse="h:1", patience=0.25, min_workers=2)
+    membership = LighthouseConfig(lighthouse="h:1", patience=0.25, min_workers=2)
     train(make(steps=5), tmp_path / "run-a", elastic=membership)
     (transport,) = elastic
     assert transport.identity.startswith("run-a@")
@@ -225,7 +225,7 @@ def test_an_address_that_has_no_machine_is_named(make, tmp_path, monkeypatch) ->
 
     monkeypatch.setattr(train_elastic, "Elastic", unknown)
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    elastic = ElasticConfig(lighthouse="typo.example:5")
+    elastic = LighthouseConfig(lighthouse="typo.example:5")
     with pytest.raises(tw.ConfigurationError, match=r"typo\.example:5; because .*not known"):
         train(make(), tmp_path / "run", elastic=elastic)
 

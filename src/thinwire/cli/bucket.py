@@ -22,26 +22,25 @@ class BucketFlags:
     """s3://, gs://, az:// or file:// place that all workers reach: train one of --workers."""
     worker: int | None = None
     """This worker's number, from 0."""
-    run_name: str | None = None
-    """Of the run in that place, the same on all workers and no other run's."""
 
-    def config(self) -> BucketConfig | None:
+    def config(self, run_name: str | None) -> BucketConfig | None:
         """Which worker this is, or None without --bucket.
+
+        Args:
+            run_name: that of --run-name.
 
         Raises:
             ConfigurationError: a flag is missing, or means nothing without --bucket.
         """
-        given = {"--worker": self.worker, "--run-name": self.run_name}
         if self.bucket is None:
-            for flag, value in given.items():
-                if value is not None:
-                    raise ConfigurationError(
-                        f"use {flag} without --bucket",
-                        because="it says which worker this is of a run over an object store",
-                        do=f"add --bucket URL, or leave {flag} out",
-                    )
+            if self.worker is not None:
+                raise ConfigurationError(
+                    "use --worker without --bucket",
+                    because="it says which worker this is of a run over an object store",
+                    do="add --bucket URL, or leave --worker out",
+                )
             return None
-        for flag, value in given.items():
+        for flag, value in {"--worker": self.worker, "--run-name": run_name}.items():
             if value is None:
                 raise ConfigurationError(
                     f"use --bucket without {flag}",
@@ -51,5 +50,5 @@ class BucketFlags:
         from thinwire.train.workers.bucket import BucketConfig
 
         assert self.worker is not None
-        assert self.run_name is not None
-        return BucketConfig(url=self.bucket, worker=self.worker, run=self.run_name)
+        assert run_name is not None
+        return BucketConfig(url=self.bucket, worker=self.worker, run=run_name)

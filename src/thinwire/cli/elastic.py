@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from thinwire.cli.tickets import address_in
+from thinwire.cli.tickets import address_in, is_store
 from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,29 +21,32 @@ class ElasticFlags:
     """Makes this process one worker of an elastic run; each has its own --out."""
 
     elastic: str | None = None
-    """Ticket or HOST:PORT of thinwire lighthouse: train one worker, which may join and leave.
-    --workers then says for how many workers the global batch is meant."""
+    """Ticket or HOST:PORT of thinwire lighthouse, or URL of an object store, with --run-name: train
+    one worker, which may join and leave. --workers then says for how many workers the global batch
+    is meant."""
     identity: str | None = None
     """This worker's name, the same after a restart; default the name of --out and of this host."""
     token_file: Path | None = None
-    """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
+    """Holds the run's token; default the environment variable THINWIRE_TOKEN. A lighthouse needs
+    one; without one the provider of an object store can read what lies there."""
     patience: float | None = None
     """Share of a round that a slow worker is waited for."""
     min_workers: int | None = None
     """With fewer workers a round waits for more."""
 
-    def config(self) -> ElasticConfig | None:
+    def config(self, run_name: str | None) -> ElasticConfig | None:
         """How this worker takes part, or None without --elastic.
 
+        Args:
+            run_name: that of --run-name.
+
         Raises:
-            ConfigurationError: a flag that means nothing without --elastic.
+            ConfigurationError: a flag is missing, or means nothing there.
         """
         given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
-        lighthouse = given.pop("elastic", None)
-        if lighthouse is not None:
-            from thinwire.train.workers.elastic import ElasticConfig
-
-            return ElasticConfig(lighthouse=address_in(lighthouse), **given)
+        where = given.pop("elastic", None)
+        if where is not None:
+            return _at(where, run_name, given)
         if given:
             flag = "--" + next(iter(given)).replace("_", "-")
             raise ConfigurationError(
@@ -52,3 +55,25 @@ class ElasticFlags:
                 do=f"add --elastic HOST:PORT, or leave {flag} out",
             )
         return None
+
+
+def _at(where: str, run_name: str | None, given: dict[str, Any]) -> ElasticConfig:
+    if is_store(where):
+        if run_name is None:
+            raise ConfigurationError(
+                f"take part in a run in {where} without --run-name",
+                because="runs in one place are told apart by their names",
+                do="pass --run-name NAME, the same on all workers",
+            )
+        from thinwire.train.workers.elastic import ElasticBucketConfig
+
+        return ElasticBucketConfig(url=where, run=run_name, **given)
+    if run_name is not None:
+        raise ConfigurationError(
+            "use --run-name with the address of a lighthouse",
+            because="it names a run in an object store, and a lighthouse has one run",
+            do="leave --run-name out, or pass the URL of a store, such as s3://BUCKET/PREFIX",
+        )
+    from thinwire.train.workers.elastic import LighthouseConfig
+
+    return LighthouseConfig(lighthouse=address_in(where), **given)

@@ -19,10 +19,16 @@ __all__ = ["JoinCommand"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class JoinCommand:
-    """Take part in the run of a ticket: thinwire train --elastic, with all of its flags."""
+    """Take part in a run whose workers come and go: thinwire train --elastic, with all its flags.
 
-    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")]
-    """The ticket that thinwire lighthouse printed, in quotes, or its HOST:PORT."""
+    thinwire join 'thinwire://...' --method muloco --out runs/here
+
+    thinwire join s3://my-bucket/runs --run-name first --method muloco --out runs/here
+    """
+
+    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET|URL")]
+    """The ticket that thinwire lighthouse printed, in quotes, or its HOST:PORT; or the URL of an
+    object store, with --run-name."""
     train: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
 
     def main(self, console: Console) -> None:

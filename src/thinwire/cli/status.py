@@ -3,84 +3,82 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import tyro
 
 from thinwire.cli.output import say
-from thinwire.cli.tickets import address_in
-from thinwire.errors import ExchangeError
-from thinwire.plan.units import count_text, duration_text, nbytes_text
-from thinwire.security.token import find_token
+from thinwire.cli.status_page import StatusPage, metric_cells
+from thinwire.cli.tickets import address_in, is_store
+from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.plan.units import duration_text
+from thinwire.security.token import TOKEN_VARIABLE, find_token
 from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group, RenderableType
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from thinwire.elastic.quorum import Member
     from thinwire.elastic.registry_server import RegistryReply
 
 __all__ = ["StatusCommand"]
 
-T = TypeVar("T")
-
-_WIDE = 116
-"""Columns of a terminal that has room for all of the table."""
-_REST = 60
-"""Columns that a narrow one needs for all but names."""
-_ONLY_WIDE = ("address", "sent", "received")
-_NUMBERS = {"outer": 5, "inner": 5, "loss": 6, "tokens/s": 6, "sent": 7, "received": 8, "waited": 8}
-"""Columns of numbers, and how many characters of each are never cut."""
+_PERIOD_S, _STORE_PERIOD_S = 1.0, 5.0  # a store charges for requests
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StatusCommand:
-    """Show who takes part in an elastic run, how far each is, what each measured and who waits."""
+    """Show who takes part in an elastic run, how far each is, what each measured and who waits.
 
-    address: Annotated[str, tyro.conf.Positional]
-    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT."""
+    thinwire status 10.9.0.1:29400 --watch
+
+    thinwire status s3://my-bucket/runs --run-name first
+    """
+
+    address: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET|URL")]
+    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; or the URL of an object
+    store, with --run-name."""
     watch: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
-    """Show it anew every second, until Ctrl-C."""
+    """Show it anew every second (of a store every 5 s), until Ctrl-C."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Print what is known as JSON, once."""
+    run_name: str | None = None
+    """Of the run in that store."""
     token_file: Path | None = None
     """Holds the run's token; default is THINWIRE_TOKEN."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        address = address_in(self.address)
-        token = find_token(self.token_file)
-        split_address(address)
+        look = self._source()
         from rich.live import Live
         from rich.text import Text
 
-        from thinwire.elastic.registry_server import ask_registry
-
         # Before the screen is taken: an address or a token that is wrong stays so.
-        reply = ask_registry(token, address)
+        first = look()
         if self.json:
-            say(console, json.dumps(_record(reply), indent=2))
+            say(console, json.dumps(first.record, indent=2))
             return
-        page: RenderableType = _page(reply, console.width)
+        page: RenderableType = first.shown(console.width)
         if not self.watch or not console.is_terminal:
             console.print(page)
         if not self.watch:
             return
+        period_s = _STORE_PERIOD_S if is_store(self.address) else _PERIOD_S
         with (
             Live(page, console=console, screen=console.is_terminal) as live,
             suppress(KeyboardInterrupt),
         ):
             while True:
-                time.sleep(1.0)
+                time.sleep(period_s)
                 try:
-                    page = _page(ask_registry(token, address), console.width)
+                    page = look().shown(console.width)
                 except ExchangeError as error:  # it may come back
                     page = Text(str(error))
                 live.update(page)
@@ -88,60 +86,50 @@ class StatusCommand:
             # Its screen is gone, and what was last there with it.
             console.print(page)
 
+    def _source(self) -> Callable[[], StatusPage]:
+        if is_store(self.address):
+            return self._store()
+        if self.run_name is not None:
+            raise ConfigurationError(
+                "use --run-name with the address of a lighthouse",
+                because="it names a run in an object store, and a lighthouse has one run",
+                do="leave --run-name out, or pass the URL of the store",
+            )
+        address = address_in(self.address)
+        token = find_token(self.token_file)
+        split_address(address)
+        from thinwire.elastic.registry_server import ask_registry
 
-def _page(reply: RegistryReply, width: int) -> Group:
-    from rich.console import Group
-    from rich.text import Text
+        return lambda: _page(ask_registry(token, address))
 
-    shown: list[RenderableType] = [Text(_headline(reply)), _table(reply, width)]
-    if reply.contributions:
-        shown.append(_contributions(reply))
-    if width < _WIDE:
-        shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
-    return Group(*shown)
+    def _store(self) -> Callable[[], StatusPage]:
+        if self.run_name is None:
+            raise ConfigurationError(
+                f"show a run in {self.address} without --run-name",
+                because="runs in one place are told apart by their names",
+                do="pass --run-name NAME, as the workers did",
+            )
+        is_sealed = self.token_file is not None or os.environ.get(TOKEN_VARIABLE)
+        token = find_token(self.token_file) if is_sealed else None
+        from thinwire.cli.bucket_status import bucket_page
+        from thinwire.elastic.bucket.watch import BucketWatch
 
-
-def _table(reply: RegistryReply, width: int) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    is_wide = width >= _WIDE
-    names = [name for name in ("address", *_NUMBERS) if is_wide or name not in _ONLY_WIDE]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    # Names are cut before anything else is.
-    table.add_column("worker", no_wrap=True, max_width=None if is_wide else max(10, width - _REST))
-    for name in names:
-        justify = "right" if name in _NUMBERS else "left"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=_NUMBERS.get(name))
-    table.add_column("state", min_width=14)
-    for member in sorted(reply.peers, key=lambda member: member.identity):
-        row = _row(member, reply)
-        table.add_row(*(Text(row[name]) for name in ("worker", *names, "state")))
-    return table
-
-
-def _contributions(reply: RegistryReply) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from thinwire.contributions import CLIPPED
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("contributions of", no_wrap=True)
-    table.add_column("rejected", justify="right")
-    table.add_column("clipped", justify="right")
-    table.add_column("why")
-    for identity, found in reply.contributions.items():
-        rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
-        why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
-        counts = (str(sum(rejected.values())), str(found.get(CLIPPED, 0)))
-        table.add_row(*map(Text, (identity, *counts, why)))
-    return table
+        watch, where = BucketWatch(self.address, run=self.run_name, token=token), self.address
+        name = self.run_name
+        return lambda: bucket_page(watch.look(), f"run {name} in {where}")
 
 
-def _record(reply: RegistryReply) -> dict[str, Any]:
+def _page(reply: RegistryReply) -> StatusPage:
+    members = sorted(reply.peers, key=lambda member: member.identity)
+    return StatusPage(
+        headlines=[_headline(reply)],
+        rows=[_row(member, reply) for member in members],
+        contributions=reply.contributions,
+        record=_record(members, reply),
+    )
+
+
+def _record(members: list[Member], reply: RegistryReply) -> dict[str, Any]:
     """What the page shows, as JSON-able data."""
     from thinwire.membership import WorkerMetrics
 
@@ -157,32 +145,23 @@ def _record(reply: RegistryReply) -> dict[str, Any]:
                 "heartbeat_age_s": reply.heartbeat_age_s.get(member.identity),
                 "state": _state(member, reply),
             }
-            for member in sorted(reply.peers, key=lambda member: member.identity)
+            for member in members
         ],
         "contributions": reply.contributions,
     }
 
 
-def _row(member: Member, reply: RegistryReply) -> Mapping[str, str]:
+def _row(member: Member, reply: RegistryReply) -> dict[str, str]:
     from thinwire.membership import WorkerMetrics
 
-    metrics = reply.metrics.get(member.identity, WorkerMetrics())
     return {
         "worker": member.identity,
         "address": member.address,
         "outer": str(member.position.version),
         "inner": str(member.position.step),
-        "loss": _cell(metrics.loss, "{:.5g}".format),
-        "tokens/s": _cell(metrics.tokens_per_s, count_text),
-        "sent": _cell(metrics.sent_bytes, nbytes_text),
-        "received": _cell(metrics.received_bytes, nbytes_text),
-        "waited": _cell(metrics.wait_s, duration_text),
+        **metric_cells(reply.metrics.get(member.identity, WorkerMetrics())),
         "state": _state(member, reply),
     }
-
-
-def _cell(value: T | None, text: Callable[[T], str]) -> str:
-    return "-" if value is None else text(value)
 
 
 def _headline(reply: RegistryReply) -> str:

@@ -1,4 +1,4 @@
-"""Where a run is, as the command line is told: HOST:PORT, or a ticket."""
+"""Where a run is, as the command line is told: HOST:PORT, a ticket, or the URL of a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from thinwire.errors import ConfigurationError
 from thinwire.security.ticket import Ticket, is_ticket
 from thinwire.security.token import TOKEN_VARIABLE
 
-__all__ = ["address_in"]
+__all__ = ["address_in", "is_store"]
+
+
+def is_store(where: str) -> bool:
+    """Whether `where` is meant to be the URL of an object store.
+
+    >>> is_store("s3://bucket/prefix"), is_store("10.9.0.1:29400"), is_store("thinwire://")
+    (True, False, False)
+    """
+    return "://" in where and not is_ticket(where)
 
 
 def address_in(where: str) -> str:

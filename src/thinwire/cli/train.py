@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from thinwire.train.config import TrainConfig
     from thinwire.train.observers import Observer
+    from thinwire.train.workers.bucket import BucketConfig
+    from thinwire.train.workers.elastic import ElasticConfig
 
 __all__ = ["Train"]
 
@@ -33,8 +35,13 @@ __all__ = ["Train"]
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.
 
-    With --elastic, train one worker of a run in which workers join and leave at any time. With
-    --bucket, train one worker of a run whose workers share an object store.
+    With --elastic, train one worker of a run in which workers join and leave at any time, by way
+    of a lighthouse or of an object store. With --bucket, train one of a fixed number of workers
+    that share an object store.
+
+        thinwire train --method muloco --workers 4
+
+        thinwire train --elastic s3://my-bucket/runs --run-name first --out runs/here
     """
 
     method: str = "diloco"
@@ -52,6 +59,9 @@ class Train:
     """Report to this project of Weights & Biases."""
     trackio: str | None = None
     """Report to this project of trackio, here or at the server of TRACKIO_SERVER_URL."""
+    run_name: str | None = None
+    """Of the run in the store of --elastic or --bucket, the same on all workers and no other
+    run's."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
     elastic: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
@@ -59,13 +69,7 @@ class Train:
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        elastic, bucket = self.elastic.config(), self.bucket.config()
-        if elastic is not None and bucket is not None:
-            raise ConfigurationError(
-                "train with both --elastic and --bucket",
-                because="a worker has one connection to the others",
-                do="leave one of them out",
-            )
+        elastic, bucket = self._connections()
         if elastic is not None:
             elastic.check_launch(self.run.worker_size or 1)
         self._check_launch()
@@ -79,13 +83,29 @@ class Train:
         summary = begin(
             config,
             out,
-            lambda c, step: self._observers(c, step, out, console),
+            lambda c, step: self._observers(c, step, out, elastic, console),
             elastic=elastic,
             bucket=bucket,
             stop=noted_signals(signal.SIGTERM),
         )
         if is_lead():
             say(console, _closing_line(summary, out))
+
+    def _connections(self) -> tuple[ElasticConfig | None, BucketConfig | None]:
+        where, store = self.elastic.elastic, self.bucket.bucket
+        if where is not None and store is not None:
+            raise ConfigurationError(
+                "train with both --elastic and --bucket",
+                because="a worker has one connection to the others",
+                do="leave one of them out",
+            )
+        if self.run_name is not None and where is None and store is None:
+            raise ConfigurationError(
+                "use --run-name without --bucket or --elastic",
+                because="it names a run in an object store",
+                do="add --elastic URL, or --bucket URL with --worker, or leave --run-name out",
+            )
+        return self.elastic.config(self.run_name), self.bucket.config(self.run_name)
 
     def _check_launch(self) -> None:
         from thinwire.train.torchrun import under_torchrun
@@ -106,21 +126,26 @@ class Train:
             )
 
     def _observers(
-        self, config: TrainConfig, step: int, out: Path, console: Console
+        self,
+        config: TrainConfig,
+        step: int,
+        out: Path,
+        elastic: ElasticConfig | None,
+        console: Console,
     ) -> Sequence[Observer]:
         from thinwire.train.observers import Terminal, tensorboard, trackio, wandb
 
         if self.resume:
             say(console, f"{out}: going on from step {step}")
-        team = "elastic" if self.elastic.elastic else f"K={config.workers}"
+        team = f"K={config.workers}" if elastic is None else "elastic"
         title = f"{self.method} {team}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
-        elastic, described = self.elastic.config(), config.describe()
+        described = config.describe()
         # The workers of a run are one group, and a worker has one name wherever it is shown.
         name = out.name if elastic is None else elastic.identity_in(out)
-        group = None if elastic is None else elastic.lighthouse
+        group = None if elastic is None else elastic.run_name
         if self.wandb:
             observers.append(wandb(self.wandb, name=name, group=group, config=described))
         if self.trackio:

@@ -221,6 +221,24 @@ class ObjectStore:
             self.requests.gets += 1
         return payload
 
+    async def written_s(self, key: str, until_s: float) -> float | None:
+        """When an object was written, in seconds since 1970 by the store's clock; None if absent.
+
+        Raises:
+            ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
+        """
+
+        async def asked() -> float | None:
+            try:
+                found = await self._obstore.head_async(self._store, key)
+            except FileNotFoundError:
+                return None
+            return found["last_modified"].timestamp()
+
+        written_s = await self._tried(f"look up {key}", asked, until_s, nbytes=0)
+        self.requests.gets += 1
+        return written_s
+
     async def get_all(
         self, keys: Mapping[int, str], *, timeout_s: float, nbytes: int
     ) -> dict[int, memoryview]:
@@ -363,7 +381,7 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
         client = {"timeout": "1day", "connect_timeout": "10s", "allow_http": _is_plain(options)}
         given = {"client_options": client, "retry_config": {"max_retries": 0}}
     try:
-        return stores.from_url(url, **given, **options)
+        store = stores.from_url(url, **given, **options)
     except (errors.BaseError, TypeError, ValueError, OSError) as error:
         raise ConfigurationError(
             f"open the object store {url}",
@@ -371,6 +389,13 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
             do="pass s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or "
             "file:///FOLDER, and options that the store has",
         ) from error
+    if isinstance(store, stores.HTTPStore):
+        raise ConfigurationError(
+            f"open the object store {url}",
+            because="it is the address of a server, in which no object can be written",
+            do="pass s3://BUCKET/PREFIX, and the server's address as AWS_ENDPOINT_URL",
+        )
+    return store
 
 
 def _is_plain(options: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, final
 
 import torch.distributed as dist
 
+from thinwire.elastic.bucket.transport import ElasticBucket
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.transport import Elastic, ElasticOptions
 from thinwire.errors import CheckpointError, ConfigurationError
@@ -26,18 +28,22 @@ from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["ElasticConfig", "ElasticWorker", "ElasticWorkerId"]
+__all__ = [
+    "ElasticBucketConfig",
+    "ElasticConfig",
+    "ElasticWorker",
+    "ElasticWorkerId",
+    "LighthouseConfig",
+]
 
 T = TypeVar("T")
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ElasticConfig:
+class ElasticConfig(ABC):
     """How this worker takes part in an elastic run.
 
     Args:
-        lighthouse: HOST:PORT, where `thinwire lighthouse` listens.
         identity: the name by which the others know this worker; default the run folder's name
             and the host's, so that a restart in the same folder is the same worker.
         token_file: holds the run's token; default the environment variable THINWIRE_TOKEN.
@@ -45,7 +51,6 @@ class ElasticConfig:
         min_workers: with fewer workers a round waits for more; default the transport's.
     """
 
-    lighthouse: str
     identity: str | None = None
     token_file: Path | None = None
     patience: float | None = None
@@ -62,13 +67,52 @@ class ElasticConfig:
             )
         config.method.check_elastic()
 
+    @abstractmethod
     def check_launch(self, worker_size: int) -> None:
         """Raise `ConfigurationError` if the processes here are not one worker.
 
         Args:
             worker_size: ranks of a worker.
         """
-        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+    @property
+    @abstractmethod
+    def run_name(self) -> str:
+        """What the run is called where its workers are shown as one group."""
+
+    @abstractmethod
+    def connect(self, out: Path, group: Any = None) -> Elastic | ElasticBucket:
+        """The connection to the other workers.
+
+        Args:
+            out: the run's folder.
+            group: of the ranks of this worker; None is a worker of one.
+        """
+
+    def identity_in(self, out: Path) -> str:
+        """The name by which the others know the worker whose folder is `out`."""
+        return self.identity or default_identity(out)
+
+    def _options(self) -> ElasticOptions:
+        given = {"patience": self.patience, "min_workers": self.min_workers}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return replace(ElasticOptions(), **chosen)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LighthouseConfig(ElasticConfig):
+    """How this worker takes part in a run that has a lighthouse.
+
+    Args:
+        lighthouse: HOST:PORT, where `thinwire lighthouse` listens.
+    """
+
+    lighthouse: str
+
+    def check_launch(self, worker_size: int) -> None:
+        """Raise if the ranks here are not those of one worker."""
+        ranks = _ranks_here()
         if ranks != worker_size:
             raise _refused(
                 f"and --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
@@ -79,26 +123,20 @@ class ElasticConfig:
                 f"pass --worker-size {ranks} to shard a worker over these ranks",
             )
 
-    def identity_in(self, out: Path) -> str:
-        """The name by which the others know the worker whose folder is `out`."""
-        return self.identity or default_identity(out)
+    @property
+    def run_name(self) -> str:
+        """HOST:PORT, for a lighthouse has one run."""
+        return self.lighthouse
 
     def connect(self, out: Path, group: Any = None) -> Elastic:
-        """The connection to the other workers.
-
-        Args:
-            out: the run's folder.
-            group: of the ranks of this worker; None is a worker of one.
-        """
-        given = {"patience": self.patience, "min_workers": self.min_workers}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        """The connection by way of the lighthouse."""
         token = find_token(self.token_file)
         try:
             return Elastic(
                 self.lighthouse,
                 token=token,
                 identity=self.identity_in(out),
-                options=replace(ElasticOptions(), **chosen),
+                options=self._options(),
                 group=group,
             )
         except OSError as error:
@@ -107,6 +145,51 @@ class ElasticConfig:
                 because=str(error),
                 do="correct the address, or try again when the name can be looked up",
             ) from error
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElasticBucketConfig(ElasticConfig):
+    """How this worker takes part in a run whose workers share an object store and nothing else.
+
+    Args:
+        url: of the store, as `tw.transport.ElasticBucket` takes it.
+        run: name of the run there, the same on all workers.
+    """
+
+    url: str
+    run: str
+
+    def check_launch(self, worker_size: int) -> None:
+        """Raise if this worker would be several ranks."""
+        ranks = max(_ranks_here(), worker_size)
+        if ranks > 1:
+            raise _refused(
+                f"{self.url} and {ranks} ranks for one worker",
+                "a worker of a run over an object store is one process",
+                "leave out torchrun and --worker-size, or start a thinwire lighthouse and pass "
+                "its HOST:PORT to --elastic",
+            )
+
+    @property
+    def run_name(self) -> str:
+        """Its place and its name there."""
+        return f"{self.url} {self.run}"
+
+    def connect(self, out: Path, group: Any = None) -> ElasticBucket:
+        """The connection by way of the store, sealed if there is a token."""
+        assert group is None
+        return ElasticBucket(
+            self.url,
+            run=self.run,
+            token=None if self.token_file is None else find_token(self.token_file),
+            identity=self.identity_in(out),
+            options=self._options(),
+        )
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def default_identity(out: Path) -> str:
@@ -150,7 +233,7 @@ class ElasticWorker(WorkerGroup):
         ranks: of the worker, which are the default process group if they are several.
     """
 
-    def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
+    def __init__(self, worker: Worker, transport: Elastic | ElasticBucket, ranks: Ranks) -> None:
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
         self._transport, self._ranks = transport, ranks
@@ -184,7 +267,7 @@ class ElasticWorker(WorkerGroup):
         return self.steps_taken * rows * config.data.sequence_length
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Waits for the others and for the lighthouse."""
+        """Waits for the others, and for what they meet at."""
         self._transport.leave_when(asked)
 
     def record_fields(self) -> dict[str, int]:
