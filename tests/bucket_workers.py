@@ -28,6 +28,7 @@ H = 2
 SECRET = "a secret of many characters"
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 UP_S = 12.0
+SNAPSHOT_AFTER = 2.0  # of every worker, by its bytes
 _BUILDING = threading.Lock()  # models are made by a generator that all threads share
 
 
@@ -102,6 +103,7 @@ class Worker:
             identity=identity,
             options=ElasticOptions(**given),
             least_wait_s=least_wait_s,
+            snapshot_after=SNAPSHOT_AFTER,
         )
         self.objects = self.transport._store
         self.is_stopped = threading.Event()

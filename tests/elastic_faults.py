@@ -88,6 +88,9 @@ class FaultyTransport(Transport, Membership):
     def begin_round(self, phase):
         return self._inner.begin_round(phase)
 
+    def may_end(self):
+        return self._inner.may_end()
+
     def member(self, rank):
         return self._inner.member(rank)
 

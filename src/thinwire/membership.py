@@ -297,6 +297,13 @@ class Membership(ABC):
     def log_round(self, record: RoundRecord) -> None:
         """Keep the record of a round that counted, for workers that missed it."""
 
+    def may_end(self) -> bool:
+        """Whether a worker that has nothing left to exchange may end; by default it may.
+
+        If not, the others have gone on without it: it is to begin a last round again.
+        """
+        return True
+
     def member(self, rank: int) -> str:
         """What worker `rank` of the round is called in counts and tables; by default by its rank.
 

@@ -197,7 +197,7 @@ class OuterLoop:
         # Another fragment than the one that the next step would have needed may come first.
         self._storage.put_away()
         self.join()
-        if self._state.ended_at_step != self._state.step:
+        if self._state.ended_at_step != self._state.step or not self._membership.may_end():
             self._begin_round(Phase.LAST)
         is_over = self._plan is not None and self._plan.phase is Phase.DONE
         self._send_for(Phase.DONE if is_over else Phase.LAST)
@@ -222,7 +222,7 @@ class OuterLoop:
         """
         self.begin_last()
         self.finish()
-        while not self._state.is_settled():
+        while not (self._state.is_settled() and self._membership.may_end()):
             self.begin_last()
             self.finish()
 

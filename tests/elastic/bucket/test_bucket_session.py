@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import bucket_workers
 import thinwire as tw
 from bucket_workers import (
     SECRET,
@@ -28,7 +29,7 @@ from bucket_workers import (
     workers,
     write,
 )
-from thinwire.elastic.bucket import session, transport
+from thinwire.elastic.bucket import transport
 from thinwire.elastic.quorum import identity_of
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError, RunStopped
 from toy import build_model
@@ -41,7 +42,7 @@ LONG = 12 * H
 @pytest.fixture(name="snapshots")
 def snapshots_fixture(monkeypatch) -> None:
     """A snapshot is due as often as can be."""
-    monkeypatch.setattr(session, "LOGGED_STATES", 0)
+    monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e-9)
 
 
 def slowly(*running: Worker, seconds: float = 0.03, steps: int = LONG) -> None:
@@ -66,7 +67,7 @@ def not_finite(worker: Worker) -> None:
 
 @pytest.mark.parametrize("min_workers", [2, 3])
 def test_a_worker_whose_anchor_changed_takes_a_snapshot(min_workers: int, monkeypatch) -> None:
-    monkeypatch.setattr(session, "LOGGED_STATES", 10**6)  # only because it is needed
+    monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e6)  # only because it is needed
     running = workers(memory(), 3, min_workers=min_workers)
     slowly(*running)
     running[1].before_step[3 * H] = lambda: change_anchor(running[1])
@@ -322,6 +323,16 @@ def test_a_worker_that_comes_after_the_end_has_the_digest_of_the_others(steps: i
     assert rolls(store) == before
 
 
+def test_a_worker_with_more_steps_than_the_run_had_is_told_so() -> None:
+    store = memory()
+    digests = {*train(workers(store, 2), 3 * H)}
+    late = Worker(store, "w9")
+    error = late.start(8 * H).error()
+    assert isinstance(error, ExchangeError)
+    assert f"over, at version 3 and inner step {3 * H}" in str(error)
+    assert {late.loop.digest()} == digests
+
+
 def test_a_worker_that_is_ahead_of_the_end_is_refused() -> None:
     store = memory()
     train(workers(store, 2), 3 * H)
@@ -334,8 +345,6 @@ def test_a_worker_that_is_ahead_of_the_end_is_refused() -> None:
     assert "the run is over, at version 3" in str(error)
 
 
-# A question of design: it only warns, and ends with outer parameters that are not the run's.
-@pytest.mark.xfail(strict=True, reason="a worker whose end was not written does not go on")
 def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() -> None:
     store = memory()
     running = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
@@ -453,7 +462,7 @@ def test_too_few_workers_are_waited_for_so_long_and_no_longer(monkeypatch) -> No
 
 
 def test_a_roll_that_was_deleted_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(session, "LOGGED_STATES", 10**6)  # no snapshot
+    monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e6)  # no snapshot
     store = memory()
     train(workers(store, 2), 5 * H)
     obstore.delete(store, "a-run/roll/00000003")

@@ -275,12 +275,12 @@ def test_a_description_that_does_not_open_names_the_token(raw: bytes, mine) -> N
     store = memory()
     write(store, "a-run/about", raw)
     with pytest.raises(MismatchError, match="THINWIRE_TOKEN"):
-        do(objects(store, mine).check_description({"a": "b"}, soon()))
+        do(objects(store, mine).check_description({"a": "b"}, "w0:1", soon()))
 
 
 def test_another_description_is_named() -> None:
     store = memory()
-    do(objects(store).check_description({"a": "1", "b": "2"}, soon()))
-    do(objects(store).check_description({"b": "2", "a": "1"}, soon()))
+    do(objects(store).check_description({"a": "1", "b": "2"}, "w0:1", soon()))
+    do(objects(store).check_description({"b": "2", "a": "1"}, "w1:1", soon()))
     with pytest.raises(MismatchError, match="b differs; because the run has 2 and this run 3"):
-        do(objects(store).check_description({"a": "1", "b": "3"}, soon()))
+        do(objects(store).check_description({"a": "1", "b": "3"}, "w2:1", soon()))

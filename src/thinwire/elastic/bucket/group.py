@@ -98,6 +98,7 @@ class BucketGroup:
     async def _carry(self, tag: RoundTag, roll: int, running: RunningExchange[Any]) -> None:
         place, step = self._objects.place(roll, tag), 0
         began_s, missed = time.monotonic(), self._missed
+        is_reduction = isinstance(running.request, AllToAll)
         calls, self._old_calls = self._old_calls, []
         for number in calls:
             await self._objects.forget_call(number, self.names[self.rank])
@@ -111,7 +112,8 @@ class BucketGroup:
                 running.answer(answer)
                 running.request = _on_host(running.request)
         except (RuntimeError, ValueError, ThinwireError) as error:
-            await self._withdraw(f"{place}/{step}")
+            # Of a reduction the others wait for this worker's result, whatever has failed.
+            await self._withdraw(f"{place}/{int(is_reduction)}")
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
@@ -159,7 +161,7 @@ class BucketGroup:
         raw, *are_mine = await together(coming, *writing)
         missing = {rank: key for rank, key in gets.items() if rank not in raw}
         if missing:
-            raw |= await self._decided(roll, missing)
+            raw |= await self._decided(roll, missing, nbytes)
         found: dict[int, Tensor] = {}
         for rank, each in raw.items():
             payload = sealed.opened(each, gets[rank])
@@ -167,19 +169,22 @@ class BucketGroup:
             found[rank] = payload if payload is not None and is_whole else absent_message()
         return found, all(are_mine)
 
-    async def _decided(self, roll: int, missing: Mapping[int, str]) -> dict[int, memoryview]:
+    async def _decided(
+        self, roll: int, missing: Mapping[int, str], nbytes: int
+    ) -> dict[int, memoryview]:
         """What counts in the places of messages that did not come: they, or nothing for good.
 
         Raises:
             RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
         """
         sealed, store = self._objects.sealed, self._objects.store
-        until_s = time.monotonic() + self._timeouts.late() + self._timeouts.floor_s
+        # Messages that came at the last moment are still to be read.
+        until_s = time.monotonic() + self._timeouts.exchange(nbytes * len(missing))
         self._missed += 1
         self._timeouts.timed_out()
         keys = list(missing.values())
         await together(*(sealed.put(key, absent_message(), until_s) for key in keys))
-        there = await together(*(store.get(key, until_s, nbytes=0) for key in keys))
+        there = await together(*(store.get(key, until_s, nbytes=nbytes) for key in keys))
         # In this order: what was there before this roll was written has not been deleted.
         if await self._objects.roll(roll + KEPT_ROLLS, until_s) is not None:
             raise RoundDiscarded(

@@ -7,6 +7,7 @@ network here.
 """
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -86,6 +87,7 @@ class Call:
         position: how far it has come.
         lacks: it cannot get to where the last roll was, and needs a snapshot.
         leaves: it takes no further part.
+        round_s: the usual length of a round; None before one was measured.
         settled: all that was trained is in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
         metrics: what it measured so far.
@@ -101,6 +103,7 @@ class Call:
     position: Progress
     lacks: bool = False
     leaves: bool = False
+    round_s: float | None = None
     settled: bool = False
     state: NewestState = field(default_factory=NewestState)
     metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
@@ -148,6 +151,7 @@ class Roll:
         next_state: the snapshot that is being written, of this roll's version or an earlier one;
             its writer is "" while none is needed.
         log_nbytes: of all messages since the newest snapshot.
+        round_s: the usual length of a round, for workers that have measured none.
         metrics: of the workers, by name.
 
     >>> roll = Roll(number=1, names=("a:1",), phase="join", position=Progress(
@@ -167,6 +171,7 @@ class Roll:
     state: NewestState = field(default_factory=NewestState)
     next_state: NewestState = field(default_factory=NewestState)
     log_nbytes: int = 0
+    round_s: float | None = None
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -266,6 +271,7 @@ def next_roll(
         rounds=tuple(known),
         state=state,
         log_nbytes=_log_nbytes(before, state, known),
+        round_s=_round_s(before, members),
         metrics={call.name: call.metrics.describe() for call in members},
     )
     return replace(roll, next_state=_next_state(roll, before, largest_log))
@@ -284,9 +290,12 @@ def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -
         number=before.number + 1,
         names=(),
         phase=DONE,
+        lacking=before.lacking,
         position=replace(position, dealt=_dealt(before, ()), over=True),
         rounds=tuple(known),
         state=before.state,
+        next_state=before.next_state,
+        round_s=before.round_s,
         log_nbytes=_log_nbytes(before, before.state, known),
         metrics=before.metrics,
     )
@@ -315,6 +324,13 @@ def _dealt(before: Roll | None, fit: Sequence[Call]) -> int:
     if before is None:
         return max(call.position.dealt for call in fit)
     return before.position.dealt + len(before.names)
+
+
+def _round_s(before: Roll | None, members: Sequence[Call]) -> float | None:
+    measured = [call.round_s for call in members if call.round_s is not None]
+    if measured:
+        return statistics.median(measured)
+    return None if before is None else before.round_s
 
 
 def _newest_state(before: Roll | None, there: Sequence[Call]) -> NewestState:

@@ -7,6 +7,7 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, final
 
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
@@ -81,6 +82,7 @@ class BucketSession:
         names: of the workers of the round, in rank order.
         rank: of this worker among them.
         group: of the round; None before the first.
+        may_end: whether the run ended where this worker is, as far as it knows.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class BucketSession:
         asked_to_leave: Callable[[], bool],
         snapshot_after: float,
     ) -> None:
-        self.name, self.names, self.rank = name, (name,), 0
+        self.name, self.names, self.rank, self.may_end = name, (name,), 0, True
         self.group: BucketGroup | None = None
         self._objects, self._options, self._timeouts = objects, options, timeouts
         self._state, self._events, self._asked_to_leave = state, events, asked_to_leave
@@ -106,9 +108,10 @@ class BucketSession:
         self._rounds: dict[int, LoggedRound] = {}  # by the version after them
         self._digests: dict[int, str] = {}  # of the rolls' versions
         self._read_up_to = 0
-        self._lacks = self._is_stale = False
+        self._lacks = self._is_stale = self._has_called = self._has_ended = False
         self._unusable: set[NewestState] = set()
         self._written = NewestState()
+        self._writing: concurrent.futures.Future[None] | None = None
         self._metrics = WorkerMetrics()
         self._round_began_s: float | None = None
 
@@ -148,13 +151,26 @@ class BucketSession:
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Agree with the others on the next roll, and catch up if this worker is behind."""
         began_s = time.monotonic()
+        if self._has_ended and self._roll is not None:
+            position = self._roll.position
+            raise ExchangeError(
+                "train further",
+                because=f"the run is over, at version {position.version} and inner step "
+                f"{position.step}, and this worker was to take more steps",
+                do="take the model as it is now; to train on from there, start all workers from it "
+                "with another name as run",
+            )
+        self.may_end = True
         self._check_drift()
         while True:
             if self._is_stale:
                 self._learn_newest()
                 yield from self._get_to(self._roll)
             if self._roll is not None and self._roll.is_over:
-                yield Over(self._end(self._roll))
+                if self._lacks and self._wait_for_snapshot(self._roll):
+                    self._is_stale = True
+                    continue
+                yield self._end(self._roll)
                 return
             roll = self._meet(phase)
             if roll is None:
@@ -190,6 +206,7 @@ class BucketSession:
         """
         number, pause_s = self._next_number(), _PAUSE_S
         run, objects = self._run, self._objects
+        self._has_called = True
         run(objects.put_call(number, self._call(phase), self._until_s()))
         meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
@@ -253,6 +270,7 @@ class BucketSession:
             phase=phase.value,
             position=self._state.progress(),
             lacks=self._lacks,
+            round_s=self._timeouts.round_s,
             settled=self._state.is_settled(),
             state=self._written,
             metrics=self._metrics,
@@ -332,7 +350,7 @@ class BucketSession:
             dealt=roll.position.dealt,
         )
 
-    def _end(self, roll: Roll) -> RoundPlan:
+    def _end(self, roll: Roll) -> Go | Over:
         if self._lacks:
             raise ExchangeError(
                 "end with the others",
@@ -340,16 +358,35 @@ class BucketSession:
                 "cannot get there by what lies in the store",
                 do="take the model that another worker wrote; for another run pass another name",
             )
-        self._close_group()
-        self.names, self.rank = (self.name,), 0
-        return RoundPlan(
+        self._has_ended = True
+        plan = RoundPlan(
             phase=Phase.DONE,
             changed=True,
             joins=False,
             step=roll.position.step,
-            names=self.names,
+            names=(self.name,),
             dealt=roll.position.dealt,
         )
+        entered = self._entered
+        if entered is not None and entered.number == roll.number - 1 and self._state.is_settled():
+            # It has gone all the way with the others, and has nothing left to drop.
+            names, dealt = entered.names, entered.position.dealt
+            return Go(replace(plan, phase=Phase.LAST, changed=False, names=names, dealt=dealt))
+        self._close_group()
+        self.names, self.rank = tuple(plan.names), 0
+        return Over(plan)
+
+    def _wait_for_snapshot(self, roll: Roll) -> bool:
+        """Wait for the snapshot that was being written for this worker when the run ended."""
+        until_s = self._until_s()
+        while self.name in roll.lacking and time.monotonic() < until_s:
+            if self._run(self._has_come(roll)):
+                return True
+            if not roll.next_state.writer or roll.next_state in self._unusable:
+                break
+            self._check_asked_to_leave(lambda: None)
+            time.sleep(_LONGEST_PAUSE_S)
+        return False
 
     def _measure_round(self) -> None:
         now_s = time.monotonic()
@@ -371,6 +408,8 @@ class BucketSession:
             self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
 
     def _learn(self, roll: Roll) -> None:
+        if self._timeouts.round_s is None and roll.round_s is not None:
+            self._timeouts.finished_round(roll.round_s)
         is_next = self._read_up_to == roll.number - 1
         self._roll = roll
         self._digests[roll.position.version] = roll.position.digest
@@ -497,7 +536,8 @@ class BucketSession:
     def _write_state(self, roll: Roll) -> None:
         state = roll.next_state
         if state.writer == self.name and state.roll == roll.number:
-            self._thread.start(self._wrote(self._state.capture(), state, roll.state))
+            work = self._wrote(self._state.capture(), state, roll.state)
+            self._writing = self._thread.start(work)
 
     async def _wrote(self, snapshot: Snapshot, state: NewestState, before: NewestState) -> None:
         objects, timeout_s = self._objects, self._options.give_up_s
@@ -545,11 +585,8 @@ class BucketSession:
         if here.over:
             roll = last_roll(before, here, list(self._rounds.values()))
             if not self._thread.run(self._objects.put_roll(roll, self._until_s())):
-                _LOG.warning(
-                    "the others have gone on without this worker, which took too long for its last "
-                    "round: the run's outer parameters are no longer those of version %d",
-                    here.version,
-                )
+                self.may_end = False
+                self._note("late", why="the others have gone on from its last round without it")
 
     def report(self, metrics: WorkerMetrics) -> None:
         """Say it before the next roll."""
@@ -591,17 +628,27 @@ class BucketSession:
     def close(self) -> None:
         """Leave the run; what was written stays."""
         self._close_group()
+        here = self._state.glance()
         try:
-            entered = self._entered
-            if entered is not None and entered is self._roll and not self._state.glance().over:
-                position = self._state.glance()
-                call = Call(name=self.name, phase=Phase.ROUND.value, position=position, leaves=True)
+            if here.over:
+                self._finish_snapshot()
+            elif self._has_called:
+                call = Call(name=self.name, phase=Phase.ROUND.value, position=here, leaves=True)
                 until_s = time.monotonic() + self._timeouts.floor_s
-                self._thread.run(self._objects.put_call(entered.number + 1, call, until_s))
+                self._thread.run(self._objects.put_call(self._next_number(), call, until_s))
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
         finally:
             self._thread.close()
+
+    def _finish_snapshot(self) -> None:
+        """End the writing of a snapshot that another worker waits for."""
+        if self._writing is None or self._entered is None or not self._entered.lacking:
+            return
+        until_s = self._until_s()
+        while not concurrent.futures.wait([self._writing], timeout=_LOOK_S).done:
+            if self._asked_to_leave() or time.monotonic() > until_s:
+                return
 
     def _close_group(self) -> None:
         if self.group is not None:

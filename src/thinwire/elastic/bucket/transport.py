@@ -227,6 +227,10 @@ class ElasticBucket(Transport, Membership):
         """Meet the others, and catch up with them if this worker is behind."""
         return self._open_session().begin_round(phase)
 
+    def may_end(self) -> bool:
+        """Whether the run ended where this worker is, as far as it knows."""
+        return self._session is None or self._session.may_end
+
     def member(self, rank: int) -> str:
         """The identity of worker `rank` of the round."""
         return identity_of(self._open_session().names[rank])
