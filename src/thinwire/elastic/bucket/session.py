@@ -584,7 +584,7 @@ class BucketSession:
         self._digests[here.version] = here.digest
         if here.over:
             roll = last_roll(before, here, list(self._rounds.values()))
-            if not self._thread.run(self._objects.put_roll(roll, self._until_s())):
+            if not self._run(self._objects.put_roll(roll, self._until_s())):
                 self.may_end = False
                 self._note("late", why="the others have gone on from its last round without it")
 
