@@ -1,11 +1,16 @@
 """Workers that come and go over a store: the numbers of a fixed run, losses, and errors."""
 
+from collections import Counter
+
 import pytest
 import torch
 
+import bucket_workers
 import thinwire as tw
 from bucket_workers import (
+    UP_S,
     H,
+    Worker,
     fixed_digest,
     memory,
     method,
@@ -13,6 +18,9 @@ from bucket_workers import (
     train,
     workers,
 )
+from thinwire.plan.bucket_price import MeetingRequests
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
 from toy import build_model
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -54,3 +62,28 @@ def test_workers_that_stay_have_the_digest_of_a_fixed_run(name: str, count: int)
     assert set(digests) == {fixed_digest(described, count, STEPS, model=model)}
     # The control: one step fewer.
     assert digests[0] != fixed_digest(described, count, STEPS - 1, model=model)
+
+
+def test_the_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(monkeypatch) -> None:
+    monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e9)
+    steps = 4 * H
+    running = workers(memory(), 4, min_workers=4, least_wait_s=4 * UP_S)
+    before: list[Counter[str]] = []
+
+    def note(worker: Worker) -> None:
+        before.append(Counter(worker.loop.stats.requests))
+
+    for worker in running:
+        worker.before_step[0] = lambda worker=worker: note(worker)
+    assert len(set(train(running, steps))) == 1
+    asked: Counter[str] = Counter()
+    for worker in running:
+        asked.update(worker.loop.stats.requests)
+    for each in before:
+        asked.subtract(each)
+    plan = traffic(running[0].loop.method, Shape.of_model(running[0].model), workers=4)
+    meeting, rounds = MeetingRequests.of(4), steps // H
+    # They meet once more at the end.
+    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
+    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
+    assert asked["lists"] == (rounds + 1) * meeting.lists
