@@ -695,3 +695,14 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
     with pytest.raises(tw.ExchangeError, match="in place of another one"):
         transports[0].run(announce(b"card"), TAG).wait()
     assert not [path for path in paths(store) if "check" in path]
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:9000", "https://", "ftp://host"])
+def test_an_endpoint_that_is_no_address_is_named(monkeypatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(tw.ConfigurationError, match="AWS_ENDPOINT_URL"):
+        team("s3://a/b", 2)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with pytest.raises(tw.ConfigurationError, match="endpoint"):
+        team("s3://a/b", 2, options={"endpoint": endpoint})
+    team("memory://", 2, options={})

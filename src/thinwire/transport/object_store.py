@@ -26,6 +26,7 @@ _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
 _AT_ONCE = 16
 # A request that the client got wrong stays wrong; these say that it may be made again.
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS, _PASSING = re.compile(r"status code: (4\d\d)"), (404, 408, 409, 412, 425, 429)
 _REDIRECTED = "Received redirect"  # to the bucket's region
 _WARNED_TRIES = 5
@@ -374,6 +375,7 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
     stores: Any = importlib.import_module("obstore.store")
     errors: Any = importlib.import_module("obstore.exceptions")
     given: dict[str, Any] = {}
+    _check_endpoints(url, options)
     if url.startswith("file://"):
         given = {"mkdir": True, "automatic_cleanup": True}
     elif not url.startswith("memory://"):
@@ -400,9 +402,25 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
 
 def _is_plain(options: Mapping[str, str]) -> bool:
     """Whether the endpoint is one without TLS, which only its URL can ask for."""
-    known = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    endpoints = [options.get("endpoint"), *(os.environ.get(name) for name in known)]
-    return next((each for each in endpoints if each), "").startswith("http://")
+    return next((each for each in _endpoints(options).values() if each), "").startswith("http://")
+
+
+def _endpoints(options: Mapping[str, str]) -> dict[str, str]:
+    """Those that are given, by the name of what gives them, the one that counts first."""
+    given = {"endpoint": options.get("endpoint")}
+    given |= {name: os.environ.get(name) for name in _ENDPOINTS}
+    return {name: text for name, text in given.items() if text is not None}
+
+
+def _check_endpoints(url: str, options: Mapping[str, str]) -> None:
+    # The library takes any text, and panics at the first request.
+    for name, text in _endpoints(options).items():
+        if url.startswith("s3://") and not re.match(r"https?://[^/\s]+", text):
+            raise ConfigurationError(
+                f"open the object store {url}",
+                because=f"{name} is {text!r}, which is no address of a server",
+                do=f"pass https://HOST as {name}, or unset it for AWS itself",
+            )
 
 
 def _is_wrong(text: str) -> bool:
