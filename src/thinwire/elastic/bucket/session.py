@@ -229,7 +229,7 @@ class BucketSession:
         missing = [name for name in expected if name not in meeting.calls and name != self.name]
         found = await together(*(self._objects.call(number, name, until_s) for name in missing))
         meeting.calls |= {call.name: call for call in found if call is not None}
-        is_late = waited_s >= self._timeouts.late()
+        is_late = waited_s >= self._patience_s()
         if not is_late and any(name not in meeting.calls for name in missing):
             # Now and then: a worker that was started again has another name.
             if waited_s < meeting.listing_s:
@@ -285,6 +285,16 @@ class BucketSession:
     def _settle_s(self) -> float:
         return min(_SETTLE_S, self._timeouts.floor_s)
 
+    def _patience_s(self) -> float:
+        """How long the workers of the last roll are waited for."""
+        late_s = self._timeouts.late()
+        if self._roll is None or self.name in self._roll.names:
+            # They end its exchanges when this worker does.
+            return late_s
+        # They may still wait there for one that is lost, and are then further than this worker.
+        nbytes = max((round.nbytes for round in self._roll.rounds), default=0)
+        return late_s + self._timeouts.exchange(nbytes)
+
     def _turn_s(self) -> float:
         """After how long this worker writes a roll itself: one after the other."""
         if self._roll is None:
@@ -294,7 +304,7 @@ class BucketSession:
         if mine in identities:
             return identities.index(mine) * self._turn_length_s()
         # The others know more than a newcomer does.
-        return 2 * self._timeouts.late() + len(identities) * self._turn_length_s()
+        return self._patience_s() + len(identities) * self._turn_length_s()
 
     def _check_waits_in_vain(self, meeting: _RollCall) -> None:
         waited_s = meeting.waited_s
