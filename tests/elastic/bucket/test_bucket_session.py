@@ -592,3 +592,24 @@ def test_models_of_odd_sizes_are_trained_and_replayed(model, exchange) -> None:
 
 def rolls(store: Any) -> list[dict[str, Any]]:
     return [json.loads(read(store, key)) for key in names_in(store, "a-run/roll/")]
+
+
+def test_those_that_come_wait_for_one_that_still_waits_for_a_lost_worker() -> None:
+    store = memory()
+    running = workers(store, 2, min_workers=1, least_wait_s=0.3, timeout_s=2.5)
+    first, lost = running
+    slowly(first)
+    hold = Hold()
+    lost.before("put", lambda key: "/message/" in key and "/00000003/" in key, hold)
+    for worker in running:
+        worker.start(LONG)
+    until(hold.has_come.is_set)
+    again = Worker(store, "w1", number=1, of=2, min_workers=1, least_wait_s=0.3, timeout_s=2.5)
+    late = Worker(store, "w9", min_workers=1, least_wait_s=0.3, timeout_s=2.5)
+    slowly(again, late)
+    for worker in (again, late):
+        worker.start(LONG)
+    assert len(set(ended([first, again, late]))) == 1
+    hold.may_go.set()
+    assert not first.events("late")
+    assert not first.events("healed")
