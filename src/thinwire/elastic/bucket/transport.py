@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from thinwire.elastic.events import EventLog
+from thinwire.elastic.joined_transport import JoinedTransport
 from thinwire.elastic.options import ElasticOptions
-from thinwire.elastic.quorum import identity_of
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ConfigurationError
-from thinwire.membership import (
-    Answer,
-    Membership,
-    Phase,
-    RoundRecord,
-    SharedState,
-    WorkerMetrics,
-)
+from thinwire.membership import SharedState
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
-from thinwire.transport.base import (
-    Announce,
-    FinishedRound,
-    Requests,
-    Round,
-    RoundTag,
-    RunningExchange,
-    Transport,
-)
+from thinwire.transport.base import Requests, Round, RoundTag
 from thinwire.transport.bucket import check_run_name
 from thinwire.transport.object_store import ObjectStore
-from thinwire.version import __version__
 
 if TYPE_CHECKING:
     from thinwire.elastic.bucket.session import BucketSession
@@ -50,7 +32,7 @@ _LONGEST_NAME = 200
 
 
 @final
-class ElasticBucket(Transport, Membership):
+class ElasticBucket(JoinedTransport["BucketSession"]):
     """A worker that may come late, be lost, and come back, among others that share a store.
 
     No worker needs an address, and nothing but the store has to be there all the time. Who takes
@@ -105,8 +87,8 @@ class ElasticBucket(Transport, Membership):
                 )
         if token is None and os.environ.get(TOKEN_VARIABLE):
             token = find_token()
-        self.identity = _checked(identity or f"worker-{secrets.token_hex(4)}")
-        self.events = EventLog()
+        super().__init__(identity, objects=_FORMAT)
+        _check_identity(self.identity)
         self.url, self.run_name = url, run
         self._token = Token(token) if isinstance(token, str) else token
         self._store = ObjectStore(url, store_options)
@@ -117,25 +99,10 @@ class ElasticBucket(Transport, Membership):
             unmeasured_s=max(_UNMEASURED_ROUND_S, least_wait_s),
             fixed_s=self._options.timeout_s,
         )
-        self._description = {"thinwire": __version__, "objects": _FORMAT}
         self._snapshot_after = snapshot_after
-        self._session: BucketSession | None = None
-        self._asked_to_leave: Callable[[], bool] = lambda: False
         from thinwire.elastic.bucket.run_objects import RunObjects
 
         self._objects = RunObjects(self._store, run, self._token)
-
-    # -- the transport -----------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's place among those of the round."""
-        return 0 if self._session is None else self._session.rank
-
-    @property
-    def world_size(self) -> int:
-        """The workers of the round."""
-        return 1 if self._session is None else len(self._session.names)
 
     @property
     def ranks(self) -> int:
@@ -157,42 +124,15 @@ class ElasticBucket(Transport, Membership):
         """What the store was asked for since this was built."""
         return asdict(self._store.requests)
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        """Run it among the workers of the round; what stops it discards the round."""
-        if self._session is not None and self._session.group is not None:
-            return self._session.group.run(requests, tag)
-        # Before it joins: descriptions add up, and are compared with the run's.
-        running = RunningExchange(requests)
-        while isinstance(running.request, Announce):
-            self._description |= json.loads(running.request.payload)
-            running.answer({0: running.request.payload})
-        if running.travels:
-            raise ConfigurationError(
-                f"exchange {tag}",
-                because="this worker has not joined the others",
-                do="call join() first, or use the transport through OuterLoop, which does",
-            )
-        return FinishedRound(running)
+    def may_end(self) -> bool:
+        """Whether the run ended where this worker is, as far as it knows."""
+        return self._session is None or self._session.may_end
 
-    def close(self) -> None:
-        """`leave`."""
-        self.leave()
+    def _exchange(self, session: BucketSession, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        assert session.group is not None, "a round was begun"
+        return session.group.run(requests, tag)
 
-    # -- the membership ----------------------------------------------------------------------------
-
-    @property
-    def is_fixed(self) -> bool:
-        """False: workers come and go."""
-        return False
-
-    def join(self, state: SharedState) -> None:
-        """See that the store can be used, and that this worker runs what the others do.
-
-        Raises:
-            ExchangeError: the store cannot be used. MismatchError: this worker runs something else.
-        """
-        if self._session is not None:
-            return  # it joined before, and the first round failed
+    def _open(self, state: SharedState) -> BucketSession:
         # Here, because it brings along what a description of the worker does not need.
         from thinwire.elastic.bucket.session import BucketSession
 
@@ -213,58 +153,13 @@ class ElasticBucket(Transport, Membership):
         except BaseException:
             session.close()
             raise
-        self._session = session
-
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Have waits for the others end with `RunStopped` once asked to.
-
-        Args:
-            asked: says so; called about once a second while waiting.
-        """
-        self._asked_to_leave = asked
-
-    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Meet the others, and catch up with them if this worker is behind."""
-        return self._open_session().begin_round(phase)
-
-    def may_end(self) -> bool:
-        """Whether the run ended where this worker is, as far as it knows."""
-        return self._session is None or self._session.may_end
-
-    def member(self, rank: int) -> str:
-        """The identity of worker `rank` of the round."""
-        return identity_of(self._open_session().names[rank])
-
-    def log_round(self, record: RoundRecord) -> None:
-        """Note by which messages the run came to its version."""
-        self._open_session().log_round(record)
-
-    def report(self, metrics: WorkerMetrics) -> None:
-        """Say it before the next round, once this worker has joined."""
-        if self._session is not None:
-            self._session.report(metrics)
-
-    def leave(self) -> None:
-        """Leave the run; what was written stays for the others."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
-    def _open_session(self) -> BucketSession:
-        if self._session is None:
-            raise ConfigurationError(
-                "begin a round with the others",
-                because="this worker has not joined them",
-                do="call join() first, or use the transport through OuterLoop, which does",
-            )
-        return self._session
+        return session
 
 
-def _checked(identity: str) -> str:
+def _check_identity(identity: str) -> None:
     if not identity.isprintable() or len(identity) > _LONGEST_NAME:
         raise ConfigurationError(
             f"call a worker {identity[:50]!r}",
             because="its name is part of the names of objects",
             do=f"pass up to {_LONGEST_NAME} printable characters",
         )
-    return identity
