@@ -27,7 +27,8 @@ from thinwire.security.token import Token
 from thinwire.version import __version__
 
 TOKEN = Token("a token of a benchmark, long enough")
-LINES = [(mbit, delay_ms) for mbit in (10, 50, 100) for delay_ms in (1, 20, 100)]
+LINES = [(mbit, delay_ms) for mbit in (10, 50, 100, 1000) for delay_ms in (1, 20, 100)]
+LARGE_MTU, FAST_MBIT = 65535, 1000  # with 1500 bytes the emulator would be the limit
 SECONDS, TURNS, GB = 4.0, 3, 1e9
 PLAIN, RELAY, WORKER = 4001, 4002, 4003
 PIECE = bytes(1 << 20)
@@ -134,7 +135,8 @@ def main() -> None:
     for mbit, delay_ms in LINES:
         nbytes = int(mbit * 1e6 / 8 * SECONDS)
         line = {"rate_bps": mbit * 1e6, "delay_s": delay_ms / 1000, "queue_s": 0.3}
-        with wan.Link(nodes=3, **line) as link:
+        mtu = LARGE_MTU if mbit >= FAST_MBIT else 1500
+        with wan.Link(nodes=3, mtu=mtu, **line) as link:
             relay = f"{link.addresses[0]}:{RELAY}"
             for node, role in (
                 (0, ["hub", link.addresses[0]]),
@@ -155,6 +157,7 @@ def main() -> None:
             {
                 "mbit": mbit,
                 "delay_ms": delay_ms,
+                "mtu": mtu,
                 "nbytes": nbytes,
                 "seconds": {"plain": plain_s, "stream": stream_s, "relayed": relayed_s},
                 "rate_over_plain": {
