@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, final
 import tyro
 
 from thinwire.cli.flag_rules import check_flags, flag, read_flag
-from thinwire.cli.tickets import address_in
+from thinwire.cli.tickets import address_in, is_store
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import parse_count, parse_duration
 from thinwire.security.token import Token, find_token
@@ -75,7 +75,7 @@ class DoctorCommand:
             )
 
     def _findings(self, address: str | None) -> Iterator[Finding]:
-        over_store = address is not None and "://" in address
+        over_store = address is not None and is_store(address)
         if address is not None and not over_store:
             split_address(address)
         # Before anything is measured: a flag that is wrong stays so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,7 @@ class BucketGroup:
         place, step = self._objects.place(roll, tag), 0
         began_s, missed = time.monotonic(), self._missed
         is_reduction = isinstance(running.request, AllToAll)
-        calls, self._old_calls = self._old_calls, []
-        for number in calls:
-            await self._objects.forget_call(number, self.names[self.rank])
-        nbytes = 0
+        nbytes, forgetting = 0, asyncio.ensure_future(self._forget_calls())
         try:
             while running.travels:
                 base = f"{place}/{step}"
@@ -117,6 +115,9 @@ class BucketGroup:
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
+        finally:
+            # No message waits for it: what it did not get to, the next exchange deletes.
+            forgetting.cancel()
         if self._missed == missed:
             # Else it is how long a worker was waited for, and says nothing of the store.
             self._timeouts.exchanged(nbytes, seconds=time.monotonic() - began_s)
@@ -195,6 +196,11 @@ class BucketGroup:
         if any(raw is None for raw in there):
             raise RuntimeError("what was written there a moment ago is gone")
         return {rank: raw for rank, raw in zip(missing, there, strict=True) if raw is not None}
+
+    async def _forget_calls(self) -> None:
+        while self._old_calls:
+            await self._objects.forget_call(self._old_calls[0], self.names[self.rank])
+            del self._old_calls[0]
 
     async def _withdraw(self, place: str) -> None:
         """Let others not wait for what this worker would have sent next; if that works."""

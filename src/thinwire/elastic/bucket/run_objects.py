@@ -99,7 +99,7 @@ class RunObjects:
 
     async def roll(self, number: int, until_s: float) -> Roll | None:
         """Roll `number`; None if it is not written yet."""
-        key = self._roll_key(number)
+        key = self.roll_key(number)
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         if raw is None:
             return None
@@ -114,14 +114,14 @@ class RunObjects:
     async def put_roll(self, roll: Roll, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
         told = bytes_tensor(roll.text().encode())
-        return await self.sealed.put(self._roll_key(roll.number), told, until_s)
+        return await self.sealed.put(self.roll_key(roll.number), told, until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
         prefix = f"{self.run}/roll/"
         # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
         # for one by one.
-        found = await self.store.sizes(prefix, until_s, after=self._roll_key(after))
+        found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
         return max([after, *(_number_in(key.removeprefix(prefix)) for key in found)])
 
     async def put_call(self, number: int, call: Call, until_s: float) -> None:
@@ -160,7 +160,8 @@ class RunObjects:
             return None
         return call
 
-    def _roll_key(self, number: int) -> str:
+    def roll_key(self, number: int) -> str:
+        """What roll `number` is called."""
         return f"{self.run}/roll/{number:08}"
 
     def _call_key(self, number: int, name: str) -> str:

@@ -97,7 +97,7 @@ class BucketWatch:
             ) from error
 
     async def _age_s(self, until_s: float) -> float | None:
-        key = f"{self._run}/roll/{self._number:08}"
+        key = self._objects.roll_key(self._number)
         written_s = await self._objects.store.written_s(key, until_s)
         # Clocks may differ.
         return None if written_s is None else max(0.0, time.time() - written_s)
