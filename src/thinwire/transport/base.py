@@ -38,6 +38,7 @@ __all__ = [
     "Transport",
     "WrappedTransport",
     "attempt",
+    "on_host",
     "run_alone",
     "with_payloads",
 ]
@@ -211,6 +212,17 @@ def with_payloads(request: R, change: Callable[[Tensor], Tensor]) -> R:
             return replace(request, payloads=[change(payload) for payload in payloads])
         case _:
             return request
+
+
+def on_host(request: Request | None) -> Request | None:
+    """`request` with its payloads in the host's memory, one run of bytes each.
+
+    >>> on_host(None) is None
+    True
+    """
+    if request is None:
+        return None
+    return with_payloads(request, lambda payload: payload.cpu().contiguous())
 
 
 def attempt(work: Callable[[], T]) -> Callable[[], T]:

@@ -27,8 +27,8 @@ from thinwire.transport.base import (
     RunningExchange,
     Swap,
     Transport,
+    on_host,
     run_alone,
-    with_payloads,
 )
 from thinwire.transport.object_store import ObjectStore, ServiceRequests, together
 from thinwire.transport.progress_thread import ProgressThread
@@ -169,7 +169,7 @@ class Bucket(Transport):
         if not running.travels:
             return FinishedRound(running)
         # Here, on the stream that has computed it.
-        running.request = _on_host(running.request)
+        running.request = on_host(running.request)
         place = self._place(tag)
         task = AsyncTask(tag, running, lambda: self._carry(tag, place, running))
         self._progress.submit(task)
@@ -202,7 +202,7 @@ class Bucket(Transport):
             while running.travels:
                 exchange = _Step(base=f"{place}/{step}", tag=tag, heard=heard)
                 running.answer(await self._carried(exchange, running.request))
-                running.request = _on_host(running.request)
+                running.request = on_host(running.request)
                 step += 1
             await cleaning
         finally:
@@ -462,9 +462,3 @@ def check_run_name(run: str) -> None:
             because="its name is part of the names of objects",
             do="pass up to 100 letters, digits, dots, underscores and hyphens",
         )
-
-
-def _on_host(request: Request | None) -> Request | None:
-    if request is None:
-        return None
-    return with_payloads(request, lambda payload: payload.cpu().contiguous())

@@ -23,7 +23,7 @@ from thinwire.transport.base import (
     Round,
     RoundTag,
     RunningExchange,
-    with_payloads,
+    on_host,
 )
 from thinwire.transport.object_store import together
 from thinwire.transport.progress_thread import ProgressThread
@@ -69,7 +69,7 @@ class BucketGroup:
         if not running.travels:
             return FinishedRound(running)
         # Here, on the stream that has computed it.
-        running.request = _on_host(running.request)
+        running.request = on_host(running.request)
         roll, self._answers[tag.what, tag.round] = self.roll, []
         task = AsyncTask(tag, running, lambda: self._carry(tag, roll, running))
         self._progress.submit(task)
@@ -108,7 +108,7 @@ class BucketGroup:
                 nbytes += received
                 step += 1
                 running.answer(answer)
-                running.request = _on_host(running.request)
+                running.request = on_host(running.request)
         except (RuntimeError, ValueError, ThinwireError) as error:
             # Of a reduction the others wait for this worker's result, whatever has failed.
             await self._withdraw(f"{place}/{int(is_reduction)}")
@@ -211,9 +211,3 @@ class BucketGroup:
             )
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)
-
-
-def _on_host(request: Request | None) -> Request | None:
-    if request is None:
-        return None
-    return with_payloads(request, lambda payload: payload.cpu().contiguous())
