@@ -19,7 +19,7 @@ from thinwire.aggregate import (
 )
 from thinwire.codecs import CastBF16, Codec, Identity
 from thinwire.errors import ConfigurationError, unknown_name
-from thinwire.exchange import Exchange, Pairs
+from thinwire.exchange import Exchange, Gather, Pairs, ReduceScatter
 from thinwire.feedback import DecoupledMomentum, ErrorFeedback, Feedback
 from thinwire.fragments import Fragments, Strided
 from thinwire.inner import InnerOptimizer
@@ -540,14 +540,14 @@ def by_name(name: str) -> Callable[..., Method]:
 
 
 def from_text(text: str, **fields: Any) -> Method:
-    """The method that a command line names: NAME[:FIELD=NUMBER]...
+    """The method that a command line names: NAME[:FIELD=VALUE]...
 
     Args:
         text: a preset's name and arguments of it, such as `muloco:bits=2` or
             `sparseloco:density=1/32:sync_every=30`; it becomes the method's name. Any preset takes
             `clip_norms` and `drop_outliers`, limits of `ClipNorms` and `DropOutliers` around its
             aggregate, and `trimmed_mean`, the workers that a `TrimmedMean` in its place leaves out
-            at either end.
+            at either end. All values are numbers but that of `exchange`: gather or reduce_scatter.
         fields: further arguments; those in `text` win.
 
     Raises:
@@ -561,10 +561,10 @@ def from_text(text: str, **fields: Any) -> Method:
     name, *arguments = text.split(":")
     preset = by_name(name)
     own = [p.name for p in signature(preset).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    given: dict[str, int | float] = {}
+    given: dict[str, Any] = {}
     for argument in arguments:
         field, value = _argument(name, argument)
-        known = (*own, *_NUMBERS, *_RULES)
+        known = (*own, *_NUMBERS, *_WORDS, *_RULES)
         if field not in known:
             raise unknown_name(f"give {name} the number {field!r}", field, known)
         if field in given:
@@ -584,6 +584,10 @@ def from_text(text: str, **fields: Any) -> Method:
 
 # Fields of any method that are numbers.
 _NUMBERS = ("sync_every",)
+# And those that are words.
+_WORDS: Mapping[str, Mapping[str, Exchange]] = {
+    "exchange": {"gather": Gather(), "reduce_scatter": ReduceScatter()}
+}
 # What a number makes of an aggregate, from the inside out.
 _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
     "trimmed_mean": lambda trim, _: TrimmedMean(trim=trim),
@@ -592,11 +596,16 @@ _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
 }
 
 
-def _argument(name: str, argument: str) -> tuple[str, int | float]:
+def _argument(name: str, argument: str) -> tuple[str, int | float | Exchange]:
     # Slow to import (decimal comes with it), and needed on a command line only.
     from fractions import Fraction
 
     field, _, number = argument.partition("=")
+    if field in _WORDS:
+        if number not in _WORDS[field]:
+            cannot = f"use method {name!r} with {argument!r}"
+            raise unknown_name(cannot, number, _WORDS[field])
+        return field, _WORDS[field][number]
     try:
         value = Fraction(number)
     except (ValueError, ZeroDivisionError) as error:
