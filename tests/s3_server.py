@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -77,11 +79,14 @@ def s3_server(
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     ports = {name: far_port() for name in ("master", "volume", "filer", "s3")}
+    # Sockets and logs of its own, under a path that is short enough for a socket's.
+    scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
     server = subprocess.Popen(
         [
             *within,
             binary,
+            f"-logdir={scratch}",
             "server",
             f"-dir={folder}",
             f"-ip={host}",
@@ -96,6 +101,7 @@ def s3_server(
         ],
         stdout=subprocess.DEVNULL,
         stderr=log,
+        env=os.environ | {"TMPDIR": str(scratch)},
     )
     try:
         bucket = f"http://{host}:{ports['filer']}/buckets/run/"
@@ -111,6 +117,10 @@ def s3_server(
         server.kill()
         server.wait()
         log.close()
+        for left in Path(tempfile.gettempdir()).glob("seaweedfs-*.sock"):
+            if any(str(port) in left.name for port in ports.values()):
+                left.unlink()
+        shutil.rmtree(scratch)
 
 
 def is_up(within: tuple[str, ...], url: str, method: str = "POST") -> bool:
