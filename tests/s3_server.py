@@ -79,7 +79,6 @@ def s3_server(
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     ports = {name: far_port() for name in ("master", "volume", "filer", "s3")}
-    # Sockets and logs of its own, under a path that is short enough for a socket's.
     scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
     server = subprocess.Popen(
@@ -117,9 +116,9 @@ def s3_server(
         server.kill()
         server.wait()
         log.close()
-        for left in Path(tempfile.gettempdir()).glob("seaweedfs-*.sock"):
-            if any(str(port) in left.name for port in ports.values()):
-                left.unlink()
+        # It names its sockets by the ports for gRPC, and puts them there whatever TMPDIR is.
+        for name, port in ports.items():
+            Path(f"/tmp/seaweedfs-{name}-grpc-{port + 10_000}.sock").unlink(missing_ok=True)
         shutil.rmtree(scratch)
 
 
