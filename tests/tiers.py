@@ -161,6 +161,11 @@ test_import.py::test_wrong_flags_are_refused_without_torch[lighthouse
 test_import.py::test_wrong_flags_are_refused_without_torch[serve
 test_import.py::test_wrong_flags_are_refused_without_torch[status
 test_import.py::test_wrong_flags_are_refused_without_torch[train
+test_package.py::test_a_users_script
+test_package.py::test_both_are
+test_package.py::test_tests_run
+test_package.py::test_the_sdist
+test_package.py::test_the_wheel
 test_resume.py::test_a_run_goes_on_from_any_step[diloco, 2 bits, owners
 test_resume.py::test_a_run_goes_on_from_any_step[diloco, outer
 test_resume.py::test_a_run_goes_on_from_any_step[eager, 2 bits

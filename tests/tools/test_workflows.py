@@ -23,9 +23,8 @@ def test_a_workflow_names_what_exists(file: Path) -> None:
         commands = [step["run"] for step in job["steps"] if "run" in step]
         assert commands or any("publish" in step.get("uses", "") for step in job["steps"])
         assert job["timeout-minutes"] <= 90
-        for name in re.findall(r"matrix\.(\w+)", file.read_text()):
-            if name in str(job):
-                assert name in str(job["strategy"]["matrix"])
+        for name in re.findall(r"matrix\.(\w+)", str(job)):
+            assert name in str(job["strategy"]["matrix"])
         for command in commands:
             for path in re.findall(r"\btests/[\w/.]+", command):
                 assert (ROOT / path).exists(), path
