@@ -67,10 +67,13 @@ def dist(tmp_path_factory) -> Path:
     """sdist and wheel, the wheel out of the sdist."""
     pytest.importorskip("build")
     tree = tmp_path_factory.mktemp("tree") / "thinwire"
-    ignored = shutil.ignore_patterns(
-        ".git", ".venv", "runs", "build", "dist", "*.egg-info", ".*_cache", "__pycache__"
-    )
-    shutil.copytree(ROOT, tree, ignore=ignored)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        top = {".git", ".venv", "build", "dist", "runs"} if Path(folder) == ROOT else set()
+        ends = (".egg-info", "_cache", "__pycache__", ".hypothesis")
+        return {name for name in names if name in top or name.endswith(ends)}
+
+    shutil.copytree(ROOT, tree, ignore=left_out)
     command = [sys.executable, "-m", "build", "--no-isolation", str(tree)]
     subprocess.run(command, check=True, capture_output=True)
     return tree / "dist"
