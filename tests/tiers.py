@@ -118,11 +118,10 @@ fragments/test_sharding.py::test_shards_keep[host_memory
 fragments/test_sharding.py::test_shards_keep[outer_parameters
 integrations/test_lightning.py::test_an_elastic_worker
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone
-integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_peft.py::test_two_workers
 integrations/test_transformers.py::test_an_elastic_worker
 integrations/test_transformers.py::test_elastic_workers
-integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
+integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone
 integrations/test_transformers.py::test_workers_of_two_ddp_ranks
 optim/test_muon_sharded.py
 plan/test_traffic.py::test_presets[ddp-8
