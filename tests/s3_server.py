@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -77,11 +79,13 @@ def s3_server(
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     ports = {name: far_port() for name in ("master", "volume", "filer", "s3")}
+    scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
     server = subprocess.Popen(
         [
             *within,
             binary,
+            f"-logdir={scratch}",
             "server",
             f"-dir={folder}",
             f"-ip={host}",
@@ -96,6 +100,7 @@ def s3_server(
         ],
         stdout=subprocess.DEVNULL,
         stderr=log,
+        env=os.environ | {"TMPDIR": str(scratch)},
     )
     try:
         bucket = f"http://{host}:{ports['filer']}/buckets/run/"
@@ -111,6 +116,10 @@ def s3_server(
         server.kill()
         server.wait()
         log.close()
+        # It names its sockets by the ports for gRPC, and puts them there whatever TMPDIR is.
+        for name, port in ports.items():
+            Path(f"/tmp/seaweedfs-{name}-grpc-{port + 10_000}.sock").unlink(missing_ok=True)
+        shutil.rmtree(scratch)
 
 
 def is_up(within: tuple[str, ...], url: str, method: str = "POST") -> bool:

@@ -45,9 +45,10 @@ def test_a_run_resumed_in_mid_flight_ends_with_the_digest_it_had(name: str) -> N
 # -- files of today ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("version", [".", "0.2"])
 @pytest.mark.parametrize("name", runs.FILES)
-def test_a_committed_state_goes_on_to_the_digest_it_had(name: str) -> None:
-    states = torch.load(runs.FOLDER / runs.FILES[name], weights_only=True)
+def test_a_committed_state_goes_on_to_the_digest_it_had(name: str, version: str) -> None:
+    states = torch.load(runs.FOLDER / version / runs.FILES[name], weights_only=True)
     assert runs.finished(runs.small(name).load(states, runs.STOP)) == FROZEN[runs.FILES[name]]
 
 
@@ -80,10 +81,10 @@ TRAIN = ["train", "--resume", "--method", "streaming_diloco:tau=2", "--out", f"o
 COMMANDS = {"train": TRAIN + runs.COMPARE[7:], "compare": runs.COMPARE}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the runs of today: one that is finished, and one stopped after step 7."""
-    shutil.copytree(runs.FOLDER / "compare", tmp_path, dirs_exist_ok=True)
+@pytest.fixture(params=["compare", "0.2/compare"])
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A copy of committed runs: one that is finished, and one stopped after step 7."""
+    shutil.copytree(runs.FOLDER / request.param, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "out"
 

@@ -118,11 +118,10 @@ fragments/test_sharding.py::test_shards_keep[host_memory
 fragments/test_sharding.py::test_shards_keep[outer_parameters
 integrations/test_lightning.py::test_an_elastic_worker
 integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone
-integrations/test_lightning.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
 integrations/test_peft.py::test_two_workers
 integrations/test_transformers.py::test_an_elastic_worker
 integrations/test_transformers.py::test_elastic_workers
-integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone[s
+integrations/test_transformers.py::test_two_workers_killed_and_resumed_end_as_if_left_alone
 integrations/test_transformers.py::test_workers_of_two_ddp_ranks
 optim/test_muon_sharded.py
 plan/test_traffic.py::test_presets[ddp-8
@@ -161,6 +160,11 @@ test_import.py::test_wrong_flags_are_refused_without_torch[lighthouse
 test_import.py::test_wrong_flags_are_refused_without_torch[serve
 test_import.py::test_wrong_flags_are_refused_without_torch[status
 test_import.py::test_wrong_flags_are_refused_without_torch[train
+test_package.py::test_a_users_script
+test_package.py::test_both_are
+test_package.py::test_tests_run
+test_package.py::test_the_sdist
+test_package.py::test_the_wheel
 test_resume.py::test_a_run_goes_on_from_any_step[diloco, 2 bits, owners
 test_resume.py::test_a_run_goes_on_from_any_step[diloco, outer
 test_resume.py::test_a_run_goes_on_from_any_step[eager, 2 bits

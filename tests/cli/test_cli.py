@@ -291,4 +291,4 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "tyro", None)
     monkeypatch.delitem(sys.modules, "thinwire.cli.command", raising=False)
     assert main(["train"]) == 1
-    assert "pip install 'thinwire[train]'" in capsys.readouterr().err
+    assert "pip install 'thinwire[cli]'" in capsys.readouterr().err

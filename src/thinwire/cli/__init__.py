@@ -15,8 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
         # Here, because the core installs without what the commands need.
         from thinwire.cli.command import run
     except ModuleNotFoundError as error:
-        sys.stderr.write(
-            f"error: cannot run thinwire; because {error}; do: pip install 'thinwire[train]'\n"
-        )
+        from thinwire.cli.extras import install_text
+
+        do = install_text(error)
+        sys.stderr.write(f"error: cannot run thinwire; because {error}; do: {do}\n")
         return 1
     return run(arguments)

@@ -11,6 +11,7 @@ from thinwire.cli.asynchronous import ServeCommand, WorkCommand
 from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
+from thinwire.cli.extras import install_text
 from thinwire.cli.join import JoinCommand
 from thinwire.cli.lighthouse import LighthouseCommand
 from thinwire.cli.output import lasting_output
@@ -64,7 +65,7 @@ def run(arguments: list[str] | None = None) -> int:
     except ThinwireError as error:
         return _ended(f"error: {error}", 1)
     except ModuleNotFoundError as error:
-        do = "pip install 'thinwire[train]', or the package by itself"
+        do = install_text(error)
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except OSError as error:
         do = "see to the file, disk or address that it names, and repeat the command"

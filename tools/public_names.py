@@ -1,0 +1,109 @@
+"""The public names and their parameters, which later versions keep: `python tools/public_names.py`.
+
+Writes `tests/frozen/public-names.json`, and refuses to drop a name that CHANGELOG.md does not list
+under *Removed*, and under *Deprecated* of an earlier version.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tests" / "frozen" / "public-names.json"
+PUBLIC = (
+    "thinwire",
+    "thinwire.asynchronous",
+    "thinwire.codecs",
+    "thinwire.errors",
+    "thinwire.experiments",
+    "thinwire.inner",
+    "thinwire.membership",
+    "thinwire.optim",
+    "thinwire.outer",
+    "thinwire.presets",
+    "thinwire.testing",
+    "thinwire.train.config",
+    "thinwire.train.trainer",
+    "thinwire.transport",
+)
+"""Packages that users import from. Those of `integrations` need other libraries."""
+
+
+def public_names() -> dict[str, str]:
+    """Parameters by dotted name: functions, classes and their members; "" for other values."""
+    found: dict[str, str] = {}
+    for package in PUBLIC:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            value = getattr(module, name)
+            found[f"{package}.{name}"] = _parameters(value)
+            if inspect.isclass(value):
+                found |= {f"{package}.{name}.{member}": text for member, text in _members(value)}
+    return dict(sorted(found.items()))
+
+
+def _members(kind: type) -> Iterator[tuple[str, str]]:
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("thinwire"):
+            for name, value in vars(base).items():
+                if not name.startswith("_"):
+                    yield name, _parameters(inspect.unwrap(getattr(value, "__func__", value)))
+
+
+def _parameters(value: Any) -> str:
+    if not callable(value):
+        return ""
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # exceptions take what any exception takes
+        return "(...)"
+    # Types are made more precise without a change for the caller.
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def removed_without_warning(
+    old: Iterable[str], new: Iterable[str], changelog: str
+) -> Iterator[str]:
+    """Names of `old` that are gone, though no earlier version of the changelog deprecated them.
+
+    Args:
+        old: dotted names, those of the last version.
+        new: dotted names of today.
+        changelog: its text, newest version first.
+    """
+    versions = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
+    removed = [_section(version, "Removed") for version in versions]
+    deprecated = [_section(version, "Deprecated") for version in versions]
+    for name in sorted(set(old) - set(new)):
+        short = f"`{name.removeprefix('thinwire.')}`"
+        said = [number for number, text in enumerate(removed) if short in text]
+        if not said or not any(short in text for text in deprecated[said[0] + 1 :]):
+            yield name
+
+
+def _section(version: str, title: str) -> str:
+    found = re.search(rf"^### {title}\n(.*?)(?=^### |\Z)", version, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def main() -> int:
+    """Write the file; 1 if a name would go that was not deprecated."""
+    new = public_names()
+    old = json.loads(FILE.read_text()) if FILE.exists() else {}
+    gone = list(removed_without_warning(old, new, (ROOT / "CHANGELOG.md").read_text()))
+    for name in gone:
+        print(f"{name} is gone, and was not deprecated: docs/compatibility.md")
+    if not gone:
+        FILE.write_text(json.dumps(new, indent=1) + "\n")
+    return 1 if gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
