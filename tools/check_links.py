@@ -1,6 +1,6 @@
 """Every relative link of the Markdown files leads to a file and a heading that exist.
 
-`python tools/check_links.py` looks at README.md, CONTRIBUTING.md, CHANGELOG.md and docs/*.md, and
+`python tools/check_links.py` looks at README.md, CONTRIBUTING.md, CHANGELOG.md and all of docs, and
 exits with 1 if a link leads nowhere. Addresses of the web are not asked.
 """
 
@@ -16,7 +16,7 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 def pages(root: Path) -> list[Path]:
     """The files that people read, in order."""
-    return sorted([*root.glob("*.md"), *root.glob("docs/*.md")])
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
 
 
 def broken_links(root: Path) -> Iterator[tuple[Path, str]]:
