@@ -32,12 +32,15 @@ def test_finds_dead_files_and_headings(tool, tmp_path) -> None:
     )
     (tmp_path / "docs" / "b.md").write_text(
         "## Two, words\n[back](../README.md#one) [no](README.md)\n"
+        "![p](p.svg#gh-dark-mode-only) ![q](q.svg#gh-dark-mode-only)\n"
     )
     (tmp_path / "docs" / "deep" / "c.md").write_text("[b](../b.md#two-words) [no](b.md)\n")
+    (tmp_path / "docs" / "p.svg").write_text("<svg/>")
     assert [(str(page), target) for page, target in tool.broken_links(tmp_path)] == [
         ("README.md", "docs/absent.md"),
         ("README.md", "docs/b.md#one"),
         ("README.md", "#two"),
         ("docs/b.md", "README.md"),
+        ("docs/b.md", "q.svg#gh-dark-mode-only"),
         ("docs/deep/c.md", "b.md"),
     ]
