@@ -50,3 +50,41 @@ def test_a_page_shows_the_example_as_it_is(page: str, example: str) -> None:
     assert found
     text = (ROOT / "examples" / example).read_text()
     assert [block for block in found if block not in text] == []
+
+
+@pytest.mark.parametrize("page", ["own-codec.md", "own-outer-optimizer.md"])
+def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> None:
+    script = script_of(page, tmp_path)
+    assert "rounds: 2" in output_of(start([sys.executable, str(script)]))
+    options = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    tested = output_of(start([sys.executable, "-m", "pytest", *options, str(script)]))
+    assert int(re.findall(r"(\d+) passed", tested)[0]) >= 5
+
+
+def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
+    script = script_of("fsdp2-nodes.md", tmp_path)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+    team = [start([*launch, str(script)], **meeting, THINWIRE_WORKER=str(w)) for w in range(2)]
+    output = "".join(output_of(process) for process in team)
+    found = re.findall(r"worker (\d) rank (\d): 4 rounds ([0-9a-f]{64})", output)
+    assert sorted((w, r) for w, r, _ in found) == [(w, r) for w in "01" for r in "01"]
+    assert len({(rank, digest) for _, rank, digest in found}) == 2
+
+
+def test_workers_by_an_address_run_the_commands_of_the_page(tmp_path: Path) -> None:
+    text = (PAGES / "two-machines.md").read_text()
+    found = re.findall(r"^THINWIRE_MEET=HOST:29400 (.*) python (\S+) (\S+)$", text, re.M)
+    assert len(found) == 2
+    meeting = f"127.0.0.1:{free_port()}"
+    team = [
+        start(
+            [sys.executable, str(ROOT / script), str(tmp_path / folder)],
+            THINWIRE_MEET=meeting,
+            **dict(pair.split("=") for pair in settings.split()),
+        )
+        for settings, script, folder in found
+    ]
+    digests = re.findall(r"[0-9a-f]{64}", "".join(output_of(process) for process in team))
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
