@@ -5,7 +5,7 @@ Needs: pip install -e '.[transformers]'
 Alone: python FILE. Two workers: torchrun --nproc-per-node 2 FILE
 
 A loop of our own, not transformers' Trainer: under torchrun Trainer would average gradients over
-thinwire's workers at every step (docs/guide.md, Trainers).
+thinwire's workers at every step (docs/how-to/trainers.md).
 """
 
 import inspect

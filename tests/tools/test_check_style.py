@@ -151,7 +151,7 @@ def test_strict_asks_for_all_rules_and_counts(
 def test_the_documentation_uses_plain_words(tool: ModuleType) -> None:
     root = TOOL.parents[1]
     history = {"log.md", "CHANGELOG.md"}  # what was written then, in the words of then
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     found = {p.name: list(tool.not_plain(p.read_text())) for p in pages if p.name not in history}
     assert not {name: findings for name, findings in found.items() if findings}
 
