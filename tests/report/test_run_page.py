@@ -423,3 +423,18 @@ def test_nothing_to_show_is_one_clear_line(tmp_path, monkeypatch, capsys, argume
     assert error.startswith("error: cannot write a report; because there is no finished run")
     assert error.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_whose_runs_go_on_loads_itself_again(tmp_path) -> None:
+    (write_run(tmp_path / "run", config_of("diloco")) / "summary.json").rename(tmp_path / "kept")
+    empty = report.read_report_data([tmp_path], may_be_empty=True)
+    html = report.run_page(empty, [tmp_path], tmp_path / "x.html", refresh_s=2.5).html()
+    assert "No run is finished yet" in html
+    assert 'data-every="2.5"' in html
+    assert "unfinished: it has no summary" in html
+    (tmp_path / "kept").rename(tmp_path / "run" / "summary.json")
+    data = report.read_report_data([tmp_path])
+    assert 'id="live"' not in report.run_page(data, [tmp_path], tmp_path / "x.html").html()
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ConfigurationError, match="not above 0"):
+            report.run_page(data, [tmp_path], tmp_path / "x.html", refresh_s=wrong)

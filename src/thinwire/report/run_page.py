@@ -72,11 +72,12 @@ class ReportData:
     left_out: Mapping[Path, RunStatus]
 
 
-def read_report_data(paths: Sequence[Path]) -> ReportData:
+def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> ReportData:
     """The runs in `paths` that can be compared, and what else is there.
 
     Args:
         paths: run folders, or folders that hold some.
+        may_be_empty: whether no run needs to be finished yet.
 
     Raises:
         ConfigurationError: there is not one run to be shown.
@@ -90,7 +91,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
         left_out |= {
             folder: RunStatus(state=RunState.UNRELATED, why=why) for folder, why in apart.items()
         }
-    if not runs:
+    if not runs and not may_be_empty:
         first = "no folder was given"
         for folder, status in list(left_out.items())[:1]:
             more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
@@ -103,15 +104,25 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
     return ReportData(variants=tuple(variants_of(runs)), left_out=left_out)
 
 
-def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
+def run_page(
+    data: ReportData, paths: Sequence[Path], out: Path, *, refresh_s: float | None = None
+) -> Page:
     """All of a report.
 
     Args:
         data: of `read_report_data`.
         paths: as they were given.
         out: where the page goes; it says how it was made.
+        refresh_s: after how many seconds it loads itself again; None if its runs are complete.
     """
     variants = data.variants
+    if not variants:
+        return Page(
+            title="No run is finished yet",
+            lead=f"In {', '.join(map(str, paths))}.",
+            blocks=_left_out(data.left_out),
+            refresh_s=refresh_s,
+        )
     played, unplayed = _replays(variants)
     blocks: list[Block] = [
         *_summary(data),
@@ -147,6 +158,7 @@ def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
         lead=_lead(variants),
         blocks=blocks,
         scripts=_SCRIPTS,
+        refresh_s=refresh_s,
     )
 
 
