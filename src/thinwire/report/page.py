@@ -1,6 +1,5 @@
 """A page: one HTML file with everything in it, that opens without a network."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.files import replace_text
 from thinwire.report.blocks import Block, Chart, asset, templates
 
-__all__ = ["Page", "plotly_source", "write_page"]
+__all__ = ["Page", "write_page"]
 
 
 @final
@@ -47,14 +46,10 @@ class Page:
             )
 
     def html(self) -> str:
-        """The file's text.
-
-        Raises:
-            ConfigurationError: it has charts, and plotly is not installed.
-        """
+        """The file's text."""
         scripts = [asset(name) for name in self.scripts]
         if any(isinstance(block, Chart) for block in self.blocks):
-            scripts = [plotly_source(), *scripts, asset("chart.js")]
+            scripts = [asset("numbers.js"), *scripts, asset("chart.js")]
         scripts.append(asset("keep.js"))
         return (
             templates()
@@ -67,23 +62,6 @@ class Page:
         )
 
 
-def plotly_source() -> str:
-    """plotly.js, as the installed plotly brings it.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        offline = importlib.import_module("plotly.offline")
-    except ImportError as error:
-        raise ConfigurationError(
-            "write a page with charts",
-            because=str(error),
-            do="pip install 'thinwire[report]'",
-        ) from error
-    return offline.get_plotlyjs().replace("</script", "<\\/script")
-
-
 def write_page(page: Page, path: Path) -> None:
     """Write `page` to `path`, whose folder is created if it is missing.
 
@@ -94,13 +72,13 @@ def write_page(page: Page, path: Path) -> None:
         path: of the file; one that exists is replaced.
 
     Raises:
-        ConfigurationError: it cannot be written, or plotly is needed and not installed.
+        ConfigurationError: it cannot be written.
     """
     html = page.html()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, html)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path without a name is a ValueError
         raise ConfigurationError(
             f"write {path}", because=str(error), do="pass a file that can be written"
         ) from error

@@ -20,10 +20,11 @@ from thinwire.report.blocks import (
     PageData,
     Paragraph,
     TimelineControls,
+    rounded,
 )
 from thinwire.report.link_replay import LinkReplay, ShapeCache, replay_data
 from thinwire.report.page import Page
-from thinwire.report.pareto import front_of, senders
+from thinwire.report.pareto import family_of, first_shown, front_of, senders
 from thinwire.report.reproduce import command_of, compare_command, report_command
 from thinwire.report.results import (
     contributions_table,
@@ -38,7 +39,7 @@ from thinwire.report.results import (
 )
 from thinwire.report.run_charts import front_chart, link_charts, loss_charts, waits_chart
 from thinwire.report.scaling import scaling_charts
-from thinwire.report.traces import styles_of
+from thinwire.report.traces import curves_of, styles_of
 from thinwire.runs.comparable import not_comparable
 from thinwire.runs.find import find_runs
 from thinwire.runs.status import RunState, RunStatus
@@ -133,8 +134,10 @@ def run_page(
             labels=[variant.label for variant in variants],
             styles=styles_of(variants),
             front=_front(variants),
+            families=[family_of(variant) for variant in variants],
+            shown=first_shown(variants),
         ),
-        *loss_charts(variants),
+        *loss_charts(),
         front_chart(variants),
         Details(title="The numbers of these charts", blocks=[curves_table(variants)]),
         *_link(variants, played, unplayed),
@@ -210,7 +213,7 @@ def _summary(data: ReportData) -> list[Block]:
     found = (
         f"Lowest loss: {best.label} with {best.loss.text('.4f')}. {fewest} {_confidence(variants)}"
     )
-    blocks: list[Block] = [Paragraph(text=found)]
+    blocks: list[Block] = [Heading(text="In short", name="summary", below=found)]
     if data.left_out:
         left = _count(len(data.left_out), "folder")
         blocks.append(Notice(text=f"Left out of everything here: {left}.", target="left-out"))
@@ -257,7 +260,7 @@ def _link(
     if not played:
         return [Heading(text=heading.text, name=heading.name), *missing]
     labels = {index: variants[index].label for index in played}
-    charts = link_charts(variants)
+    charts = link_charts()
     return [
         heading,
         *missing,
@@ -275,9 +278,13 @@ def _data(variants: Sequence[Variant], played: Mapping[int, LinkReplay]) -> dict
         "variants": [
             {
                 "label": variant.label,
+                "style": style,
+                "curves": rounded(curves_of(variant)),
                 "replay": played[index].describe() if index in played else None,
             }
-            for index, variant in enumerate(variants)
+            for index, (variant, style) in enumerate(
+                zip(variants, styles_of(variants), strict=True)
+            )
         ]
     }
 
