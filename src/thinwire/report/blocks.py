@@ -264,12 +264,11 @@ class MethodControls(Block):
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Indices of the variants of each family, where all are not drawn at once."""
-        if len(self.shown) == len(self.labels):
-            return {"": list(range(len(self.labels)))}
-        found: dict[str, list[int]] = {}
+        """Indices of the variants that are drawn first, and of the others by family."""
+        found: dict[str, list[int]] = {"": list(self.shown)}
         for index, family in enumerate(self.families):
-            found.setdefault(family, []).append(index)
+            if index not in self.shown:
+                found.setdefault(family, []).append(index)
         return found
 
     # As chart.js has them: dashes, colours, and markers in the middle of a line of 34 x 10.
