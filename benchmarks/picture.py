@@ -1,6 +1,6 @@
 """Figures for documents: a plotly figure, laid out and written as a PNG by a headless Chromium.
 
-Needs plotly (the extra `report`) and a program called chromium (Debian's package has it).
+Needs plotly (the extra `dev`) and a program called chromium (Debian's package has it).
 """
 
 import shutil

@@ -81,7 +81,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("torch", "tyro", "plotly")},
+        **{name: importlib.metadata.version(name) for name in ("torch", "tyro")},
         "commands": COMMANDS,
         "seconds": rows(sources, given.run),
     }

@@ -334,11 +334,6 @@ def refuses(capsys, arguments: list[str], message: str) -> None:
     assert said.err.count("\n") == 1
 
 
-def test_without_plotly_a_sweep_says_what_to_install(monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    refuses(capsys, [*PLAN, "--sweep", "bandwidth"], "pip install 'thinwire[report]'")
-
-
 def test_a_plan_starts_without_what_is_slow() -> None:
     code = (
         "import sys; from thinwire.cli import main; "
@@ -350,7 +345,6 @@ def test_a_plan_starts_without_what_is_slow() -> None:
         "transformers",
         "datasets",
         "tokenizers",
-        "plotly",
         "torch.distributed.fsdp",
     }
 

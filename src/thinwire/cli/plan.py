@@ -60,10 +60,6 @@ class PlanCommand:
         from thinwire.plan.sweep import sweep
         from thinwire.plan.to_json import plan_record
 
-        if self.sweep is not None:
-            from thinwire import report
-
-            report.plotly_source()  # without plotly there is no page: say so before the work
         calibration = self.flags.calibration()
         methods = self._methods(calibration)
         job = self.flags.job(calibration)

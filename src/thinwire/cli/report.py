@@ -30,7 +30,6 @@ class ReportCommand:
         """Run the command."""
         from thinwire import report
 
-        report.plotly_source()  # before anything is read: without plotly there is no page
         data = report.read_report_data(self.folders)
         page = report.run_page(data, self.folders, self.out)
         report.write_page(page, self.out)

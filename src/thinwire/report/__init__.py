@@ -1,7 +1,7 @@
 """Reports: pages that hold everything they show, and ask no network for any of it."""
 
 from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
-from thinwire.report.page import Page, plotly_source, write_page
+from thinwire.report.page import Page, write_page
 from thinwire.report.plan_page import plan_page
 from thinwire.report.run_page import ReportData, read_report_data, run_page
 
@@ -13,7 +13,6 @@ __all__ = [
     "ReportData",
     "TextTable",
     "plan_page",
-    "plotly_source",
     "read_report_data",
     "run_page",
     "write_page",

@@ -66,8 +66,6 @@ def _chart(name: str, variants: Sequence[Variant]) -> Chart | None:
         title=title,
         traces=traces,
         layout={
-            "hovermode": "closest",
-            "showlegend": False,
             "xaxis": {"title": {"text": "inner steps"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": axis}, **range_},
         },

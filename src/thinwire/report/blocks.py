@@ -28,6 +28,7 @@ __all__ = [
     "TextTable",
     "TimelineControls",
     "asset",
+    "rounded",
     "templates",
 ]
 
@@ -202,12 +203,12 @@ class SortableTable(Block):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart(Block):
-    """A plotly figure, whose colours the page chooses, so that they suit a light and a dark one.
+    """A figure, whose colours the page chooses, so that they suit a light and a dark one.
 
     Args:
         title: above it.
-        traces: as plotly takes them, with `meta` as `thinwire.report.traces` has it.
-        layout: as plotly takes it.
+        traces: as `thinwire.report.traces` has them.
+        layout: as `thinwire.report.traces` has it.
         alt: what it shows, in words.
         height_px: None is the page's own.
     """
@@ -221,21 +222,21 @@ class Chart(Block):
     @property
     def figure(self) -> Mapping[str, Any]:
         """What is drawn when the page is opened."""
-        return {"data": _rounded(self.traces), "layout": self.layout}
+        return {"data": rounded(self.traces), "layout": self.layout}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """`value` with every float in it to six digits: more than a screen shows, a third of the file.
 
-    >>> _rounded({"y": [1.23456789, 2, "3.00000001"], "x": (1e-9 / 3,)})
+    >>> rounded({"y": [1.23456789, 2, "3.00000001"], "x": (1e-9 / 3,)})
     {'y': [1.23457, 2, '3.00000001'], 'x': [3.33333e-10]}
     """
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _rounded(held) for key, held in value.items()}
+        return {key: rounded(held) for key, held in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(held) for held in value]
+        return [rounded(held) for held in value]
     return value
 
 
@@ -250,12 +251,25 @@ class MethodControls(Block):
     Args:
         labels: of the variants.
         styles: of `styles_of`.
+        families: of each variant; where there are many, each family is folded away.
+        shown: indices of the variants that are drawn first.
         front: indices of the variants that no other beats in loss and bytes.
     """
 
     labels: Sequence[str]
     styles: Sequence[Mapping[str, int]]
     front: Sequence[int]
+    families: Sequence[str]
+    shown: Sequence[int]
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Indices of the variants that are drawn first, and of the others by family."""
+        found: dict[str, list[int]] = {"": list(self.shown)}
+        for index, family in enumerate(self.families):
+            if index not in self.shown:
+                found.setdefault(family, []).append(index)
+        return found
 
     # As chart.js has them: dashes, colours, and markers in the middle of a line of 34 x 10.
     dashes: ClassVar = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")

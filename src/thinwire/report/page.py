@@ -1,6 +1,5 @@
 """A page: one HTML file with everything in it, that opens without a network."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import final
 from markupsafe import Markup
 
 from thinwire.errors import ConfigurationError
+from thinwire.files import replace_text
 from thinwire.report.blocks import Block, Chart, asset, templates
 
-__all__ = ["Page", "plotly_source", "write_page"]
+__all__ = ["Page", "write_page"]
 
 
 @final
@@ -24,22 +24,33 @@ class Page:
         lead: a line below the title.
         blocks: from top to bottom.
         scripts: files of this package that make the page answer its reader.
+        refresh_s: after how many seconds the page loads itself again, because it is written anew
+            while its runs go on; None if it is not. What its reader chose stays as it was.
+
+    Raises:
+        ConfigurationError: `refresh_s` is not above 0.
     """
 
     title: str
     lead: str
     blocks: Sequence[Block]
     scripts: Sequence[str] = ()
+    refresh_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.refresh_s is not None and not self.refresh_s > 0:
+            raise ConfigurationError(
+                f"load a page again after {self.refresh_s} seconds",
+                because="that is not above 0",
+                do="pass a number of seconds, or None for a page that stays as it is",
+            )
 
     def html(self) -> str:
-        """The file's text.
-
-        Raises:
-            ConfigurationError: it has charts, and plotly is not installed.
-        """
+        """The file's text."""
         scripts = [asset(name) for name in self.scripts]
         if any(isinstance(block, Chart) for block in self.blocks):
-            scripts = [plotly_source(), *scripts, asset("chart.js")]
+            scripts = [asset("numbers.js"), *scripts, asset("chart.js")]
+        scripts.append(asset("keep.js"))
         return (
             templates()
             .get_template("page.html")
@@ -51,38 +62,23 @@ class Page:
         )
 
 
-def plotly_source() -> str:
-    """plotly.js, as the installed plotly brings it.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        offline = importlib.import_module("plotly.offline")
-    except ImportError as error:
-        raise ConfigurationError(
-            "write a page with charts",
-            because=str(error),
-            do="pip install 'thinwire[report]'",
-        ) from error
-    return offline.get_plotlyjs().replace("</script", "<\\/script")
-
-
 def write_page(page: Page, path: Path) -> None:
     """Write `page` to `path`, whose folder is created if it is missing.
+
+    A browser that loads it meanwhile finds the old page or the new one.
 
     Args:
         page: what to write.
         path: of the file; one that exists is replaced.
 
     Raises:
-        ConfigurationError: it cannot be written, or plotly is needed and not installed.
+        ConfigurationError: it cannot be written.
     """
     html = page.html()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
+        replace_text(path, html)
+    except (OSError, ValueError) as error:  # a path without a name is a ValueError
         raise ConfigurationError(
             f"write {path}", because=str(error), do="pass a file that can be written"
         ) from error

@@ -1,11 +1,16 @@
 """The Pareto front: variants that no other beats in both loss and bytes."""
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from thinwire.runs.variants import Variant
 
-__all__ = ["front_of", "pareto_front", "senders"]
+__all__ = ["family_of", "first_shown", "front_of", "pareto_front", "senders"]
+
+_MANY: Final = 12
+_BASELINES: Final = ("ddp", "diloco")
 
 
 def senders(variants: Sequence[Variant]) -> list[Variant]:
@@ -22,6 +27,24 @@ def front_of(variants: Sequence[Variant]) -> list[Variant]:
     sending = senders(variants)
     front = pareto_front([(variant.sent_bytes, variant.loss.mean) for variant in sending])
     return [sending[index] for index in front]
+
+
+def family_of(variant: Variant) -> str:
+    """The name that variants of a method begin with: the preset, where they are of one."""
+    found = re.match(r"\w+", variant.config.method)
+    return found[0] if found else variant.config.method
+
+
+def first_shown(variants: Sequence[Variant]) -> list[int]:
+    """Indices of what a page shows first: of many variants, the front and the baselines."""
+    if len(variants) <= _MANY:
+        return list(range(len(variants)))
+    front = front_of(variants)
+    return [
+        index
+        for index, variant in enumerate(variants)
+        if variant in front or variant.config.method in _BASELINES
+    ]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

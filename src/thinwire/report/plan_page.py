@@ -1,6 +1,5 @@
 """The page of `thinwire plan --sweep`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from thinwire.plan.text import (
     share_text,
     verdict,
 )
-from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
+from thinwire.report.blocks import Block, Chart, Heading, Paragraph, TextTable
 from thinwire.report.page import Page
 
 __all__ = ["plan_page"]
@@ -37,7 +36,7 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         target: utilisation.
     """
     blocks: list[Block] = [
-        Paragraph(text=verdict(rows, target)),
+        Heading(text="In short", name="summary", below=verdict(rows, target)),
         sweep_chart(job, swept, target=target),
         _table(
             "Bytes that each worker sends, and how busy it is", OUTCOME_HEAD, rows, outcome_cells
@@ -112,45 +111,21 @@ def _layout(job: Job, swept: Sweep, target: float) -> dict[str, Any]:
     here, quantity = swept.quantity.here(job), swept.quantity
     ticks, unit = quantity.ticks(swept.values), quantity.unit
     return {
-        "hovermode": "x unified",
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
+        "legend": True,
         "xaxis": {
             "type": "log",
             "title": {"text": quantity.label},
             "tickvals": ticks,
             "ticktext": [quantity.text(tick) for tick in ticks],
-            "unifiedhovertitle": {"text": f"%{{x:.3s}}{unit}" if unit else "%{x:,d}"},
+            **({"format": "si", "unit": unit} if unit else {}),
         },
         "yaxis": {
             "title": {"text": "compute utilisation"},
             "range": [0, 1.03],
-            "tickformat": ".0%",
-            "hoverformat": ".1%",
+            "format": "percent",
         },
-        "shapes": [_target_line(target), *([] if here is None else [_here_line(here)])],
-        "annotations": [
-            _target_note(target),
-            *([] if here is None else [_here_note(here)]),
+        "marks": [
+            {"y": target, "text": f"target {share_text(target)}"},
+            *([] if here is None else [{"x": here, "text": "this job"}]),
         ],
     }
-
-
-def _target_line(target: float) -> dict[str, Any]:
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
-
-
-def _here_line(here: float) -> dict[str, Any]:
-    return {"type": "line", "yref": "paper", "x0": here, "x1": here, "y0": 0, "y1": 1}
-
-
-def _target_note(target: float) -> dict[str, Any]:
-    return _note(f"target {share_text(target)}", x=0, xref="paper", xanchor="left", y=target)
-
-
-def _here_note(here: float) -> dict[str, Any]:
-    # Annotations, unlike shapes, are placed on the logarithm.
-    return _note("this job", x=math.log10(here), yref="paper", y=1)
-
-
-def _note(text: str, **place: Any) -> dict[str, Any]:
-    return {"text": text, "showarrow": False, "yanchor": "bottom", **place}

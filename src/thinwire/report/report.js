@@ -5,15 +5,13 @@
   const find = (name) => document.getElementById(name);
   const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
   const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
-  const shown = new Set(data.variants.map((_, index) => index));
+  const boxes = [...document.querySelectorAll("input[data-variant]")];
+  const ticked = () =>
+    boxes.filter((box) => box.checked).map((box) => Number(box.dataset.variant));
+  const shown = new Set(ticked());
   let played = [];
 
-  const duration = (seconds) => {
-    if (seconds < 1e-9) return "0 s";
-    const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
-    const [unit, size] = units.find(([, each]) => seconds >= each) ?? units.at(-1);
-    return `${Number((seconds / size).toPrecision(3)).toLocaleString("en")} ${unit}`;
-  };
+  const duration = (seconds) => thinwire.duration(seconds);
   const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
 
   // -- the link ------------------------------------------------------------------------------------
@@ -66,51 +64,33 @@
   // -- charts --------------------------------------------------------------------------------------
 
   const chosenLoss = () => document.querySelector("input[name=loss]:checked").value;
-  const wanted = ({ meta }) =>
-    (meta.variant === undefined || shown.has(meta.variant)) &&
-    (meta.loss === undefined || meta.loss === chosenLoss());
+  const wanted = ({ meta }) => meta.variant === undefined || shown.has(meta.variant);
 
-  const few = [1, 2, 5, 10, 20, 30];
-  const moments = [
-    ...[-6, -5, -4, -3, -2, -1].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)),
-    ...few,
-    ...few.map((n) => 60 * n),
-    ...[1, 2, 5, 12].map((n) => 3600 * n),
-    ...[0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => 86400 * n * 10 ** power)),
-  ];
-  // As many as have room for their text.
-  const ticks = (from, to) => {
-    const within = moments.filter((moment) => moment >= from * 0.9 && moment <= to * 1.1);
-    const every = Math.ceil(within.length / Math.max(3, Math.min(10, innerWidth / 110)));
-    return within.filter((_, index) => index % every === 0);
-  };
-
-  const onLink = (figure) => {
-    const clock = ({ at, wall }, step) => (step >= at.length - 1 ? wall : at[step]);
-    const traces = figure.data
-      .filter(wanted)
-      .filter(({ meta }) => played[meta.variant])
-      .map((trace) => {
-        const x = trace.meta.steps.map((step) => clock(played[trace.meta.variant], step));
-        const words = { text: x.map(duration), hovertemplate: "%{text}<br>loss %{y:.4f}" };
-        return { ...trace, x, ...(trace.meta.band ? {} : words) };
-      });
-    const all = traces.flatMap(({ x }) => x);
-    const tickvals = all.length ? ticks(Math.min(...all), Math.max(...all)) : [];
-    const ticktext = tickvals.map(duration);
-    return {
-      data: traces,
-      layout: { ...figure.layout, xaxis: { ...figure.layout.xaxis, tickvals, ticktext } },
-    };
-  };
+  // `at` says where the points of a variant's curve lie.
+  const curves = (figure, at) => ({
+    data: data.variants.flatMap(({ label, curves: found, style }, variant) => {
+      const curve = found[chosenLoss()];
+      const x = shown.has(variant) && curve.steps.length ? at(curve, variant) : null;
+      const mode = curve.steps.length <= 20 ? "lines+markers" : "lines";
+      const { y, error } = curve;
+      return x ? [{ type: "scatter", mode, name: label, x, y, error, meta: style }] : [];
+    }),
+    layout: figure.layout,
+  });
+  const against = (figure) => curves(figure, (curve) => curve[figure.layout.meta.against]);
+  const onLink = (figure) =>
+    curves(figure, ({ steps }, variant) => {
+      if (!played[variant]) return null;
+      const { at, wall } = played[variant];
+      return steps.map((step) => (step >= at.length - 1 ? wall : at[step]));
+    });
 
   const bar = (kind, name, values) => ({
     type: "bar",
-    orientation: "h",
     name,
     ...values,
     meta: { series: colours[kind] },
-    marker: { pattern: { shape: patterns[kind], solidity: 0.25, size: 7 } },
+    pattern: patterns[kind],
   });
 
   const shares = (figure) => {
@@ -126,7 +106,7 @@
         bar("hidden", "computing, link busy (hidden)", of((s) => s.hidden)),
         bar("waiting", "waiting", of((s) => s.waiting)),
       ],
-      layout: figure.layout,
+      layout: { ...figure.layout, height: 110 + 30 * variants.length },
     };
   };
 
@@ -154,8 +134,6 @@
         y: kept.map(() => lane),
         base: kept.map((i) => i.from - from),
         x: kept.map((i) => i.to - i.from),
-        width: kept.map(() => 0.6),
-        hovertemplate: `${name}: %{x:.4g} s, from %{base:.4g} s<extra></extra>`,
       });
     };
     find("timeline-told").textContent =
@@ -172,7 +150,7 @@
     };
   };
 
-  const drawings = { link: onLink, shares, timeline };
+  const drawings = { curves: against, link: onLink, shares, timeline };
   thinwire.adapt = (figure) => {
     const drawing = drawings[figure.layout.meta?.draw];
     if (drawing) return drawing(figure);
@@ -200,10 +178,9 @@
       thinwire.redraw();
     });
 
-  const boxes = [...document.querySelectorAll("input[data-variant]")];
   const look = () => {
     shown.clear();
-    boxes.filter((box) => box.checked).forEach((box) => shown.add(Number(box.dataset.variant)));
+    ticked().forEach((variant) => shown.add(variant));
     redraw();
   };
   boxes.forEach((box) => box.addEventListener("change", look));
@@ -211,6 +188,15 @@
     button.addEventListener("click", () => {
       const ticked = button.dataset.tick.split(" ");
       boxes.forEach((box) => (box.checked = ticked.includes(box.dataset.variant)));
+      look();
+    }),
+  );
+  document.querySelectorAll("button[data-family]").forEach((button) =>
+    button.addEventListener("click", () => {
+      const members = button.dataset.family.split(" ");
+      const its = boxes.filter((box) => members.includes(box.dataset.variant));
+      const every = its.every((box) => box.checked);
+      its.forEach((box) => (box.checked = !every));
       look();
     }),
   );

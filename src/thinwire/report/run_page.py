@@ -20,10 +20,11 @@ from thinwire.report.blocks import (
     PageData,
     Paragraph,
     TimelineControls,
+    rounded,
 )
 from thinwire.report.link_replay import LinkReplay, ShapeCache, replay_data
 from thinwire.report.page import Page
-from thinwire.report.pareto import front_of, senders
+from thinwire.report.pareto import family_of, first_shown, front_of, senders
 from thinwire.report.reproduce import command_of, compare_command, report_command
 from thinwire.report.results import (
     contributions_table,
@@ -38,7 +39,7 @@ from thinwire.report.results import (
 )
 from thinwire.report.run_charts import front_chart, link_charts, loss_charts, waits_chart
 from thinwire.report.scaling import scaling_charts
-from thinwire.report.traces import styles_of
+from thinwire.report.traces import curves_of, styles_of
 from thinwire.runs.comparable import not_comparable
 from thinwire.runs.find import find_runs
 from thinwire.runs.status import RunState, RunStatus
@@ -72,11 +73,12 @@ class ReportData:
     left_out: Mapping[Path, RunStatus]
 
 
-def read_report_data(paths: Sequence[Path]) -> ReportData:
+def read_report_data(paths: Sequence[Path], *, may_be_empty: bool = False) -> ReportData:
     """The runs in `paths` that can be compared, and what else is there.
 
     Args:
         paths: run folders, or folders that hold some.
+        may_be_empty: whether no run needs to be finished yet.
 
     Raises:
         ConfigurationError: there is not one run to be shown.
@@ -90,7 +92,7 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
         left_out |= {
             folder: RunStatus(state=RunState.UNRELATED, why=why) for folder, why in apart.items()
         }
-    if not runs:
+    if not runs and not may_be_empty:
         first = "no folder was given"
         for folder, status in list(left_out.items())[:1]:
             more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
@@ -103,15 +105,25 @@ def read_report_data(paths: Sequence[Path]) -> ReportData:
     return ReportData(variants=tuple(variants_of(runs)), left_out=left_out)
 
 
-def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
+def run_page(
+    data: ReportData, paths: Sequence[Path], out: Path, *, refresh_s: float | None = None
+) -> Page:
     """All of a report.
 
     Args:
         data: of `read_report_data`.
         paths: as they were given.
         out: where the page goes; it says how it was made.
+        refresh_s: after how many seconds it loads itself again; None if its runs are complete.
     """
     variants = data.variants
+    if not variants:
+        return Page(
+            title="No run is finished yet",
+            lead=f"In {', '.join(map(str, paths))}.",
+            blocks=_left_out(data.left_out),
+            refresh_s=refresh_s,
+        )
     played, unplayed = _replays(variants)
     blocks: list[Block] = [
         *_summary(data),
@@ -122,8 +134,10 @@ def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
             labels=[variant.label for variant in variants],
             styles=styles_of(variants),
             front=_front(variants),
+            families=[family_of(variant) for variant in variants],
+            shown=first_shown(variants),
         ),
-        *loss_charts(variants),
+        *loss_charts(),
         front_chart(variants),
         Details(title="The numbers of these charts", blocks=[curves_table(variants)]),
         *_link(variants, played, unplayed),
@@ -147,6 +161,7 @@ def run_page(data: ReportData, paths: Sequence[Path], out: Path) -> Page:
         lead=_lead(variants),
         blocks=blocks,
         scripts=_SCRIPTS,
+        refresh_s=refresh_s,
     )
 
 
@@ -198,7 +213,7 @@ def _summary(data: ReportData) -> list[Block]:
     found = (
         f"Lowest loss: {best.label} with {best.loss.text('.4f')}. {fewest} {_confidence(variants)}"
     )
-    blocks: list[Block] = [Paragraph(text=found)]
+    blocks: list[Block] = [Heading(text="In short", name="summary", below=found)]
     if data.left_out:
         left = _count(len(data.left_out), "folder")
         blocks.append(Notice(text=f"Left out of everything here: {left}.", target="left-out"))
@@ -245,7 +260,7 @@ def _link(
     if not played:
         return [Heading(text=heading.text, name=heading.name), *missing]
     labels = {index: variants[index].label for index in played}
-    charts = link_charts(variants)
+    charts = link_charts()
     return [
         heading,
         *missing,
@@ -263,9 +278,13 @@ def _data(variants: Sequence[Variant], played: Mapping[int, LinkReplay]) -> dict
         "variants": [
             {
                 "label": variant.label,
+                "style": style,
+                "curves": rounded(curves_of(variant)),
                 "replay": played[index].describe() if index in played else None,
             }
-            for index, variant in enumerate(variants)
+            for index, (variant, style) in enumerate(
+                zip(variants, styles_of(variants), strict=True)
+            )
         ]
     }
 

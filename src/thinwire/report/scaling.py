@@ -115,18 +115,15 @@ def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
         title=f"Loss against {quantity.symbol}, {quantity.words}",
         traces=[_trace(index, family, quantity) for index, family in enumerate(members)],
         layout={
-            "hovermode": "closest",
-            "showlegend": True,
-            "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
+            "legend": True,
             "xaxis": {
                 "type": "log",
                 "title": {"text": f"{quantity.symbol}, {quantity.words}"},
                 "tickvals": values,
                 "ticktext": [str(value) for value in values],
             },
-            "yaxis": {"title": {"text": "final loss, nats per token"}},
+            "yaxis": {"title": {"text": "final loss, nats per token"}, "format": "loss"},
         },
-        height_px=360 + 20 * len(members),
         alt=f"Lines of final validation loss against {quantity.words}; the table of results has "
         "the numbers.",
     )
@@ -143,6 +140,7 @@ def _trace(index: int, family: Family, quantity: _Quantity) -> dict[str, Any]:
         "name": f"{family.name} {symbol}={other}" + (besides if family.besides else ""),
         "x": [quantity.of(variant) for variant in family.variants],
         "y": [loss.mean for loss in losses],
-        "error_y": {"type": "data", "array": [loss.standard_error or 0.0 for loss in losses]},
+        "error": [loss.standard_error or 0.0 for loss in losses],
+        "bars": True,
         "meta": {"series": index},
     }

@@ -1,21 +1,31 @@
-"""Traces of charts, and what the scripts of a page read of them.
+"""What a chart is made of, and what the scripts of a page read of it.
 
-A chart is plotly's own JSON, without colours. What the scripts need besides is under `meta`:
+A figure is JSON, without colours, in words that plotly has too. A trace has
 
-    in a trace (chart.js, report.js)
-        series     index of its colour; without one it is drawn grey
-        dash       index of its dash and its marker; without one that of its colour
-        variant    index of its variant in `report-data`, which a reader can hide
-        loss       "validation" or "training": shown if the reader chose that one
-        steps      inner step of each point: report.js works out seconds of a link from them
-        band       true: the area between two lines, filled in the colour of the series
-    in a layout (report.js)
-        draw       "link", "shares" or "timeline": the traces are made in the page for the link that
-                   its reader chooses
+    type, mode   "scatter" with "lines", "markers" and "text" joined by +, or "bar": horizontal
+    name         of the legend, and where the pointer is
+    x, y         numbers; of bars, lengths and the names of their lanes, `base` where they begin
+    error        standard errors of y: a band around a line, bars at points
+    bars         true: errors are bars at the points of a line, not a band
+    line         width, dash and "hv" as `shape`, for stairs
+    pattern      "/" or "x": lines across bars
+    meta         series    index of its colour; without one it is drawn grey
+                 dash      index of its dash and its marker; without one that of its colour
+                 variant   index of its variant in `report-data`, which a reader can hide
 
-The element `report-data` holds `variants`, a list of `label` and `replay` (what link.js simulates,
-null where it cannot). Colours are `--series-0` to `--series-7` of page.css; dashes and markers are
-those of chart.js, and `MethodControls` draws the same.
+and a layout
+
+    xaxis, yaxis  title, type "log", range, rangemode "tozero", tickvals and ticktext; `format`:
+                  bytes, percent, duration, seconds, loss, or si with a `unit`
+    marks         lines across the figure, at an x or a y, with a text
+    legend        true: buttons below the figure that hide and show its traces
+    meta          draw: "curves", "link", "shares" or "timeline": the traces are made in the page
+                  from `report-data`; of curves, `against` says which of its quantities
+
+The element `report-data` holds `variants`, a list of `label`, `curves` (by the loss that a reader
+chooses) and `replay` (what link.js simulates, null where it cannot). Colours are `--series-0` to
+`--series-7` of page.css; dashes and markers are those of chart.js, and `MethodControls` draws the
+same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +35,7 @@ from thinwire.runs.schema import RunRecord
 from thinwire.runs.statistics import MeanCurve
 from thinwire.runs.variants import Variant
 
-__all__ = ["LOSSES", "band", "line", "styles_of"]
+__all__ = ["LOSSES", "curves_of", "errors", "line", "styles_of"]
 
 LOSSES: Final[Mapping[str, Callable[[RunRecord], float | None]]] = {
     "validation": lambda record: record.val_loss,
@@ -51,6 +61,35 @@ def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
     return styles
 
 
+def curves_of(variant: Variant) -> dict[str, Any]:
+    """The curves of each loss: steps, tokens and bytes at them, means, and errors if there are."""
+    tokens, sent = (
+        dict(zip(found.steps, found.means, strict=True))
+        for found in (
+            variant.curve(lambda record: record.tokens),
+            variant.curve(lambda record: record.sent_bytes),
+        )
+    )
+    found = {loss: variant.curve(value) for loss, value in LOSSES.items()}
+    return {
+        loss: {
+            "steps": list(curve.steps),
+            "tokens": [tokens[step] for step in curve.steps],
+            "bytes": [sent[step] for step in curve.steps],
+            "y": curve.means,
+            "error": errors(curve),
+        }
+        for loss, curve in found.items()
+    }
+
+
+def errors(curve: MeanCurve) -> list[float] | None:
+    """Standard errors of the means; None where there is one seed."""
+    if any(point.standard_error is None for point in curve.points):
+        return None
+    return [point.standard_error or 0.0 for point in curve.points]
+
+
 def line(style: Mapping[str, int], label: str, curve: MeanCurve, x: list[Any]) -> dict[str, Any]:
     """The mean over seeds."""
     return {
@@ -59,23 +98,6 @@ def line(style: Mapping[str, int], label: str, curve: MeanCurve, x: list[Any]) -
         "name": label,
         "x": x,
         "y": curve.means,
-        "meta": {**style, "steps": list(curve.steps)},
-    }
-
-
-def band(style: Mapping[str, int], curve: MeanCurve, x: list[Any]) -> dict[str, Any] | None:
-    """One standard error above and below the mean; None where there is one seed."""
-    if any(point.standard_error is None for point in curve.points):
-        return None
-    errors = [point.standard_error or 0.0 for point in curve.points]
-    high = [mean + error for mean, error in zip(curve.means, errors, strict=True)]
-    low = [mean - error for mean, error in zip(curve.means, errors, strict=True)]
-    steps = list(curve.steps)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*high, *reversed(low)],
-        "hoverinfo": "skip",
-        "meta": {**style, "steps": [*steps, *reversed(steps)], "band": True},
+        "error": errors(curve),
+        "meta": style,
     }
