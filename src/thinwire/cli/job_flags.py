@@ -186,17 +186,13 @@ def values_in_force() -> dict[str, str]:
     """What holds without a flag, by the flag's name."""
     from thinwire.plan.bucket_price import BucketPrice
 
-    prices = {
-        field.name: f"{field.default:g}"
-        for field in fields(BucketPrice)
-        if field.name.endswith("per_million")
-    }
+    prices = {field.name: field.default for field in fields(BucketPrice)}
     return {
         "mfu": f"{_MFU:.0%}",
         "accelerators-per-worker": "1",
         "topology": "ring; star with --egress-price",
-        "put-price": prices["put_per_million"],
-        "get-price": prices["get_per_million"],
+        "put-price": f"{prices['put_per_million']:g}",
+        "get-price": f"{prices['get_per_million']:g}",
         "sync-every": "each method's own",
     }
 
