@@ -19,6 +19,7 @@ __all__ = [
     "RoundDiscarded",
     "RunStopped",
     "ThinwireError",
+    "UnknownNameError",
     "unknown_name",
 ]
 
@@ -46,6 +47,10 @@ def _rebuild(kind: type[ThinwireError], cannot: str, because: str, do: str) -> T
 
 class ConfigurationError(ThinwireError, ValueError):
     """A description that cannot work: found when it is built, before anything runs."""
+
+
+class UnknownNameError(ConfigurationError):
+    """A name that does not exist, as one that was mistyped."""
 
 
 class MismatchError(ThinwireError):
@@ -95,7 +100,7 @@ def unknown_name(
     *,
     because: str | None = None,
     do: str = "pass one of these",
-    kind: type[ThinwireError] = ConfigurationError,
+    kind: type[ThinwireError] = UnknownNameError,
 ) -> ThinwireError:
     """The error for a name that is not known, with the closest of those that are.
 

@@ -11,10 +11,13 @@ import tyro
 
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
 from thinwire.cli.output import say
+from thinwire.cli.train import Train
 from thinwire.security.token import find_token
 from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from thinwire.train.config import TrainConfig
@@ -27,9 +30,11 @@ __all__ = ["ServeCommand", "WorkCommand"]
 class ServeCommand:
     """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
 
-    Start `thinwire work` with the same flags of the run on each worker. The method's outer SGD
+    Start thinwire work with the same flags of the run on each worker. The method's outer SGD
     becomes delayed Nesterov of the same rates. A server that is started again with the same --out
     goes on from its checkpoint.
+
+    thinwire serve --bind 10.9.0.1:29600 --workers 4 --out runs/server
     """
 
     bind: str = "0.0.0.0:29600"
@@ -39,7 +44,7 @@ class ServeCommand:
     seed: int = 0
     """Of initial weights, data order and dropout."""
     out: Path | None = None
-    """Folder of checkpoint, model and summary; default runs/async-METHOD-N."""
+    """Folder of checkpoint, model and summary."""
     equal_steps: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Give slow workers as many inner steps as the fastest."""
     grace_s: float = 0.0
@@ -50,6 +55,12 @@ class ServeCommand:
     """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """As of thinwire train."""
+        values, where_from = Train.in_force(arguments)
+        return values | {"out": default_out(f"async-{cls.method}").as_posix()}, where_from
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -83,7 +94,10 @@ class ServeCommand:
 @final
 @dataclass(frozen=True, kw_only=True)
 class WorkCommand:
-    """Train as one worker of an asynchronous run; with the flags of the run that the server has."""
+    """Train as one worker of an asynchronous run; with the flags of the run that the server has.
+
+    thinwire work 10.9.0.1:29600 --worker 0 --workers 4
+    """
 
     server: tyro.conf.Positional[str]
     """HOST:PORT of thinwire serve."""
@@ -99,6 +113,11 @@ class WorkCommand:
     """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """As of thinwire train."""
+        return Train.in_force(arguments)
 
     def main(self, console: Console) -> None:
         """Run the command."""

@@ -22,7 +22,10 @@ __all__ = ["BenchCommand"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand:
-    """Measure this machine: ratios against a named baseline in the same run."""
+    """Measure this machine: ratios against a named baseline in the same run.
+
+    thinwire bench codecs --out results
+    """
 
     what: tyro.conf.Positional[
         Literal[

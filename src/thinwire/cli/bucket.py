@@ -19,7 +19,7 @@ class BucketFlags:
     """Makes this process one worker of a run over an object store; each has its own --out."""
 
     bucket: str | None = None
-    """s3://, gs://, az:// or file:// place that all workers reach: train one of --workers."""
+    """Train one of --workers that share this s3://, gs://, az:// or file:// place."""
     worker: int | None = None
     """This worker's number, from 0."""
 

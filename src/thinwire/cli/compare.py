@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import tyro
 
-from thinwire.cli.flags import RunFlags, default_out
+from thinwire.cli.flags import RunFlags, default_out, recipe_values, typed_value
 from thinwire.cli.grid_flags import GridFlags, experiment_of
 from thinwire.errors import ConfigurationError, IncompleteError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -29,20 +29,44 @@ class CompareCommand:
     """Train the same model on the same data, tokens and seeds under several methods.
 
     --sync-every, --outer-lr and --outer-momentum act on the methods that have rounds, not on ddp;
-    --bits and --density on those that have them.
+    --bits and --density on those that have them. A comparison that was stopped goes on with the
+    same command.
+
+    thinwire compare --methods ddp,diloco,muloco:bits=2 --seeds 0,1,2 --jobs 2 --out runs/mine
+    thinwire compare --workers 1,4,8 --sync-every 15,30 --out runs/grid
     """
 
     methods: str | None = None
-    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2. Default
-    ddp,diloco,muloco."""
+    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
     seeds: str | None = None
-    """Comma-separated; default 0."""
+    """Comma-separated."""
     out: Path | None = None
     """Folder of the run folders; finished runs in it are kept, unfinished ones continued."""
     jobs: int = 1
     """Runs at a time, each in a process with its share of the cores."""
     grid: Annotated[GridFlags, tyro.conf.arg(name="")] = field(default_factory=GridFlags)
     run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """What holds without a flag, by its name, and where these values are from.
+
+        Args:
+            arguments: those typed beside --help.
+        """
+        from thinwire.experiments import Experiment
+
+        recipe = typed_value(arguments, "recipe", RunFlags.recipe)
+        default = Experiment()
+        values = recipe_values(recipe, default.methods[0])
+        own = ("sync-every", "density", "bits", "inner-lr", "outer-lr", "outer-momentum")
+        values |= dict.fromkeys(own, "each method's own") | {
+            "methods": ",".join(default.methods),
+            "seeds": ",".join(map(str, default.seeds)),
+            "out": default_out("compare").as_posix(),
+        }
+        see = "put another one before --help to see its own"
+        return values, f"Defaults are those of --recipe {recipe}; {see}."
 
     def main(self, console: Console) -> None:
         """Run the command."""

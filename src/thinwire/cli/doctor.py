@@ -34,7 +34,11 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 @final
 @dataclass(frozen=True, kw_only=True)
 class DoctorCommand:
-    """Check this machine, and the network to a run, before taking part in it."""
+    """Check this machine, and the network to a run, before taking part in it.
+
+    thinwire doctor
+    thinwire doctor 'thinwire://...' --parameters 10B --layers 48
+    """
 
     where: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")] = None
     """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; or s3://, gs://, az:// or

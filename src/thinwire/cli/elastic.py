@@ -21,14 +21,12 @@ class ElasticFlags:
     """Makes this process one worker of an elastic run; each has its own --out."""
 
     elastic: str | None = None
-    """Ticket or HOST:PORT of thinwire lighthouse, or URL of an object store, with --run-name: train
-    one worker, which may join and leave. --workers then says for how many workers the global batch
-    is meant."""
+    """Train one worker of a run in which workers join and leave, at thinwire lighthouse or in an
+    object store; --workers then says for how many the global batch is meant."""
     identity: str | None = None
-    """This worker's name, the same after a restart; default the name of --out and of this host."""
+    """This worker's name; default that of --out and of this host."""
     token_file: Path | None = None
-    """Holds the run's token; default the environment variable THINWIRE_TOKEN. A lighthouse needs
-    one; without one the provider of an object store can read what lies there."""
+    """Holds the run's token, which a lighthouse needs; default THINWIRE_TOKEN."""
     patience: float | None = None
     """Share of a round that a slow worker is waited for."""
     min_workers: int | None = None

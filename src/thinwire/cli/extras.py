@@ -15,7 +15,6 @@ EXTRA_OF: Final = {
     "lightning": "lightning",
     "numba": "fast",
     "obstore": "bucket",
-    "plotly": "report",
     "rich": "cli",
     "safetensors": "train",
     "tokenizers": "train",
@@ -30,7 +29,7 @@ EXTRA_OF: Final = {
 def install_text(error: ModuleNotFoundError) -> str:
     """What to do about a module that is missing, for the end of an error message.
 
-    >>> install_text(ModuleNotFoundError(name="plotly.graph_objects"))
+    >>> install_text(ModuleNotFoundError(name="jinja2.runtime"))
     "pip install 'thinwire[report]'"
     """
     package = (error.name or "").partition(".")[0]

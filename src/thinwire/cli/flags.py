@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, final
 if TYPE_CHECKING:
     from thinwire.train.config import TrainConfig
 
-__all__ = ["RateFlags", "RunFlags", "apply_flags", "changes_of", "default_out"]
+__all__ = [
+    "RateFlags",
+    "RunFlags",
+    "apply_flags",
+    "changes_of",
+    "default_out",
+    "recipe_values",
+    "typed_value",
+]
 
 
 @final
@@ -22,13 +31,13 @@ class RunFlags:
     recipe: str = "laptop"
     """laptop, paper, or FILE.py:FUNCTION of your own."""
     worker_size: int | None = None
-    """Ranks of torchrun that share a worker, whose model is sharded over them by FSDP2."""
+    """Ranks of torchrun that share a worker, sharded by FSDP2."""
     steps: int | None = None
     """Inner steps of every worker."""
     corpus: str | None = None
-    """python-stdlib, site-packages, a path (.txt, .jsonl, .parquet, .bin, folder) or a hub name."""
+    """python-stdlib, site-packages, a hub name, or a folder, .txt, .jsonl, .parquet or .bin."""
     tokenizer: str | None = None
-    """bytes, bpe:SIZE (trained on the corpus and cached), or a hub name or folder."""
+    """bytes, bpe:SIZE (trained on the corpus), a hub name or a folder."""
     model: str | None = None
     """A built-in size (250k to 15b), a config.json, or a hub name."""
     sequence_length: int | None = None
@@ -38,7 +47,7 @@ class RunFlags:
     accumulate: int | None = None
     """Micro-batches per rank and step."""
     warmup_steps: int | None = None
-    """Inner steps of warm-up."""
+    """Inner steps in which the learning rate rises."""
     clip_norm: float | None = None
     """Largest gradient norm; 0 clips nothing."""
     device: str | None = None
@@ -50,21 +59,21 @@ class RunFlags:
     compile: Literal["no", "yes"] | None = None
     """torch.compile the model."""
     simulation: Literal["threads", "stacked"] | None = None
-    """stacked computes all simulated workers in one set of matrices: faster, other rounding."""
+    """stacked computes all workers in one set of matrices: faster, other rounding."""
     threads: int | None = None
     """CPU threads per rank; 0 shares the cores evenly."""
     timeout_s: float | None = None
-    """Seconds after which a silent worker is an error (torchrun)."""
+    """After which a silent worker is an error (torchrun)."""
     log_steps: int | None = None
-    """Inner steps between two records."""
+    """Between two records."""
     evaluate_steps: int | None = None
-    """Inner steps between two evaluations; 0: only at the end."""
+    """Between two evaluations; 0: only at the end."""
     checkpoint_steps: int | None = None
-    """Inner steps between two checkpoints; 0: none."""
+    """Between two checkpoints; 0: none."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay on disk."""
     statistics_steps: int | None = None
-    """Inner steps between two measurements of how far simulated workers agree; 0: none."""
+    """Between two measurements of how far simulated workers agree; 0: none."""
 
 
 @final
@@ -73,9 +82,9 @@ class RateFlags:
     """The flags of which thinwire compare takes several values, and thinwire train one."""
 
     workers: int | None = None
-    """K; under torchrun the number of ranks decides."""
+    """How many; under torchrun the number of ranks decides."""
     sync_every: int | None = None
-    """H: inner steps between two exchanges."""
+    """Inner steps between two exchanges."""
     inner_lr: float | None = None
     """Peak learning rate of the inner optimizer."""
     outer_lr: float | None = None
@@ -112,6 +121,56 @@ def changes_of(flags: RunFlags) -> dict[str, Any]:
     if "compile" in given:
         given["compile"] = given["compile"] == "yes"
     return {_paths().get(name, name): value for name, value in given.items()}
+
+
+def typed_value(arguments: Sequence[str], name: str, default: str) -> str:
+    """What was typed after `--name`, or the default.
+
+    >>> typed_value(["--method", "muloco", "--help"], "method", "diloco")
+    'muloco'
+    """
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        flag, equals, value = argument.partition("=")
+        if flag == f"--{name}" and (equals or not following.startswith("-")):
+            return value if equals else following
+    return default
+
+
+def recipe_values(recipe: str, method: str) -> dict[str, str]:
+    """What holds without a flag, by the flag's name: the values of a recipe.
+
+    Args:
+        recipe: its name.
+        method: that it is asked for.
+
+    Raises:
+        ConfigurationError: an unknown recipe or method.
+
+    >>> recipe_values("laptop", "muloco")["sync-every"]
+    '10'
+    """
+    from thinwire.experiments.configuring import ask
+    from thinwire.train import recipes
+
+    config = ask(recipes.find(recipe), method)
+    names = [field.name for field in fields(RunFlags) if field.name != "recipe"]
+    found = {name: operator.attrgetter(_paths().get(name, name))(config) for name in names}
+    found |= {
+        "workers": config.workers,
+        "sync_every": config.method.sync_every,
+        "inner_lr": getattr(config.method.inner, "lr", None),
+        "outer_lr": getattr(config.method.outer, "lr", None),
+        "outer_momentum": getattr(config.method.outer, "momentum", None),
+    }
+    return {name.replace("_", "-"): _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NONE) -> TrainConfig:

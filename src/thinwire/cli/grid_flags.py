@@ -25,9 +25,9 @@ class GridFlags:
     """What is crossed with the methods that have it; one value sets it for all of them."""
 
     workers: str | None = None
-    """K; several, such as 1,4,8, keep the global batch."""
+    """How many; several, such as 1,4,8, keep the global batch."""
     sync_every: str | None = None
-    """H: inner steps between two exchanges; several with commas."""
+    """Inner steps between two exchanges; several with commas."""
     density: str | None = None
     """Share of the numbers that a sparse method sends; several with commas, such as 1/32,1/64."""
     bits: str | None = None
@@ -42,7 +42,7 @@ class GridFlags:
     """Search for each method's rates, with as many runs for all: inner-lr=1e-3,2e-3 outer-lr=0.7,1
     for all methods, METHOD:inner-lr=4e-3,8e-3 for one. Needs several seeds."""
     baseline: str | None = None
-    """The method, or a row, that differences are taken to; default diloco."""
+    """The method, or a row, that differences are taken to; default diloco, or the first method."""
     experiment: str | None = None
     """FILE.py:FUNCTION that returns an Experiment; flags that are given replace its values."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, fin
 
 import tyro
 
+from thinwire.cli.flag_descriptions import Called
 from thinwire.cli.flag_rules import RUN, read_flag
 from thinwire.errors import ConfigurationError
 from thinwire.plan.accelerators import peak_flops_per_s
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from thinwire.plan.link import Link
     from thinwire.plan.shape import Shape
 
-__all__ = ["JobFlags"]
+__all__ = ["JobFlags", "values_in_force"]
 
 _MFU: Final = 0.4
 
@@ -63,7 +64,7 @@ class JobFlags:
     model: str | None = None
     """A built-in size (250k to 15b), a config.json or its folder, or a hub name in the cache."""
     workers: _Count = None
-    """K."""
+    """How many."""
     step_time: _Duration = None
     """Of an inner step, such as 0.8s."""
     encode_time: _Duration = None
@@ -73,9 +74,9 @@ class JobFlags:
     accelerator: _Accelerator = None
     """H100, MI300X, ...: works out the step's time, with --tokens-per-step."""
     mfu: _Share = None
-    """Share of the accelerator's peak that training reaches; default 40%."""
+    """Share of the accelerator's peak that training reaches."""
     accelerators_per_worker: _Count = None
-    """How many share a worker's step; default 1."""
+    """How many share a worker's step."""
     tokens_per_step: _Count = None
     """Of one worker in an inner step, such as 64k."""
     tokens: _Count = None
@@ -89,20 +90,20 @@ class JobFlags:
     latency: _Latency = "0"
     """One way, such as 50ms."""
     topology: Literal["ring", "tree", "star", "mesh"] | None = None
-    """How messages travel; ring (default) is what thinwire does over gloo; star an object store."""
+    """How messages travel; ring is what thinwire does over gloo; star an object store."""
     egress_price: _Price = None
     """Of a GB that is read from the object store over which workers exchange, such as 0.09."""
     put_price: _Price = None
-    """Of a million objects written there; default 5."""
+    """Of a million objects written there."""
     get_price: _Price = None
-    """Of a million objects read there; default 0.4."""
+    """Of a million objects read there."""
     elastic: tyro.conf.FlagCreatePairsOff[bool] = False
     """Count what workers that come and go ask the store for besides."""
     sealed: tyro.conf.FlagCreatePairsOff[bool] = False
     """Count what sealing adds to every message: 28 bytes."""
     sync_every: _Count = None
-    """H of the methods that have rounds; default each one's own."""
-    run: Annotated[Path | None, tyro.conf.arg(name=RUN)] = None
+    """H: inner steps between two exchanges, of the methods that have rounds."""
+    run: Annotated[Path | None, tyro.conf.arg(name=RUN), Called(RUN)] = None
     """Folder of a finished run: the same model, workers, step time and method over another link."""
 
     def given(self) -> set[str]:
@@ -179,6 +180,21 @@ class JobFlags:
             for how in getattr(hint, "__metadata__", ())
             if isinstance(how, _ReadBy) and (text := getattr(self, name)) is not None
         }
+
+
+def values_in_force() -> dict[str, str]:
+    """What holds without a flag, by the flag's name."""
+    from thinwire.plan.bucket_price import BucketPrice
+
+    prices = {field.name: field.default for field in fields(BucketPrice)}
+    return {
+        "mfu": f"{_MFU:.0%}",
+        "accelerators-per-worker": "1",
+        "topology": "ring; star with --egress-price",
+        "put-price": f"{prices['put_per_million']:g}",
+        "get-price": f"{prices['get_per_million']:g}",
+        "sync-every": "each method's own",
+    }
 
 
 def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) -> Job:

@@ -11,6 +11,8 @@ from thinwire.cli.train import Train
 from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 __all__ = ["JoinCommand"]
@@ -22,7 +24,6 @@ class JoinCommand:
     """Take part in a run whose workers come and go: thinwire train --elastic, with all its flags.
 
     thinwire join 'thinwire://...' --method muloco --out runs/here
-
     thinwire join s3://my-bucket/runs --run-name first --method muloco --out runs/here
     """
 
@@ -30,6 +31,11 @@ class JoinCommand:
     """The ticket that thinwire lighthouse printed, in quotes, or its HOST:PORT; or the URL of an
     object store, with --run-name."""
     train: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """As of thinwire train."""
+        return Train.in_force(arguments)
 
     def main(self, console: Console) -> None:
         """Run the command."""

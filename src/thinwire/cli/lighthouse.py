@@ -42,6 +42,8 @@ class LighthouseCommand:
     """Start the server that the workers of an elastic run meet at; prints joins and losses.
 
     All that workers need goes through this one port, which they only connect to.
+
+    thinwire lighthouse --public HOST
     """
 
     bind: str = "0.0.0.0:29400"

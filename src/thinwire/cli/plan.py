@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 import tyro
 
 from thinwire.cli.flag_rules import check_flags, read_flag
-from thinwire.cli.job_flags import JobFlags
+from thinwire.cli.job_flags import JobFlags, values_in_force
 from thinwire.cli.output import say
 from thinwire.plan.units import parse_share
 
@@ -33,13 +33,15 @@ __all__ = ["PlanCommand"]
 class PlanCommand:
     """What a link allows, before you rent it: bytes, seconds and utilisation of every method.
 
-    Nothing is run and no network is used. Example: thinwire plan --parameters 10B --layers 48
-    --workers 2 --step-time 0.8s --bandwidth 10Gbit/s --latency 50ms
+    Nothing is run and no network is used.
+
+    thinwire plan --parameters 10B --layers 48 --workers 2 --step-time 0.8s \\
+        --bandwidth 10Gbit/s --latency 50ms
+    thinwire plan --from runs/mine/diloco-seed0 --bandwidth 100Mbit/s
     """
 
     methods: str | None = None
-    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2. Default all presets, with
-    --from the run's own."""
+    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
     target: str = "90%"
     """Utilisation from which on a link carries a method."""
     sweep: Literal["bandwidth", "latency", "workers", "step-time", "sync-every"] | None = None
@@ -49,6 +51,12 @@ class PlanCommand:
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
     """Print everything as JSON, with the units in its names."""
     flags: Annotated[JobFlags, tyro.conf.arg(name="")] = field(default_factory=JobFlags)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """What holds without a flag, by its name; the same beside all `arguments`."""
+        del arguments
+        return {"methods": "all presets; with --from the run's own"} | values_in_force(), ""
 
     def main(self, console: Console) -> None:
         """Run the command."""

@@ -19,10 +19,13 @@ __all__ = ["ReportCommand"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Turn run folders into one HTML file that opens without a network."""
+    """Turn run folders into one HTML file that opens without a network.
+
+    thinwire report runs/mine --out mine.html
+    """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Of runs, or of folders that hold some, such as those of `thinwire compare`."""
+    """Of runs, or of folders that hold some, such as those of thinwire compare."""
     out: Path = Path("report.html")
     """The page; a file that exists is replaced."""
 

@@ -38,7 +38,6 @@ class StatusCommand:
     """Show who takes part in an elastic run, how far each is, what each measured and who waits.
 
     thinwire status 10.9.0.1:29400 --watch
-
     thinwire status s3://my-bucket/runs --run-name first
     """
 

@@ -11,7 +11,14 @@ import tyro
 
 from thinwire.cli.bucket import BucketFlags
 from thinwire.cli.elastic import ElasticFlags
-from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
+from thinwire.cli.flags import (
+    RateFlags,
+    RunFlags,
+    apply_flags,
+    default_out,
+    recipe_values,
+    typed_value,
+)
 from thinwire.cli.output import say
 from thinwire.cli.signals import noted_signals
 from thinwire.errors import ConfigurationError
@@ -39,26 +46,27 @@ class Train:
     of a lighthouse or of an object store. With --bucket, train one of a fixed number of workers
     that share an object store.
 
-        thinwire train --method muloco --workers 4
-
-        thinwire train --elastic s3://my-bucket/runs --run-name first --out runs/here
+    thinwire train --method muloco --workers 4
+    torchrun --nproc-per-node 4 -m thinwire train --method muloco --out runs/b
+    thinwire train --recipe paper --method sparseloco --help
+    thinwire train --elastic s3://my-bucket/runs --run-name first --out runs/here
     """
 
     method: str = "diloco"
     """ddp, demo, diloco, muloco, noloco, streaming_diloco, streaming_muloco, sparseloco,
-    sparse_muloco or decoupled_momentum; muloco:bits=2 sets a field of it."""
+    sparse_muloco or decoupled_momentum; muloco:bits=2 sets its bits."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
     out: Path | None = None
-    """The run's folder; default runs/METHOD-N."""
+    """The run's folder."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
-    """Continue the run in --out from its newest checkpoint, bit for bit unless K changes."""
+    """Continue the run in --out from its newest checkpoint."""
     tensorboard: tyro.conf.FlagCreatePairsOff[bool] = False
     """Write TensorBoard scalars into the run's folder."""
     wandb: str | None = None
     """Report to this project of Weights & Biases."""
     trackio: str | None = None
-    """Report to this project of trackio, here or at the server of TRACKIO_SERVER_URL."""
+    """Report to this project of trackio."""
     run_name: str | None = None
     """Of the run in the store of --elastic or --bucket, the same on all workers and no other
     run's."""
@@ -66,6 +74,21 @@ class Train:
     rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
     elastic: Annotated[ElasticFlags, tyro.conf.arg(name="")] = field(default_factory=ElasticFlags)
     bucket: Annotated[BucketFlags, tyro.conf.arg(name="")] = field(default_factory=BucketFlags)
+
+    @classmethod
+    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
+        """What holds without a flag, by its name, and where these values are from.
+
+        Args:
+            arguments: those typed beside --help.
+        """
+        recipe = typed_value(arguments, "recipe", RunFlags.recipe)
+        method = typed_value(arguments, "method", cls.method)
+        where_from = (
+            f"Defaults are those of --recipe {recipe} with --method {method}; "
+            "put another one before --help to see its own."
+        )
+        return recipe_values(recipe, method) | {"out": default_out(method).as_posix()}, where_from
 
     def main(self, console: Console) -> None:
         """Run the command."""
