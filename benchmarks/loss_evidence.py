@@ -41,6 +41,9 @@ def short_terms() -> Iterator[tuple[str, str, float, str, str]]:
         yield "interval", inner, 30, f"{arm} H=30", arm
         for workers in (1, 8, 16):
             yield "workers", inner, workers, f"{arm} K={workers}", arm
+    for every in (5, 30):
+        yield "interval", "sparse", every, f"sparseloco H={every}", "sparseloco"
+    yield "interval", "muloco:bits=1", 30, "muloco 1 bit, H=30", "muloco 1 bit"
     for bits in (4, 2, 1):
         yield "bits", "muloco", bits, f"muloco {bits} bit", "muloco"
     for method, dense in (

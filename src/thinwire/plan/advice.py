@@ -230,22 +230,20 @@ class _Search:
         return replace(choice, sync_every=high)
 
     def _fewer_workers(self) -> Change | None:
-        """Fewer workers, all of which some choice keeps busy: about the most that there are."""
-        low, high, best = 1, self._job.workers, None
-        while (middle := (low + high) // 2) > 1 and high - low > max(1, low // 8):
-            found = self._of_workers(middle)
-            if found is None:
-                high = middle
-            else:
-                low, best = middle, Change(quantity="workers", value=middle, choice=found)
-        return best
-
-    def _of_workers(self, workers: int) -> Choice | None:
-        """The choice of the least expected loss for so many workers; None: none reaches it."""
-        job = replace(self._job, workers=workers)
-        search = _Search(job, self._target, self._usable, intervals=self._intervals)
-        found = [one for choice in self.choices if (one := search.shortest(choice)) is not None]
-        return min(found, key=lambda one: search.loss(one).loss.middle, default=None)
+        """Fewer workers, all of which some choice keeps busy: half as many, or half of these."""
+        workers = self._job.workers // 2
+        while workers > 1:
+            job = replace(self._job, workers=workers)
+            search = _Search(job, self._target, self._usable, intervals=self._intervals)
+            # The fewer they are, the more a gather is the cheaper exchange.
+            search.choices = [c for c in self.choices if c.exchange == "gather" or c.is_alone]
+            longest = search._longest_rounds()
+            if any(search._utilisation(choice) >= self._target for choice in longest):
+                found = [one for c in search.choices if (one := search.shortest(c)) is not None]
+                best = min(found, key=lambda one: search.loss(one).loss.middle)
+                return Change(quantity="workers", value=workers, choice=best)
+            workers //= 2
+        return None
 
     def _reaches(self, choice: Choice, sync_every: int) -> bool:
         return self._utilisation(replace(choice, sync_every=sync_every)) >= self._target

@@ -74,9 +74,14 @@ class Choice:
         return self.preset not in ("ddp", "demo")
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the preset has one exchange only."""
+        return self.preset in ("ddp", "demo", "noloco")
+
+    @property
     def is_coded(self) -> bool:
         """Whether numbers are rounded, or left out, before they are sent."""
-        return self.preset not in ("ddp", "diloco") and (self.preset, self.bits) != ("muloco", None)
+        return self.preset not in ("ddp", "diloco", "noloco") and (self.preset, self.bits) != ("muloco", None)
 
     def _arguments(self) -> Iterator[tuple[str, str]]:
         if self.parameters is not None:

@@ -119,7 +119,7 @@ def expected_loss(choice: Choice, *, parameters: float, workers: int) -> LossEst
     base = _published if is_large else _own
     loss, alone = (base(inner, parameters, k) for k in (workers, 1))
     usual = _PUBLISHED_INTERVAL if is_large else _OWN_INTERVAL
-    loss += _interval(inner, choice.sync_every or usual, usual, beyond)
+    loss += _interval(_rounds_like(choice, inner), choice.sync_every or usual, usual, beyond)
     loss += _method(choice, workers, beyond)
     # One worker that exchanges with none loses nothing to exchanges: what short runs gained over
     # it is within the range, and not expected.
@@ -151,16 +151,23 @@ def _published(inner: str, parameters: float, workers: int) -> LossRange:
     return LossRange(low=min(every), middle=shares[nearest], high=max(every))
 
 
-def _interval(inner: str, sync_every: int, usual: int, beyond: list[str]) -> LossRange:
+def _rounds_like(choice: Choice, inner: str) -> str:
+    """Whose short runs tell what rounds of another length cost."""
+    if choice.density is not None:
+        return "sparse"
+    return "muloco:bits=1" if choice.bits == 1 else inner
+
+
+def _interval(of: str, sync_every: int, usual: int, beyond: list[str]) -> LossRange:
     """Rounds of H steps in place of the usual ones."""
     long: dict[float, LossRange] = {_OWN_INTERVAL: _NOTHING}
     long |= {every: _term("interval", "muon", every) for every in (20, 30, 64)}
     short: dict[float, LossRange] = {_OWN_INTERVAL: _NOTHING}
-    short |= {every: _raw("interval", inner, every, long=False) for every in (5, 30)}
+    short |= {every: _raw("interval", of, every, long=False) for every in _measured_rounds(of)}
     if sync_every > max(long):
         beyond.append(f"rounds of more than {max(long):g} steps")
     # The longer runs had no rounds below 10 steps: half of what the short ones gained.
-    long[5] = _halved(short[5])
+    long[5] = _halved(short.get(5, _NOTHING))
     found = _at(long, sync_every).spanning(_at(short, sync_every))
     reference = _at(long, usual)
     return LossRange(
@@ -208,6 +215,10 @@ def _rows() -> Mapping[tuple[str, str, float, bool], Mapping[str, Any]]:
         (row["term"], row["of"], float(row["at"]), row["steps"] == _LONG): row
         for row in json.loads(text)["rows"]
     }
+
+
+def _measured_rounds(of: str) -> list[float]:
+    return [at for term, whose, at, long in _rows() if (term, whose) == ("interval", of) and not long]
 
 
 def _is_known(term_of: str, at: float) -> bool:
