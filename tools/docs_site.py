@@ -12,6 +12,7 @@ of the reference that has no docstring.
 
 import argparse
 import base64
+import inspect
 import json
 import os
 import re
@@ -41,7 +42,7 @@ PROJECT_PAGES = {
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-SETTINGS = re.compile(r"^<!-- settings: (\w+) -->$", re.MULTILINE)
+PRESET = re.compile(r"^<!-- (settings|sources): (\w+) -->$", re.MULTILINE)
 IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
@@ -113,8 +114,16 @@ def _stage_file(path: str) -> None:
 
 
 def with_settings(text: str) -> str:
-    """A page of a method, with a table of its preset in the place of `<!-- settings: NAME -->`."""
-    return SETTINGS.sub(lambda found: settings_table(found[1]), text)
+    """A page of a method, with what its preset says in the place of comments that ask for it."""
+    shown = {"settings": settings_table, "sources": sources_text}
+    return PRESET.sub(lambda found: shown[found[1]](found[2]), text)
+
+
+def sources_text(name: str) -> str:
+    """What a preset's docstring says about its sources, up to its arguments."""
+    text = re.split(r"^(?:Args|Raises):", inspect.getdoc(getattr(presets, name)) or "", flags=re.M)
+    paragraphs = text[0].strip().split("\n\n")[1:]
+    return "\n\n".join(p for p in paragraphs if not re.match(r"[\w ]+(-th:)? +=|every ", p.strip()))
 
 
 def settings_table(name: str) -> str:
