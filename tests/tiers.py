@@ -30,6 +30,7 @@ cli
 codecs/kernels/test_numba_backend.py
 codecs/kernels/test_triton_backend.py::test_it
 codecs/test_codecs.py::Test
+docs
 doctor
 elastic
 elastic/bucket/test_bucket_group.py::test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot[sealed-body
@@ -97,6 +98,9 @@ codecs/kernels/test_triton_backend.py::test_every_format
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[table
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[topk
 codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation
+docs/test_tutorials.py::test_an_extension
+docs/test_tutorials.py::test_nodes_of_two
+docs/test_tutorials.py::test_workers_by_an_address
 elastic/bucket/test_bucket_group.py::test_the_sender_of_a_message
 elastic/bucket/test_bucket_group.py::test_what_another_wrote
 elastic/bucket/test_bucket_processes.py

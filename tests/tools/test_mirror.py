@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "thinwire"
-BESIDE = ("benchmarks", "tools")  # folders of scripts beside the package, which have tests, too
+BESIDE = ("benchmarks", "docs", "tools")  # folders beside the package, which have tests, too
 
 
 def files() -> list[Path]:
