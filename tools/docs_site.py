@@ -53,6 +53,7 @@ def place_of(path: str) -> str:
     if path.startswith("docs/"):
         return path.removeprefix("docs/").replace(".ipynb", ".md")
     is_shown = (ROOT / path).is_dir() or Path(path).suffix in LANGUAGES
+    path = path.lstrip(".")  # a folder of this kind would be left out of the site
     return f"files/{path}.md" if is_shown else f"files/{path}"
 
 

@@ -1,41 +1,30 @@
-"""Examples in docstrings as examples on the site, for griffe, which reads docstrings there.
+"""Doctests in docstrings as examples on the site, for griffe, which reads docstrings there.
 
-A docstring ends in `>>>` lines without a heading. Markdown takes these for nested quotations, so
-text sections are cut at them, and what follows becomes a section of examples.
+A docstring ends in `>>>` lines without a heading, which Markdown takes for nested quotations. They
+get a heading before they are parsed.
 """
 
+import re
+import textwrap
 from typing import Any
 
-from griffe import (
-    Docstring,
-    DocstringSectionExamples,
-    DocstringSectionKind,
-    DocstringSectionText,
-    Extension,
-    Object,
-)
+from griffe import Extension, Object
+
+DOCTEST = re.compile(r"^>>> ", re.MULTILINE)
 
 
 class DoctestSections(Extension):
     """Gives every docstring with a doctest a section of examples."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
-        """Replace the parsed sections of one object."""
-        if obj.docstring is not None and ">>>" in obj.docstring.value:
-            obj.docstring.__dict__["parsed"] = sections(obj.docstring)
+        """Put the heading into one object's docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = with_heading(obj.docstring.value)
 
 
-def sections(docstring: Docstring) -> list[Any]:
-    """The sections of a docstring, each doctest in text as examples."""
-    found: list[Any] = []
-    for section in docstring.parse(docstring.parser or "google"):
-        if section.kind is not DocstringSectionKind.text or ">>>" not in section.value:
-            found.append(section)
-            continue
-        text, mark, example = section.value.partition(">>>")
-        if text.strip():
-            found.append(DocstringSectionText(text.strip()))
-        found.append(
-            DocstringSectionExamples([(DocstringSectionKind.examples, mark + example.rstrip())])
-        )
-    return found
+def with_heading(text: str) -> str:
+    """The docstring with `Examples:` before its first doctest."""
+    first = DOCTEST.search(text)
+    if first is None:
+        return text
+    return text[: first.start()] + "Examples:\n" + textwrap.indent(text[first.start() :], "    ")
