@@ -77,7 +77,7 @@ def stage() -> None:
 
 
 def relinked(text: str, path: str, outside: set[str]) -> str:
-    """A page's text with links to where files lie on the site; others than pages go to `outside`."""
+    """A page's text with links to where files lie on the site; `outside` gets the other files."""
 
     def link(match: re.Match[str]) -> str:
         before, target, anchor, after = match.groups(default="")

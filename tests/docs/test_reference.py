@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import thinwire
 from thinwire import presets
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +47,7 @@ def test_every_public_name_is_on_a_page(module: str) -> None:
     modules = {"codecs", "inner", "optim", "outer", "presets", "transport", "__version__"}
     names = set(importlib.import_module(module).__all__)
     if module == "thinwire":
-        assert names - last_names == modules & set(thinwire.__all__)
+        assert names - last_names <= modules  # modules have pages of their own
     else:
         assert sorted(n for n in names if f"{module}.{n}" not in shown()) == []
 
@@ -59,7 +58,8 @@ def test_every_name_on_a_page_exists() -> None:
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:  # an extra that is not installed
-            assert not (error.name or "").startswith("thinwire"), name
+            if (error.name or "").startswith("thinwire"):
+                raise
             continue
         assert hasattr(found, last), name
 
