@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
-.PHONY: help demo test test-fast test-all claims soak check bench package clean
+.PHONY: help demo docs test test-fast test-all claims soak check bench package clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -47,8 +47,11 @@ package: .venv/.ready  ## build sdist and wheel into dist/, and check both as an
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
+docs: .venv/.ready  ## build the documentation site in site/, strictly
+	$(BIN)/python tools/docs_site.py
+
 clean:  ## remove the environment, run folders, caches and build leftovers
-	rm -rf .venv runs build dist src/*.egg-info
+	rm -rf .venv runs build dist site .cache src/*.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -58,5 +61,5 @@ clean:  ## remove the environment, run folders, caches and build leftovers
 	  echo "cannot set up .venv; because '$(PYTHON)' is not a Python >= 3.11;" \
 	       "do: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[all,docs,dev]'
 	@touch $@

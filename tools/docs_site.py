@@ -1,0 +1,292 @@
+"""Build the documentation site: `make docs`.
+
+    python tools/docs_site.py            # pages in build/site-pages, the site in site/
+    python tools/docs_site.py --stage    # the pages alone
+
+Pages are staged first. What they link to outside docs/ becomes part of the site: README, changelog
+and contributing are pages, source files are pages that show them, and data are files. Notebooks
+become Markdown with their outputs. Pages of methods get the settings of the preset that they name.
+The build fails for a dead link or heading, a page outside the navigation, and an object on a page
+of the reference that has no docstring.
+"""
+
+import argparse
+import base64
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import griffe
+
+from thinwire import presets
+
+ROOT = Path(__file__).parents[1]
+STAGE = ROOT / "build" / "site-pages"
+SITE = ROOT / "site"
+ASSETS = ROOT / "tools" / "site_assets"
+SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline search asks the network for
+PROJECT_PAGES = {
+    "README.md": "readme.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+PRESET = re.compile(r"^<!-- (settings|sources): (\w+) -->$", re.MULTILINE)
+IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+
+
+def place_of(path: str) -> str:
+    """Where a file of the repository lies in the site's pages."""
+    if path in PROJECT_PAGES:
+        return PROJECT_PAGES[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/").replace(".ipynb", ".md")
+    is_shown = (ROOT / path).is_dir() or Path(path).suffix in LANGUAGES
+    path = path.lstrip(".")  # a folder of this kind would be left out of the site
+    return f"files/{path}.md" if is_shown else f"files/{path}"
+
+
+def stage() -> None:
+    """Write all pages, anew."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    outside: set[str] = set()
+    pages = [p for p in (ROOT / "docs").rglob("*") if p.is_file()]
+    for file in [*pages, *(ROOT / name for name in PROJECT_PAGES)]:
+        path = file.relative_to(ROOT).as_posix()
+        target = STAGE / place_of(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix in (".md", ".ipynb"):
+            text = notebook_text(file) if file.suffix == ".ipynb" else file.read_text("utf-8")
+            target.write_text(with_settings(relinked(text, path, outside)), encoding="utf-8")
+        else:
+            shutil.copy(file, target)
+    for path in sorted(outside):
+        _stage_file(path)
+    shutil.copytree(ASSETS, STAGE / "assets")
+
+
+def relinked(text: str, path: str, outside: set[str]) -> str:
+    """A page's text with links to where files lie on the site; `outside` gets the other files."""
+
+    def link(match: re.Match[str]) -> str:
+        before, target, anchor, after = match.groups(default="")
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        led = os.path.normpath(os.path.join(os.path.dirname(path), target))
+        if not led.startswith("docs/") and led not in PROJECT_PAGES:
+            if not (ROOT / led).exists():
+                return match[0]  # the build refuses it
+            outside.add(led)
+        way = os.path.relpath(place_of(led), os.path.dirname(place_of(path)) or ".")
+        return f"{before}{way}{anchor}{after}"
+
+    parts = FENCE.split(text)
+    return "".join(p if p.startswith("```") else LINK.sub(link, p) for p in parts)
+
+
+def _stage_file(path: str) -> None:
+    target = STAGE / place_of(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = ROOT / path
+    if source.is_dir():
+        names = sorted(p.name for p in source.iterdir() if p.is_file())
+        rows = "".join(f"* [{name}]({source.name}/{name})\n" for name in names)
+        (target.parent / source.name).mkdir(exist_ok=True)
+        for name in names:
+            shutil.copy(source / name, target.parent / source.name / name)
+        target.write_text(f"# {path}\n\n{rows}", encoding="utf-8")
+    elif target.suffix == ".md":
+        code = source.read_text(encoding="utf-8")
+        language = LANGUAGES[source.suffix]
+        target.write_text(f"# {path}\n\n````{language}\n{code}````\n", encoding="utf-8")
+    else:
+        shutil.copy(source, target)
+
+
+def with_settings(text: str) -> str:
+    """A page of a method, with what its preset says in the place of comments that ask for it."""
+    shown = {"settings": settings_table, "sources": sources_text}
+    return PRESET.sub(lambda found: shown[found[1]](found[2]), text)
+
+
+def sources_text(name: str) -> str:
+    """What a preset's docstring says about its sources, up to its arguments."""
+    text = re.split(r"^(?:Args|Raises):", inspect.getdoc(getattr(presets, name)) or "", flags=re.M)
+    paragraphs = text[0].strip().split("\n\n")[1:]
+    return "\n\n".join(p for p in paragraphs if not re.match(r"[\w ]+(-th:)? +=|every ", p.strip()))
+
+
+def settings_table(name: str) -> str:
+    """What a preset puts into the slots, as Markdown."""
+    method = getattr(presets, name)()
+    slots = ("inner", "sync_every", "outer", "codec", "feedback", "aggregate", "exchange")
+    slots += ("fragments", "overlap")
+    rows = (f"| `{slot}` | `{getattr(method, slot)!r}` |\n" for slot in slots)
+    return "| slot | setting |\n|---|---|\n" + "".join(rows)
+
+
+def notebook_text(file: Path) -> str:
+    """A notebook as Markdown, with text and pictures that its cells put out."""
+    parts: list[str] = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"]).rstrip()
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        elif cell["cell_type"] == "code":
+            parts.append(f"```python\n{source}\n```")
+            parts.extend(_output_text(output) for output in cell["outputs"])
+    return "\n\n".join(parts) + "\n"
+
+
+def _output_text(output: dict[str, object]) -> str:
+    data: dict[str, list[str] | str] = output.get("data", {"text/plain": output.get("text", "")})  # type: ignore[assignment]
+    for kind in ("image/svg+xml", "image/png", "text/html", "text/plain"):
+        if kind not in data:
+            continue
+        value = "".join(data[kind])
+        if kind == "image/png":
+            return f"![Picture of the cell above](data:image/png;base64,{value.strip()})"
+        if kind == "image/svg+xml":
+            code = base64.b64encode(value.encode()).decode()
+            return f"![Picture of the cell above](data:image/svg+xml;base64,{code})"
+        return value if kind == "text/html" else f"```text\n{value.rstrip()}\n```"
+    return ""
+
+
+def identifiers() -> list[str]:
+    """The objects that the pages of the reference show."""
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    return [name for page in pages for name in IDENTIFIER.findall(page.read_text("utf-8"))]
+
+
+def without_docstring(names: Iterable[str]) -> Iterator[str]:
+    """Objects, and what is public in them, that have no docstring."""
+    loader = griffe.GriffeLoader(search_paths=[ROOT / "src"])
+    package = loader.load("thinwire")
+    loader.resolve_aliases()
+    for name in names:
+        shown = package[name.removeprefix("thinwire.")]
+        own = shown.final_target if shown.is_alias else shown
+        if not own.has_docstring and not own.is_attribute:
+            yield name
+        if own.is_class:
+            yield from (
+                f"{name}.{member}"
+                for member, value in own.members.items()
+                if value.is_function and not member.startswith("_")
+                if not value.has_docstring and not _inherits(own, member)
+            )
+
+
+def _inherits(owner: griffe.Class, member: str) -> bool:
+    """A method that overrides one of a base has that one's meaning."""
+    return any(member in base.members for base in owner.mro())
+
+
+class _Page(HTMLParser):
+    """The links and anchors of one built page, and what it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in ("img", "script", "source", "iframe") and "src" in given:
+            self.loaded.append(given["src"])
+        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(given["href"])
+
+
+def _read(site: Path) -> dict[Path, _Page]:
+    pages: dict[Path, _Page] = {}
+    for file in sorted(site.rglob("*.html")):
+        if file.name not in ("report-example.html", "404.html"):
+            pages[file] = _Page()
+            pages[file].feed(file.read_text(encoding="utf-8"))
+    return pages
+
+
+def flaws(site: Path) -> Iterator[str]:
+    """Links of the built site that lead nowhere, and what it would load from other hosts."""
+    pages = _read(site)
+    for file, page in pages.items():
+        at = file.relative_to(site)
+        yield from (f"{at}: loads {u} from elsewhere" for u in page.loaded if "//" in u[:8])
+        for link in {*page.links, *page.loaded}:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            name = unquote(parts.path)
+            led = Path(os.path.normpath(file.parent / name)) if name else file
+            if not led.is_file():
+                yield f"{at}: ({link}) leads to no file"
+            elif parts.fragment and led in pages:
+                anchor = unquote(parts.fragment)
+                if anchor not in pages[led].anchors and not anchor.startswith("__"):
+                    yield f"{at}: ({link}) leads to no heading"
+
+
+def pages_out_of_navigation() -> set[str]:
+    """Pages of docs/ that no line of the navigation names."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = set(re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE))
+    docs = ROOT / "docs"
+    pages = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
+    return {place_of(p.relative_to(ROOT).as_posix()) for p in pages} - named
+
+
+def build() -> list[str]:
+    """Build the site; what is wrong with it."""
+    problems = [f"{name}: is in no navigation" for name in sorted(pages_out_of_navigation())]
+    problems += [f"{name}: has no docstring" for name in without_docstring(identifiers())]
+    shutil.rmtree(SITE, ignore_errors=True)
+    shutil.rmtree(ROOT / ".cache", ignore_errors=True)  # it knows nothing of changed docstrings
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        return [*problems, "zensical found what it prints above"]
+    for file in SITE.rglob("*.html"):
+        if file.name == "report-example.html":
+            continue
+        text = file.read_text(encoding="utf-8")
+        shim = os.path.relpath(SITE / "assets" / "iframe-worker-shim.js", file.parent)
+        home = os.path.relpath(SITE / "index.html", file.parent)
+        # The logo leads to a folder, which shows its files where no server is asked.
+        text = re.sub(r'href="(\.|\./|\./\.\.|(\.\./)*\.\.)"', f'href="{home}"', text)
+        file.write_text(text.replace(SHIM, shim), encoding="utf-8")
+    return [*problems, *sorted(flaws(SITE))]
+
+
+def main() -> int:
+    """Stage and build; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description="Build the documentation site.")
+    parser.add_argument("--stage", action="store_true", help="write the pages, build nothing")
+    only_stage = parser.parse_args().stage
+    stage()
+    problems = [] if only_stage else build()
+    say = partial(print, file=sys.stderr)
+    for problem in problems:
+        say(problem)
+    if not problems and not only_stage:
+        print(f"open {SITE.relative_to(ROOT)}/index.html")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
