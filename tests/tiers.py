@@ -215,6 +215,8 @@ train/workers/test_agreement_probe.py::test_a_probe_changes_nothing[ddp
 train/workers/test_agreement_probe.py::test_a_probe_changes_nothing[streaming
 train/workers/test_ranks.py
 train/workers/test_stacked.py
+tools/test_docs_site.py::test_a_built_page
+tools/test_docs_site.py::test_small_text
 transport/test_bucket.py::test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait[5
 transport/test_bucket.py::test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait[8-diloco
 transport/test_bucket.py::test_a_slow_store

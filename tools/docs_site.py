@@ -127,7 +127,9 @@ def sources_text(name: str) -> str:
     """What a preset's docstring says about its sources, up to its arguments."""
     text = re.split(r"^(?:Args|Raises):", inspect.getdoc(getattr(presets, name)) or "", flags=re.M)
     paragraphs = text[0].strip().split("\n\n")[1:]
-    return "\n\n".join(p for p in paragraphs if not re.match(r"[\w ]+(-th:)? +=|every ", p.strip()))
+    # Tables are indented and stay; equations have a place of their own on the page.
+    kept = (p for p in paragraphs if not re.match(r"\w[\w ]* +=|\s*every N-th: ", p))
+    return "\n\n".join(kept).strip()
 
 
 def settings_table(name: str) -> str:
