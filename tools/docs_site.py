@@ -4,7 +4,7 @@
     python tools/docs_site.py --stage    # the pages alone
 
 Pages are staged first. What they link to outside docs/ becomes part of the site: README, changelog
-and contributing are pages, source files are pages that show them, and data are files. Notebooks
+and their like are pages, source files are pages that show them, and data are files. Notebooks
 become Markdown with their outputs. Pages of methods get the settings of the preset that they name.
 The build fails for a dead link or heading, a page outside the navigation, and an object on a page
 of the reference that has no docstring.
@@ -38,7 +38,10 @@ PROJECT_PAGES = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "SECURITY.md": "vulnerabilities.md",  # security.md is a page of docs/
 }
+OFF_SITE = {"docs/registry.md"}  # what a package index shows
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -61,9 +64,9 @@ def stage() -> None:
     """Write all pages, anew."""
     shutil.rmtree(STAGE, ignore_errors=True)
     outside: set[str] = set()
-    pages = [p for p in (ROOT / "docs").rglob("*") if p.is_file()]
-    for file in [*pages, *(ROOT / name for name in PROJECT_PAGES)]:
-        path = file.relative_to(ROOT).as_posix()
+    pages = [p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*") if p.is_file()]
+    for path in [*(p for p in pages if p not in OFF_SITE), *PROJECT_PAGES]:
+        file = ROOT / path
         target = STAGE / place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix in (".md", ".ipynb"):
@@ -248,8 +251,8 @@ def pages_out_of_navigation() -> set[str]:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE))
     docs = ROOT / "docs"
-    pages = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
-    return {place_of(p.relative_to(ROOT).as_posix()) for p in pages} - named
+    pages = [p.relative_to(ROOT).as_posix() for k in ("md", "ipynb") for p in docs.rglob(f"*.{k}")]
+    return {place_of(path) for path in [*pages, *PROJECT_PAGES] if path not in OFF_SITE} - named
 
 
 def build() -> list[str]:

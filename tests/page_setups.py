@@ -1,0 +1,325 @@
+"""What the Python blocks of a page of the documentation find when they are run, one by one.
+
+A page's blocks run in order and share their names. `SETUPS` says for each page what is there before
+its first block, and which words name a place that is another one here. `python page_setups.py PAGE`
+runs one page; under torchrun it is one rank of it.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import thinwire as tw
+from elastic_team import TOKEN, Team
+from processes import free_port
+from s3_server import SECRETS, s3_server
+from thinwire.experiments.grid import specs_of
+from toy import adamw, build_model, loss
+
+ROOT = Path(__file__).parents[1]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STEPS = 8
+
+# Pages that are not run here, and what runs them.
+RUN_BY_OTHERS = {
+    "docs/tutorials/fsdp2-nodes.md": "test_tutorials.py starts it on two nodes of two ranks",
+    "docs/tutorials/hugging-face.md": "parts of an example, which test_examples.py runs",
+    "docs/tutorials/own-codec.md": "test_tutorials.py runs it as a script and by pytest",
+    "docs/tutorials/own-loop.md": "parts of an example, which test_examples.py runs",
+    "docs/tutorials/own-outer-optimizer.md": "test_tutorials.py runs it as a script and by pytest",
+}
+
+Names = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Of one page."""
+
+    names: Callable[[Path], AbstractContextManager[Names]]
+    # Text of the page, and what stands in its place here.
+    instead: Mapping[str, str] = field(default_factory=dict)
+    # Called before each block.
+    renew: Callable[[Names], object] = lambda names: None
+    ranks: int = 1
+    is_slow: bool = False
+    # Modules without which the page is passed over.
+    needs: tuple[str, ...] = ()
+    check: Callable[[Names], bool] = lambda names: True
+
+
+class Regressor(nn.Module):
+    """As models of transformers do, it puts out its loss; a batch is a worker and a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = build_model()
+
+    def forward(self, batch: tuple[int, int]) -> SimpleNamespace:
+        worker, step = batch
+        return SimpleNamespace(loss=loss(self.layers, 1000 * worker + step, 0))
+
+
+def common(**names: Any) -> Names:
+    """A model, its optimizer, a method and its batches, and modules that are taken for known."""
+    model = Regressor()
+    return {
+        "tw": tw,
+        "torch": torch,
+        "dataclasses": dataclasses,
+        "model": model,
+        "optimizer": adamw(model),
+        "method": tw.presets.diloco(sync_every=4),
+        "loader": [(0, step) for step in range(STEPS)],
+        "token": TOKEN,
+    } | names
+
+
+@contextmanager
+def plain(folder: Path) -> Iterator[Names]:
+    yield common()
+
+
+@contextmanager
+def one_rank(folder: Path) -> Iterator[Names]:
+    """In a process group: of one rank, or of those that torchrun started."""
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        store = dist.FileStore(str(folder / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield common()
+    finally:
+        dist.destroy_process_group()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> None:
+    for batch in loader:
+        model(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@contextmanager
+def own_loop(folder: Path) -> Iterator[Names]:
+    with one_rank(folder) as names:
+        yield names | {"train": train, "method": tw.presets.diloco(sync_every=4)}
+
+
+@contextmanager
+def mesh(folder: Path) -> Iterator[Names]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with one_rank(folder) as names:
+        yield names | {"init_device_mesh": init_device_mesh, "fully_shard": fully_shard}
+
+
+def trains_shards(names: Names) -> bool:
+    """A rank keeps half of the model; after a round both workers have the same half."""
+    ranks, outer = names["mesh"], names["outer"]
+    for step in range(4):
+        names["model"]((ranks.get_local_rank("worker"), step)).loss.backward()
+        names["optimizer"].step()
+        names["optimizer"].zero_grad()
+        outer.step()
+    own = torch.cat([p.to_local().flatten() for p in names["model"].parameters()])
+    halves = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(halves, own, group=ranks.get_group("worker"))
+    return outer.stats.rounds == 1 and torch.equal(*halves)
+
+
+@contextmanager
+def asynchronous(folder: Path) -> Iterator[Names]:
+    from thinwire.asynchronous import AsyncServer, AsyncWorker
+
+    clock = itertools.count()
+
+    def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        train(model, optimizer, [(0, step) for step in range(steps)])
+
+    yield common(
+        AsyncServer=AsyncServer,
+        AsyncWorker=AsyncWorker,
+        build_model=Regressor,
+        k=0,
+        now=lambda: float(next(clock)),
+        steps_per_s=100.0,
+        train=some_steps,
+    )
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Names]:
+    names = common()
+    outer = tw.OuterLoop(names["model"], names["optimizer"], names["method"])
+    yield names | {"outer": outer, "loss": torch.tensor(2.0), "tokens": 64, "seconds": 0.5}
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+@contextmanager
+def bucket(folder: Path) -> Iterator[Names]:
+    """A server of this machine, by the variables that an S3 client reads."""
+    with s3_server(folder) as endpoint:
+        access = {"AWS_ACCESS_KEY_ID": "admin", "AWS_SECRET_ACCESS_KEY": SECRETS["admin"]}
+        place = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+        with environment(**access, **place, THINWIRE_TOKEN=TOKEN):
+            yield common()
+
+
+def trains_in_a_bucket(names: Names) -> bool:
+    outer = names["outer"]
+    outer.join()
+    while outer.inner_step < STEPS:
+        names["model"]((outer.share, outer.inner_step)).loss.backward()
+        names["optimizer"].step()
+        names["optimizer"].zero_grad()
+        outer.step()
+    outer.flush()
+    outer.close()
+    return outer.stats.rounds == STEPS // names["method"].sync_every
+
+
+@contextmanager
+def elastic(folder: Path) -> Iterator[Names]:
+    with Team(folder) as team, environment(THINWIRE_TOKEN=TOKEN), one_rank(folder) as names:
+        yield names | {
+            "lighthouse": team.address,
+            "steps": STEPS,
+            "batch": lambda share, step: (share, step),
+            "loss_of": lambda batch: names["model"](batch).loss,
+        }
+
+
+@contextmanager
+def trainers(folder: Path) -> Iterator[Names]:
+    import lightning
+    from transformers import Trainer, TrainingArguments
+
+    from trainer_workers import Windows
+
+    with (
+        Team(folder) as team,
+        environment(THINWIRE_TOKEN=TOKEN),
+        contextlib.chdir(folder),
+    ):
+        args = TrainingArguments(
+            output_dir="straight", max_steps=STEPS, use_cpu=True, report_to=[], disable_tqdm=True
+        )
+        yield common(
+            Trainer=Trainer,
+            TrainingArguments=TrainingArguments,
+            args=args,
+            lighthouse=team.address,
+            meeting=f"127.0.0.1:{free_port()}",
+            lightning=lightning,
+            own_part=Windows(0),
+            rows=Windows(0),
+        )
+
+
+def has_trained(names: Names) -> bool:
+    return names["outer"].inner_step == STEPS
+
+
+def makes_runs(names: Names) -> bool:
+    """Of two methods, with two numbers of workers each."""
+    return len(specs_of(names["grid"]())) == 4
+
+
+def another_llama(names: Names) -> None:
+    """Each block is another program: an optimizer belongs to one loop."""
+    from trainer_workers import model
+
+    names["model"] = model()
+    names["optimizer"] = names["method"].inner.build(names["model"])
+
+
+SETUPS = {
+    "README.md": Setup(names=one_rank, check=has_trained),
+    "docs/bucket.md": Setup(
+        names=bucket,
+        instead={"s3://my-bucket": "s3://run"},
+        is_slow=True,
+        needs=("obstore",),
+        check=trains_in_a_bucket,
+    ),
+    "docs/comparing.md": Setup(names=plain, check=makes_runs),
+    "docs/elastic.md": Setup(
+        names=elastic,
+        instead={'"10.9.0.1:29400"': "lighthouse"},
+        is_slow=True,
+        needs=("torchft",),
+        check=has_trained,
+    ),
+    "docs/how-to/asynchronous.md": Setup(
+        names=asynchronous, check=lambda names: names["server"].stats.arrivals == 1
+    ),
+    "docs/how-to/compose-a-method.md": Setup(names=plain),
+    "docs/how-to/own-loop.md": Setup(names=own_loop, check=has_trained),
+    "docs/how-to/streaming.md": Setup(names=plain),
+    "docs/how-to/trainers.md": Setup(
+        names=trainers,
+        renew=another_llama,
+        instead={
+            '"10.9.0.1:29400"': "lighthouse",
+            '"node0:29400"': "meeting",
+            "workers=2": "workers=1",
+            "max_steps=10_000": f"max_steps={STEPS}",
+            "resume_from_checkpoint=True)  # or without": ")",
+        },
+        is_slow=True,
+        needs=("torchft", "transformers", "lightning"),
+    ),
+    "docs/how-to/without-all-reduce.md": Setup(names=plain),
+    "docs/how-to/workers-of-several-ranks.md": Setup(
+        names=mesh, instead={'"cuda"': '"cpu"'}, ranks=4, is_slow=True, check=trains_shards
+    ),
+    "docs/registry.md": Setup(names=one_rank, check=has_trained),
+    "docs/security.md": Setup(names=one_rank),
+    "docs/watching.md": Setup(names=watched),
+}
+
+
+def blocks_of(page: str) -> list[str]:
+    return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def run_page(page: str, folder: Path, *, blocks: list[str] | None = None) -> None:
+    """Run the page's blocks, or `blocks`; an error says which one it comes from."""
+    setup = SETUPS[page]
+    with setup.names(folder) as names:
+        for number, block in enumerate(blocks_of(page) if blocks is None else blocks):
+            for text, here in setup.instead.items():
+                block = block.replace(text, here)
+            setup.renew(names)
+            exec(compile(block, f"{page}, block {number} of Python", "exec"), names)
+        assert setup.check(names), f"{page}: its blocks run, and do not do what they should"
+
+
+if __name__ == "__main__":
+    run_page(sys.argv[1], Path(sys.argv[2]))
