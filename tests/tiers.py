@@ -99,6 +99,7 @@ codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[topk
 codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation
 docs/test_snippets.py::test_a_page_that_needs_servers
+docs/test_tutorial_commands.py
 docs/test_tutorials.py::test_an_extension
 docs/test_tutorials.py::test_nodes_of_two
 docs/test_tutorials.py::test_workers_by_an_address
