@@ -17,6 +17,7 @@ from thinwire.experiments.runners import (
 )
 from thinwire.experiments.tuning import TuningResult, search, write_tuning
 from thinwire.runs.folder import write_json
+from thinwire.runs.planned import note_planned_runs
 from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.runs.variants import Variant
@@ -156,7 +157,8 @@ def compare(
 
     Args:
         experiment: what is compared.
-        out: folder of the run folders; gets compare.json, statistics.json and tuning.json.
+        out: folder of the run folders; gets compare.json, statistics.json, tuning.json and, at the
+            beginning, planned.json.
         make_observer: makes what is shown the records of a run.
         runner: carries out the runs; default one after the other.
 
@@ -185,6 +187,7 @@ def compare(
         rows=rows, baselines=baselines, tuning=tuning, unrelated=runs.unrelated()
     )
     comparison.write(out)
+    note_planned_runs(out, runs.known, is_over=True)
     return comparison
 
 

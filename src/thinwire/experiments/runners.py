@@ -11,6 +11,7 @@ from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import VariantSpec, configure
 from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
+from thinwire.runs.planned import note_planned_runs
 from thinwire.runs.schema import read_config
 from thinwire.runs.status import (
     RunState,
@@ -171,7 +172,7 @@ class ExperimentRunner:
         self._runner, self._make_observer = runner, make_observer
         self._first: PlannedRun | None = None
         self._ground: Mapping[str, str] | None = None
-        self._known: set[str] = set()
+        self.known: set[str] = set()
 
     def complete(self, keys: Sequence[RunKey]) -> dict[RunKey, RunStatus]:
         """Carry out what is missing of `keys`, and return the status of each after that.
@@ -181,6 +182,7 @@ class ExperimentRunner:
                 run then.
         """
         runs = self._plan(keys)
+        note_planned_runs(self.out, self.known, is_over=False)
         statuses = {key: status_of(run.folder, run.config.describe()) for key, run in runs.items()}
         missing = [key for key, status in statuses.items() if status.state in _TO_DO]
         failures = self._runner.carry_out([runs[key] for key in missing], self._make_observer)
@@ -195,7 +197,7 @@ class ExperimentRunner:
         """Folders of runs that no call of `complete` asked for."""
         if self._first is None:
             return {}
-        return unrelated_runs(self.out, self._known, self._first.config.describe())
+        return unrelated_runs(self.out, self.known, self._first.config.describe())
 
     def _plan(self, keys: Sequence[RunKey]) -> dict[RunKey, PlannedRun]:
         runs: dict[RunKey, PlannedRun] = {}
@@ -207,7 +209,7 @@ class ExperimentRunner:
                 folder=self.out / folder,
                 config=configure(self.experiment, spec, seed),
             )
-            self._known.add(folder)
+            self.known.add(folder)
         planned = list(runs.values())
         self._first = self._first or next(iter(planned), None)
         if self._first is not None:
