@@ -11,6 +11,7 @@ from thinwire.experiments.grid import VariantSpec, specs_of
 from thinwire.experiments.runners import (
     ExperimentRunner,
     MakeObserver,
+    NotePlanned,
     Runner,
     SequentialRunner,
     no_observer,
@@ -149,6 +150,7 @@ def compare(
     out: Path,
     make_observer: MakeObserver = no_observer,
     runner: Runner | None = None,
+    note_planned: NotePlanned | None = None,
 ) -> Comparison:
     """Carry out what is missing of `experiment` in `out`, and write what came of it.
 
@@ -161,13 +163,17 @@ def compare(
             beginning, planned.json.
         make_observer: makes what is shown the records of a run.
         runner: carries out the runs; default one after the other.
+        note_planned: is told which runs are wanted next, with their status before they begin; a
+            search calls it several times.
 
     Raises:
         ConfigurationError: a description that cannot work; nothing has run then.
     """
     specs = specs_of(experiment)
     baselines = _baselines(specs, experiment.baseline)
-    runs = ExperimentRunner(experiment, out, runner or SequentialRunner(), make_observer)
+    runs = ExperimentRunner(
+        experiment, out, runner or SequentialRunner(), make_observer, note_planned
+    )
     tuning: list[TuningResult] = []
     if experiment.tuning is not None:
         tuning = search(runs, experiment.tuning, specs)
