@@ -26,7 +26,7 @@ FLAGS = {
         elastic encode-time from get-price json latency layers methods mfu model out parameters
         put-price sealed step-time sweep sync-every target tokens tokens-per-step topology up
         workers""",
-    "report": "out",
+    "report": "out watch",
     "bench": "out",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
