@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -81,6 +82,25 @@ class Failing(InnerOptimizer):
 
         def trouble() -> None:
             raise RuntimeError("the accelerator is on fire")
+
+        optimizer.trouble = trouble
+        return optimizer
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Noisy(InnerOptimizer):
+    """Prints and warns, also as a library in C would, past Python's streams."""
+
+    lr: float = 0.1
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = _Plain(model.parameters(), lr=self.lr)
+
+        def trouble() -> None:
+            print("said to stdout")
+            warnings.warn("said to stderr", stacklevel=1)
+            os.write(2, b"said past Python\n")
 
         optimizer.trouble = trouble
         return optimizer

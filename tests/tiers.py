@@ -87,11 +87,13 @@ benchmarks/test_claims.py::test_a_small_run_of_the_gpu_setting_trains_here
 cli/test_asynchronous_command.py::test_a_run_is_served_and_another_one_is_refused
 cli/test_cli.py::test_compare_searches_rates
 cli/test_cli.py::test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process
+cli/test_compare_display.py::test_ctrl_c
 cli/test_lighthouse_command.py::test_the_command_prints_token_address_and_events_and_ends_on_a_signal[15
 cli/test_output.py::test_a_command_whose_output
 cli/test_output.py::test_a_full_disk
 cli/test_output.py::test_a_reader
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
+cli/test_report_watch.py::test_ctrl_c
 cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
 codecs/kernels/test_triton_backend.py::test_every_format
@@ -99,6 +101,7 @@ codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_
 codecs/kernels/test_triton_backend.py::test_it_gives_the_bits_of_the_torch_path_in_the_interpreter[topk
 codecs/kernels/test_triton_backend.py::test_it_rounds_every_operation
 docs/test_snippets.py::test_a_page_that_needs_servers
+docs/test_tutorial_commands.py
 docs/test_tutorials.py::test_an_extension
 docs/test_tutorials.py::test_nodes_of_two
 docs/test_tutorials.py::test_workers_by_an_address
@@ -116,9 +119,11 @@ elastic/test_across_the_internet.py::test_a_worker_behind
 elastic/test_across_the_internet.py::test_what_the_lighthouse
 elastic/test_real_processes.py
 elastic/test_worker_ranks.py
+experiments/test_runners.py::test_a_run_that_fails_says_so_at_once_and_has_a_log[runner1
 experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up
 experiments/test_runners.py::test_each_run_has_an_observer_that_is_shown_its_records[runner1
 experiments/test_runners.py::test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process
+experiments/test_runners.py::test_what_processes_print
 fragments/test_sharding.py::test_shards_keep[host_memory
 fragments/test_sharding.py::test_shards_keep[outer_parameters
 integrations/test_lightning.py::test_an_elastic_worker

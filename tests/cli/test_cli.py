@@ -24,9 +24,9 @@ FLAGS = {
         worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
         elastic encode-time from get-price json latency layers methods mfu model out parameters
-        put-price sealed step-time sweep sync-every target tokens tokens-per-step topology up
-        workers""",
-    "report": "out",
+        put-price sealed step-time sweep sync-every target tokens tokens-per-step topology
+        traffic-price up worker-price workers""",
+    "report": "out watch",
     "bench": "out",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",

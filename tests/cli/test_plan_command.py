@@ -29,7 +29,7 @@ def shape_of(value: object) -> object:
 
 
 def test_what_a_store_charges_is_planned(capsys) -> None:
-    prices = ("--egress-price", "$0.09", "--put-price", "4.5", "--get-price", "0.36")
+    prices = ("--egress-price", "$0.09", "--put-price", "4.5USD", "--get-price", "0.36USD")
     run = ("--tokens-per-step", "64k", "--tokens", "300B", "--methods", "streaming_diloco")
     found = planned(capsys, *PLAN, *prices, *run)
     (row,), workers = found["methods"], found["workers"]
@@ -47,7 +47,7 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
 
 
 def test_what_workers_that_come_and_go_ask_a_store_for_is_planned(capsys) -> None:
-    prices = ("--egress-price", "0", "--put-price", "4.5", "--get-price", "0.36")
+    prices = ("--egress-price", "0", "--put-price", "4.5USD", "--get-price", "0.36USD")
     run = ("--tokens-per-step", "64k", "--tokens", "300B", "--methods", "diloco")
     fixed = planned(capsys, *PLAN, *prices, *run)
     found = planned(capsys, *PLAN, *prices, *run, "--elastic")
@@ -63,11 +63,16 @@ def test_what_workers_that_come_and_go_ask_a_store_for_is_planned(capsys) -> Non
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--put-price", "5"), "--put-price and without --egress-price"),
+        (("--put-price", "5USD"), "--put-price and without --egress-price"),
         (("--elastic",), "--elastic and without --egress-price"),
-        (("--egress-price", "-1"), "a price cannot be negative"),
-        (("--egress-price", "cheap"), "does not begin with a finite number"),
-        (("--egress-price", "1", "--topology", "ring"), "--egress-price and --topology ring"),
+        (("--egress-price", "-1USD"), "a price cannot be negative"),
+        (("--egress-price", "cheap"), "it is not a number with a currency"),
+        (("--egress-price", "0.09"), "it has no currency"),
+        (("--egress-price", "$1EUR"), "it has two currencies"),
+        (("--worker-price", "infUSD"), "it is not a number with a currency"),
+        (("--worker-price", "1USD", "--traffic-price", "1EUR"), "in different currencies"),
+        (("--egress-price", "1EUR"), "without --put-price and --get-price"),
+        (("--egress-price", "1USD", "--topology", "ring"), "--egress-price and --topology ring"),
     ],
 )
 def test_prices_that_cannot_be_are_refused(capsys, flags, said: str) -> None:
@@ -82,6 +87,65 @@ def test_what_sealing_adds_is_planned(capsys) -> None:
     added = longer["sent_bytes_per_round"] - row["sent_bytes_per_round"]
     assert added == 28 * row["fragments"] > 28
     assert (plain["added_bytes_per_message"], sealed["added_bytes_per_message"]) == (0, 28)
+
+
+FORECAST = {
+    "method": "str",
+    "sync_every_steps": "int",
+    "tau_steps": "int",
+    "fragments": "int",
+    "exchanges": ["str"],
+    "sent_bytes_per_round": "int",
+    "received_bytes_per_round": "int",
+    "puts_per_round": "int",
+    "gets_per_round": "int",
+    "meeting_puts_per_round": "int",
+    "meeting_gets_per_round": "int",
+    "cost_per_round": "NoneType",
+    "cost_per_day": "NoneType",
+    "cost": "NoneType",
+    "sent_bytes_per_day": "float",
+    "received_bytes_per_day": "float",
+    "peak_sent_bytes_per_step": "int",
+    "peak_sent_bits_per_s": "float",
+    "utilisation": "float",
+    "limit": "str",
+    "fits": "bool",
+    "step_s": "float",
+    "target_bits_per_s": "float",
+    "required_bits_per_s": {
+        "0.5": "float",
+        "0.8": "float",
+        "0.9": "float",
+        # of ddp, which waits 50 ms after every step of 800
+        "0.95": "NoneType",
+        "0.99": "NoneType",
+    },
+    "tokens_per_day": "float",
+    "steps": "int",
+    "wall_s": "float",
+    "sent_bytes": "int",
+    "received_bytes": "int",
+    "error": "NoneType",
+}
+RECOMMENDATION = {
+    "method": "str",
+    "python": "str",
+    # Longer rounds wait less: a rate for every utilisation.
+    "forecast": FORECAST
+    | {"required_bits_per_s": dict.fromkeys(("0.5", "0.8", "0.9", "0.95", "0.99"), "float")},
+    "loss_share": {"low": "float", "middle": "float", "high": "float"},
+    "not_measured": [],
+    "bill": {
+        "is_of_run": "bool",
+        "hours": "float",
+        "worker_hours": "float",
+        "waiting_hours": "float",
+        "traffic_bytes": "float",
+        "cost": "NoneType",
+        "waiting_cost": "NoneType",
+    },
+}
 
 
 def test_the_fields_of_the_json_are_frozen(capsys) -> None:
@@ -103,49 +167,17 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
         "tokens_per_step_per_worker": "int",
         "tokens": "int",
         "target_utilisation": "float",
-        "methods": [
-            {
-                "method": "str",
-                "sync_every_steps": "int",
-                "tau_steps": "int",
-                "fragments": "int",
-                "exchanges": ["str"],
-                "sent_bytes_per_round": "int",
-                "received_bytes_per_round": "int",
-                "puts_per_round": "int",
-                "gets_per_round": "int",
-                "meeting_puts_per_round": "int",
-                "meeting_gets_per_round": "int",
-                "cost_per_round": "NoneType",
-                "cost_per_day": "NoneType",
-                "cost": "NoneType",
-                "sent_bytes_per_day": "float",
-                "received_bytes_per_day": "float",
-                "peak_sent_bytes_per_step": "int",
-                "peak_sent_bits_per_s": "float",
-                "utilisation": "float",
-                "limit": "str",
-                "fits": "bool",
-                "step_s": "float",
-                "target_bits_per_s": "float",
-                "required_bits_per_s": {
-                    "0.5": "float",
-                    "0.8": "float",
-                    "0.9": "float",
-                    # of ddp, which waits 50 ms after every step of 800
-                    "0.95": "NoneType",
-                    "0.99": "NoneType",
-                },
-                "tokens_per_day": "float",
-                "steps": "int",
-                "wall_s": "float",
-                "sent_bytes": "int",
-                "received_bytes": "int",
-                "error": "NoneType",
-            }
-        ],
+        "methods": [FORECAST],
         "sweep": "NoneType",
         "run": "NoneType",
+        "advice": {
+            "target_utilisation": "float",
+            "recommended": [RECOMMENDATION],
+            "closest": "NoneType",
+            "changes": [],
+            "loss_source": "str",
+            "currency": "NoneType",
+        },
     }
     assert [row["method"] for row in found["methods"]] == list(presets.names())
 
@@ -204,9 +236,32 @@ def test_tables_say_it_in_words(capsys, monkeypatch, columns: int) -> None:
     assert lines["streaming_diloco"].split()[-2:] == ["compute", "yes"]
     assert "wall-clock" in printed
     assert "…" not in printed
-    assert printed.rstrip().endswith(
-        "sparseloco, sparse_muloco, streaming_diloco, streaming_muloco."
-    )
+    assert "what to run: busy 90 %" in printed
+    assert "\n   method = tw.presets.streaming_muloco(" in printed
+    assert printed.rstrip().endswith("compare at your own size.")
+
+
+def test_methods_that_were_asked_for_are_judged_and_nothing_else_is_advised(capsys) -> None:
+    assert main([*PLAN, "--methods", "diloco,streaming_diloco"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("busy 90 % of the time with streaming_diloco.")
+    assert main([*PLAN, "--methods", "diloco"]) == 0
+    printed = capsys.readouterr().out
+    assert "No method keeps the workers busy 90 % of the time on this link." in printed
+    assert "what to run" in printed
+
+
+def test_advice_comes_with_a_bill(capsys) -> None:
+    prices = ("--worker-price", "2.5EUR", "--traffic-price", "0.1EUR")
+    found = planned(capsys, *PLAN, *prices)["advice"]
+    assert found["currency"] == "EUR"
+    first = found["recommended"][0]["bill"]
+    assert (first["is_of_run"], first["worker_hours"]) == (False, 48)
+    traffic = first["traffic_bytes"] / 1e9 * 0.1
+    assert first["cost"] == pytest.approx(48 * 2.5 + traffic)
+    assert main([*PLAN, *prices]) == 0
+    printed = capsys.readouterr().out
+    assert "day, EUR" in printed
+    assert "A day: 48 worker-hours" in printed
 
 
 def test_a_method_that_does_not_fit_is_a_line_among_others(capsys) -> None:
@@ -254,7 +309,7 @@ BAD = [
     (["--target", "100%"], "between 0 and 1"),
     (["--target", "90"], "--target '90'"),
     (["--methods", "dilocco"], "did you mean 'diloco'"),
-    (["--methods", ""], "method ''"),
+    (["--methods", ","], "method ''"),
     (["--methods", "muloco:bits=3"], "bits"),
     (["--methods", "streaming_diloco", "--sync-every", "1"], "1 step"),
     (["--model", "150m"], "both --model and --parameters"),
@@ -401,7 +456,7 @@ def test_another_method_and_other_workers_are_planned_from_a_run(
         (("--model", "250k"), "both --from and --model"),
         (("--topology", "mesh", "--step-time", "1s"), "both --from and --topology"),
         (("--sealed", "--step-time", "1s"), "both --from and --sealed"),
-        (("--egress-price", "1"), "both --from and --egress-price"),
+        (("--egress-price", "1USD"), "both --from and --egress-price"),
         (("--accelerator", "h100"), "both --from and --accelerator"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import pytest
 
-from doomed import AlwaysKilled, Failing, Killed
+from doomed import AlwaysKilled, Failing, Killed, Noisy
 from thinwire import inner
 from thinwire.errors import ConfigurationError
 from thinwire.experiments import Experiment, ParallelRunner, RunState, SequentialRunner, compare
@@ -35,6 +35,7 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
         "killed": Killed(file=str(tmp_path / "was-killed"), at=5),
         "always-killed": AlwaysKilled(file=str(tmp_path / "attempts")),
         "failing": Failing(),
+        "noisy": Noisy(),
         "diverging": inner.SGD(lr=1e30),
     }
 
@@ -149,6 +150,9 @@ class Heard(Observer):
     def record(self, record: dict[str, Any]) -> None:
         self.heard.append((self.title, record["step"]))
 
+    def fail(self, why: str) -> None:
+        self.heard.append((self.title, why))
+
     def close(self) -> None:
         self.heard.append((self.title, "ends"))
 
@@ -163,8 +167,7 @@ def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runn
     compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), runner)
     for seed in (0, 1):
         its = [what for title, what in heard if title == f"diloco seed {seed}"]
-        assert its[:4] == ["begins", 2, 4, 6]
-        assert set(its[4:]) == {"ends"}
+        assert its == ["begins", 2, 4, 6, "ends"]
 
 
 def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
@@ -177,6 +180,7 @@ def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
     assert (tmp_path / "attempts").read_text() == ".."
     assert [what for title, what in heard if title == "always-killed seed 0"] == [
         "begins",
+        "killed: its process ended with status -9",
         "ends",
     ] * 2
     assert found.rows[1].losses
@@ -197,3 +201,50 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
     with pytest.raises(ConfigurationError, match="send local seed 0 to another process"):
         compare(experiment, tmp_path / "out", no_observer, ParallelRunner(1))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
+def test_a_run_that_fails_says_so_at_once_and_has_a_log(tmp_path, tiny, runner) -> None:
+    experiment = Experiment(recipe=tiny, methods=("failing", "diverging"))
+    heard: list[tuple[str, Any]] = []
+    compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), runner)
+    told = [what for title, what in heard if title == "failing seed 0"]
+    assert told == ["begins", "RuntimeError: the accelerator is on fire", "ends"]
+    told = [what for title, what in heard if title == "diverging seed 0"]
+    assert (told[0], told[-1]) == ("begins", "ends")
+    assert told[-2].startswith("NonFiniteError: cannot take the step")
+    # What thinwire refuses says all there is to say.
+    (log,) = (tmp_path / "out" / "logs").iterdir()
+    assert log.name == "failing-seed0.log"
+    assert log.read_text().startswith("Traceback (most recent call last):")
+    assert "on fire" in log.read_text()
+
+
+def test_what_processes_print_is_in_logs_and_not_on_the_terminal(tmp_path, tiny, capfd) -> None:
+    experiment = Experiment(recipe=tiny, methods=("noisy", "diloco"), baseline="diloco")
+    found = compare(experiment, tmp_path / "out", no_observer, ParallelRunner(2))
+    assert found.problems() == {}
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    (log,) = (tmp_path / "out" / "logs").iterdir()
+    assert log.name == "noisy-seed0.log"
+    printed = log.read_text()
+    for where in ("to stdout", "to stderr", "past Python"):
+        assert f"said {where}" in printed
+
+
+def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, tiny) -> None:
+    experiment, out = Experiment(recipe=tiny, methods=("diloco",), seeds=(0, 1)), tmp_path / "out"
+    told: list[list[tuple[str, RunState]]] = []
+
+    def note_planned(runs) -> None:
+        told.append([(run.title, status.state) for run, status in runs])
+
+    compare(dataclasses.replace(experiment, seeds=(0,)), out, no_observer, None, note_planned)
+    compare(experiment, out, no_observer, None, note_planned)
+    first, second = "diloco seed 0", "diloco seed 1"
+    assert told == [
+        [(first, RunState.ABSENT)],
+        [(first, RunState.FINISHED), (second, RunState.ABSENT)],
+    ]
+    assert not (out / "logs").exists()

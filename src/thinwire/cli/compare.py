@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from thinwire.experiments import Comparison, RunStatus
-    from thinwire.experiments.runners import MakeObserver
 
 __all__ = ["CompareCommand"]
 
@@ -76,22 +75,14 @@ class CompareCommand:
         experiment = experiment_of(self.grid, self.run, methods=self.methods, seeds=self.seeds)
         out = self.out or default_out("compare")
         specs_of(experiment)  # what does not fit is said before torch is loaded
+        from thinwire.cli.compare_display import CompareDisplay
         from thinwire.experiments import ParallelRunner, SequentialRunner, compare
 
         runner = SequentialRunner() if self.jobs == 1 else ParallelRunner(self.jobs)
-        comparison = compare(experiment, out, self._make_observer(console), runner)
+        with CompareDisplay(console) as display:
+            comparison = compare(experiment, out, display.observe, runner, display.note_planned)
         _show(comparison, console)
         _check_complete(comparison.problems(), out)
-
-    def _make_observer(self, console: Console) -> MakeObserver:
-        from rich.console import Console
-
-        from thinwire.train.observers import Terminal
-
-        if self.jobs != 1:
-            # There is one place for a bar; lines of several runs can follow each other.
-            console = Console(file=console.file, force_terminal=False)
-        return lambda run: Terminal(console, title=run.title, steps=run.config.steps)
 
     def _check_launch(self) -> None:
         from thinwire.train.torchrun import under_torchrun

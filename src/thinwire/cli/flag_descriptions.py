@@ -45,7 +45,8 @@ _GROUPS: Final = {
     "heartbeat-timeout-s=SECONDS join-timeout-s=SECONDS allow-fork grace-s=SECONDS "
     "lost-after-s=SECONDS give-up-s=SECONDS bandwidth=RATE up=RATE down=RATE latency=DURATION "
     "topology sealed from=FOLDER",
-    "price": "egress-price=PRICE put-price=PRICE get-price=PRICE",
+    "price": "worker-price=PRICE traffic-price=PRICE egress-price=PRICE put-price=PRICE "
+    "get-price=PRICE",
     "output": "out=PATH resume watch json target=SHARE sweep metrics=HOST:PORT log-steps=STEPS "
     "evaluate-steps=STEPS checkpoint-steps=STEPS keep-checkpoints statistics-steps=STEPS "
     "tensorboard wandb=PROJECT trackio=PROJECT",

@@ -57,9 +57,9 @@ _NEEDS: Final = (
         "how long a step takes depends on its tokens",
         "--tokens-per-step 64k",
     ),
-    ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
-    ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09"),
-    ("elastic", "egress_price", "only an object store is asked for it", "--egress-price 0.09"),
+    ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
+    ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
+    ("elastic", "egress_price", "only an object store is asked for it", "--egress-price 0.09USD"),
     ("out", "sweep", "only a sweep writes a page", "--sweep bandwidth"),
 )
 

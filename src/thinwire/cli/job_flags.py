@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thinwire.plan.compute import Coding, Compute
     from thinwire.plan.job import Job
     from thinwire.plan.link import Link
+    from thinwire.plan.money import Prices
     from thinwire.plan.shape import Shape
 
 __all__ = ["JobFlags", "values_in_force"]
@@ -91,8 +92,12 @@ class JobFlags:
     """One way, such as 50ms."""
     topology: Literal["ring", "tree", "star", "mesh"] | None = None
     """How messages travel; ring is what thinwire does over gloo; star an object store."""
+    worker_price: _Price = None
+    """Of a worker with all its accelerators for an hour, such as 2.50USD."""
+    traffic_price: _Price = None
+    """Of a GB that a worker sends over its link, such as 0.05USD."""
     egress_price: _Price = None
-    """Of a GB that is read from the object store over which workers exchange, such as 0.09."""
+    """Of a GB that is read from the object store over which workers exchange, such as 0.09USD."""
     put_price: _Price = None
     """Of a million objects written there."""
     get_price: _Price = None
@@ -111,6 +116,10 @@ class JobFlags:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         names = {name for name, value in values.items() if value not in (None, False)}
         return {RUN if name == "run" else name for name in names}
+
+    def sharing(self) -> int:
+        """Accelerators that share a worker."""
+        return self._values().get("accelerators_per_worker", 1)
 
     def calibration(self) -> Calibration | None:
         """The job of the run in --from; None without it.
@@ -151,7 +160,8 @@ class JobFlags:
         )
         if calibration is not None:
             return _job_again(calibration, values, link)
-        price = _price(values, elastic=self.elastic)
+        currency = _currency(values)
+        price = _price(values, currency, elastic=self.elastic)
         # A model may take seconds to resolve: last, when all else is known to be right.
         shape = (
             Shape.of_size(values["parameters"], values["layers"])
@@ -166,6 +176,7 @@ class JobFlags:
             link=link,
             topology=TOPOLOGIES[self.topology or ("ring" if price is None else "star")],
             price=price,
+            prices=_prices(values, currency),
             sync_every=values.get("sync_every"),
             tokens_per_step=values.get("tokens_per_step"),
             tokens=values.get("tokens"),
@@ -191,8 +202,8 @@ def values_in_force() -> dict[str, str]:
         "mfu": f"{_MFU:.0%}",
         "accelerators-per-worker": "1",
         "topology": "ring; star with --egress-price",
-        "put-price": f"{prices['put_per_million']:g}",
-        "get-price": f"{prices['get_per_million']:g}",
+        "put-price": f"{prices['put_per_million']:g}USD",
+        "get-price": f"{prices['get_per_million']:g}USD",
         "sync-every": "each method's own",
     }
 
@@ -209,6 +220,7 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
         coding=_coding(values) if given else calibration.coding,
         link=link,
         topology=OverTcp(late_s=calibration.late_s),
+        prices=_prices(values, _currency(values)),
         sync_every=values.get("sync_every"),
         tokens_per_step=calibration.tokens_per_step // calibration.workers,
         tokens=values.get("tokens", calibration.steps * calibration.tokens_per_step),
@@ -216,14 +228,44 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
     )
 
 
-def _price(values: Mapping[str, Any], *, elastic: bool) -> BucketPrice | None:
+def _currency(values: Mapping[str, Any]) -> str | None:
+    """The one currency of all prices; None without a price that says one."""
+    named = {flag: values[flag][1] for flag in values if flag.endswith("_price")}
+    codes = {flag: code for flag, code in named.items() if code is not None}
+    if len(set(codes.values())) > 1:
+        said = ", ".join(f"--{flag.replace('_', '-')} in {code}" for flag, code in codes.items())
+        raise ConfigurationError(
+            f"add up {said}",
+            because="they are in different currencies",
+            do="give all prices in one of them",
+        )
+    return next(iter(codes.values()), None)
+
+
+def _price(values: Mapping[str, Any], currency: str | None, *, elastic: bool) -> BucketPrice | None:
     from thinwire.plan.bucket_price import BucketPrice
 
     if "egress_price" not in values:
         return None
     given = {"put_price": "put_per_million", "get_price": "get_per_million"}
-    more = {field: values[flag] for flag, field in given.items() if flag in values}
-    return BucketPrice(egress_per_gb=values["egress_price"], elastic=elastic, **more)
+    lacking = [flag for flag in given if flag not in values]
+    if lacking and currency not in (None, "USD"):
+        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in lacking)
+        raise ConfigurationError(
+            f"plan with prices in {currency} and without {flags}",
+            because="what holds without it is in USD",
+            do=f"pass {flags} in {currency}, too",
+        )
+    more = {field: values[flag][0] for flag, field in given.items() if flag in values}
+    return BucketPrice(egress_per_gb=values["egress_price"][0], elastic=elastic, **more)
+
+
+def _prices(values: Mapping[str, Any], currency: str | None) -> Prices | None:
+    from thinwire.plan.money import Prices
+
+    given = {"worker_price": "worker_per_hour", "traffic_price": "traffic_per_gb"}
+    found = {field: values[flag][0] for flag, field in given.items() if flag in values}
+    return Prices(currency=currency or "USD", **found) if found else None
 
 
 def _coding(values: Mapping[str, Any]) -> Coding:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thinwire.method import Method
+    from thinwire.plan.advice import Advice
     from thinwire.plan.calibration import Calibration
     from thinwire.plan.forecast import Row
     from thinwire.plan.job import Job
@@ -72,23 +73,57 @@ class PlanCommand:
         methods = self._methods(calibration)
         job = self.flags.job(calibration)
         rows = forecasts(methods, job, target=target)
+        advice = self._advice(job, rows, target)
         swept = out = None
         if self.sweep is not None:
             from thinwire import report
 
             swept = sweep(self.sweep, methods, job, rows)
             out = self.out or Path(f"plan-{self.sweep}.html")
-            report.write_page(report.plan_page(job, rows, swept, target=target), out)
+            report.write_page(report.plan_page(job, rows, swept, target=target, advice=advice), out)
         if self.json:
-            record = plan_record(job, rows, target=target, swept=swept, calibration=calibration)
+            record = plan_record(
+                job, rows, target=target, swept=swept, calibration=calibration, advice=advice
+            )
             say(console, json.dumps(record, indent=2))
             return
         if calibration is not None:
             say(console, text.run_text(calibration))
         _show(console, job, rows)
-        say(console, "\n".join([*text.refusals(rows), text.verdict(rows, target)]))
+        said = [*text.refusals(rows), text.verdict(rows, target)]
+        # Among all presets at their own settings are some that are there to be reproduced.
+        say(console, "\n".join(said[:-1] if self.methods is None and advice else said))
+        if advice is not None:
+            self._show_advice(console, advice, job)
         if out is not None:
             say(console, f"wrote {out}")
+
+    def _advice(self, job: Job, rows: Sequence[Row], target: float) -> Advice | None:
+        """What to run; None where methods were asked for, of which one reaches the target."""
+        from thinwire.plan.advice import advise
+        from thinwire.plan.forecast import Forecast
+
+        fits = any(isinstance(row, Forecast) and row.fits for row in rows)
+        return None if self.methods is not None and fits else advise(job, target=target)
+
+    def _show_advice(self, console: Console, advice: Advice, job: Job) -> None:
+        from thinwire.plan import advice_text
+
+        say(console, "")
+        title, cells = advice_text.advice_title(advice), advice_text.advice_cells(advice, job)
+        if cells:
+            console.print(_table(title, advice_text.advice_head(job), cells, named=1))
+        model, accelerators = self.flags.model, self.flags.sharing()
+        lines = advice_text.pasted_lines(
+            advice,
+            lambda choice: advice_text.command_line(
+                choice, job, model=model, accelerators=accelerators
+            ),
+        )
+        say(console, "\n".join([*lines, ""]))
+        if advice.recommended and (job.prices or job.price):
+            say(console, advice_text.bill_text(advice.recommended, job))
+        say(console, "\n".join(advice_text.advice_notes(advice)))
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         from thinwire import presets
@@ -132,17 +167,18 @@ def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
     )
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, named: int = 0
+) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
     # No borders: a method's text and seven numbers have to fit into 80 columns.
     table = Table(box=SIMPLE_HEAD, padding=0, title=title)
-    first, *others = head
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right")
+    for column, heading in enumerate(head):
+        is_name = column == named
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -11,9 +14,16 @@ import tyro
 from thinwire.cli.output import say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
+    from thinwire.report import ReportData
+    from thinwire.runs.status import RunStatus
+
 __all__ = ["ReportCommand"]
+
+_PERIOD_S = 3.0
 
 
 @final
@@ -21,23 +31,63 @@ __all__ = ["ReportCommand"]
 class ReportCommand:
     """Turn run folders into one HTML file that opens without a network.
 
+    With --watch the page is written again whenever a run has come further, and a browser that has
+    it open loads it again. That ends with the last run, or with Ctrl-C; a run that was killed may
+    go on, so it is waited for.
+
     thinwire report runs/mine --out mine.html
+    thinwire report runs/mine --out mine.html --watch
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Of runs, or of folders that hold some, such as those of thinwire compare."""
     out: Path = Path("report.html")
     """The page; a file that exists is replaced."""
+    watch: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    """Write the page again as its runs go on, until all have ended or until Ctrl-C."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        from thinwire import report
+        if self.watch:
+            with suppress(KeyboardInterrupt):
+                self._follow(console)
+            # Without the script that loads it again: nothing writes it after this.
+        self._conclude(console)
 
-        data = report.read_report_data(self.folders)
-        page = report.run_page(data, self.folders, self.out)
-        report.write_page(page, self.out)
+    def _conclude(self, console: Console) -> None:
+        data = self._write({}, refresh_s=None)
         runs = sum(len(variant.runs) for variant in data.variants)
-
         for folder, status in data.left_out.items():
             say(console, f"left out {folder}: {status}")
         say(console, f"wrote {self.out}: {len(data.variants)} methods, {runs} runs")
+
+    def _follow(self, console: Console) -> None:
+        """Write the page whenever its runs have come further, until all have ended."""
+        from thinwire.runs.planned import find_planned_runs, is_over
+
+        for folder in self.folders:
+            if not folder.exists():  # it may be mistyped, or its comparison about to begin
+                say(console, f"{folder} does not exist yet: waiting for it")
+        shown: Mapping[Path, RunStatus] | None = None
+        while not is_over(self.folders):
+            begun_s = time.monotonic()
+            found = find_planned_runs(self.folders)
+            if found != shown:
+                self._write(found, refresh_s=_PERIOD_S)
+                if shown is None:
+                    where = self.out.absolute().as_uri()
+                    say(console, f"open {where} in a browser; Ctrl-C ends this, not the runs")
+                shown = found
+            # Of many runs a page takes seconds: no more than a quarter of a core, which they need.
+            time.sleep(max(_PERIOD_S, 3 * (time.monotonic() - begun_s)))
+
+    def _write(self, found: Mapping[Path, RunStatus], refresh_s: float | None) -> ReportData:
+        from thinwire import report
+
+        data = report.read_report_data(self.folders, may_be_empty=self.watch)
+        # Also what has not begun: it says how much is to come.
+        unfinished = {folder: status for folder, status in found.items() if status.run is None}
+        data = dataclasses.replace(data, left_out={**unfinished, **data.left_out})
+        page = report.run_page(data, self.folders, self.out, refresh_s=refresh_s)
+        report.write_page(page, self.out)
+        return data

@@ -11,12 +11,14 @@ from thinwire.experiments.grid import VariantSpec, specs_of
 from thinwire.experiments.runners import (
     ExperimentRunner,
     MakeObserver,
+    NotePlanned,
     Runner,
     SequentialRunner,
     no_observer,
 )
 from thinwire.experiments.tuning import TuningResult, search, write_tuning
 from thinwire.runs.folder import write_json
+from thinwire.runs.planned import note_planned_runs
 from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.runs.variants import Variant
@@ -148,6 +150,7 @@ def compare(
     out: Path,
     make_observer: MakeObserver = no_observer,
     runner: Runner | None = None,
+    note_planned: NotePlanned | None = None,
 ) -> Comparison:
     """Carry out what is missing of `experiment` in `out`, and write what came of it.
 
@@ -156,16 +159,21 @@ def compare(
 
     Args:
         experiment: what is compared.
-        out: folder of the run folders; gets compare.json, statistics.json and tuning.json.
+        out: folder of the run folders; gets compare.json, statistics.json, tuning.json and, at the
+            beginning, planned.json.
         make_observer: makes what is shown the records of a run.
         runner: carries out the runs; default one after the other.
+        note_planned: is told which runs are wanted next, with their status before they begin; a
+            search calls it several times.
 
     Raises:
         ConfigurationError: a description that cannot work; nothing has run then.
     """
     specs = specs_of(experiment)
     baselines = _baselines(specs, experiment.baseline)
-    runs = ExperimentRunner(experiment, out, runner or SequentialRunner(), make_observer)
+    runs = ExperimentRunner(
+        experiment, out, runner or SequentialRunner(), make_observer, note_planned
+    )
     tuning: list[TuningResult] = []
     if experiment.tuning is not None:
         tuning = search(runs, experiment.tuning, specs)
@@ -185,6 +193,7 @@ def compare(
         rows=rows, baselines=baselines, tuning=tuning, unrelated=runs.unrelated()
     )
     comparison.write(out)
+    note_planned_runs(out, runs.known, is_over=True)
     return comparison
 
 

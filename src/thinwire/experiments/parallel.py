@@ -4,10 +4,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, cast, final
 
 from thinwire.errors import ConfigurationError
@@ -19,6 +21,7 @@ __all__ = ["ParallelRunner"]
 
 # A run whose process died is continued once from its checkpoint; if it dies again, it always would.
 _ATTEMPTS = 2
+_PATIENCE_S = 5.0
 
 
 @final
@@ -79,8 +82,13 @@ class ParallelRunner(Runner):
                     if attempts[process.number] < _ATTEMPTS:
                         left.appendleft(process.number)
         finally:
+            for process in idle:
+                process.leave()
             for process in [*running.values(), *idle]:
                 process.stop()
+            for folder in {run.log.parent for run in runs}:
+                with suppress(OSError):  # it stays where there are logs
+                    folder.rmdir()
         return failures
 
 
@@ -144,15 +152,25 @@ class _Process:
                 self._observer.record(message)
             return True
         self.failure = message
+        if self._observer is not None and message is not None:
+            self._observer.fail(str(message))
         self._close_observer()
         if self.died:
             self.stop()
         return False
 
+    def leave(self) -> None:
+        """Let the process, which carries out no run, end by itself in a few seconds."""
+        self.pipe.close()
+        # Terminated, it would leave semaphores behind, and a warning about them on the terminal.
+        self._process.join(_PATIENCE_S)
+
     def stop(self) -> None:
         """End the process; what it had not finished is in its checkpoint."""
         self._close_observer()
         self._process.terminate()
+        self._process.join(_PATIENCE_S)
+        self._process.kill()
         self._process.join()
         self.pipe.close()
 
@@ -169,6 +187,8 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
     """Carry out the runs that come, send the records of each and last its failure, if any."""
     # Ctrl-C reaches this process as well; the one that started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It leaves by way of its finalisers: else the terminal gets a warning about its semaphores.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share)
     with suppress(EOFError):  # the process that started this one is gone
@@ -181,7 +201,34 @@ def _carry_out(packed: bytes, pipe: Connection, cores: int) -> RunFailure | None
         run = pickle.loads(packed)
     except Exception as error:  # a class that this process cannot import
         return RunFailure(kind=type(error).__name__, why=str(error))
-    return carry_out(run, lambda: _Messenger(pipe), cores)
+    with _output_in(run.log):
+        return carry_out(run, lambda: _Messenger(pipe), cores)
+
+
+@contextmanager
+def _output_in(log: Path) -> Generator[None]:
+    """Inside, what this process prints goes into `log`, which is there only if it prints something.
+
+    On the terminal, lines of several processes would tear what the first one shows there.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("ab")
+    except OSError:  # the run itself says what is wrong with the disk
+        yield
+        return
+    with file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with suppress(OSError):
+                if log.stat().st_size == 0:
+                    log.unlink()
 
 
 @final

@@ -1,16 +1,20 @@
 """The runs of an experiment: which are missing, and how they are begun or continued."""
 
 import dataclasses
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.elastic.events import Event
+from thinwire.errors import CheckpointError, ConfigurationError, ThinwireError
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import VariantSpec, configure
 from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
+from thinwire.runs.planned import note_planned_runs
 from thinwire.runs.schema import read_config
 from thinwire.runs.status import (
     RunState,
@@ -28,6 +32,7 @@ from thinwire.train.workers.group import cores
 __all__ = [
     "ExperimentRunner",
     "MakeObserver",
+    "NotePlanned",
     "PlannedRun",
     "RunFailure",
     "RunKey",
@@ -59,6 +64,14 @@ class PlannedRun:
     folder: Path
     config: TrainConfig
 
+    @property
+    def log(self) -> Path:
+        """Where a traceback goes and, of a run in a process of its own, what it prints.
+
+        Not in the run's folder, which may be that of another run; there only if there is something.
+        """
+        return self.folder.parent / "logs" / f"{self.folder.name}.log"
+
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +86,15 @@ class RunFailure:
     kind: str
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why}"
+
 
 MakeObserver: TypeAlias = Callable[[PlannedRun], Observer]
 """Makes what is shown the records of a run while it trains."""
+
+NotePlanned: TypeAlias = Callable[[Sequence[tuple[PlannedRun, RunStatus]]], None]
+"""Receives the runs that are wanted next, with their status before any of them begins."""
 
 
 @final
@@ -124,16 +143,43 @@ def carry_out(run: PlannedRun, observer: Callable[[], Observer], cores: int) -> 
         observer: makes what is shown its records.
         cores: that it may use.
     """
+    shown = observer()
     try:
         forget_failure(run.folder)
-        resume(_with_threads(run, cores), run.folder, lambda _config, _step: [observer()])
+        resume(_with_threads(run, cores), run.folder, lambda _config, _step: [_Open(shown)])
     except Exception as error:  # the other runs go on, whatever it is
         failure = RunFailure(kind=type(error).__name__, why=str(error).strip() or repr(error))
         # After a ConfigurationError the folder may belong to another process, which writes there.
         if not isinstance(error, ConfigurationError):
             note_failure(run.folder, failure.kind, failure.why)
+        if not isinstance(error, ThinwireError):  # these say themselves what is to be done
+            _log_traceback(run.log, error)
+        shown.fail(str(failure))
         return failure
+    finally:
+        shown.close()
     return None
+
+
+@final
+class _Open(Observer):
+    """Passes everything on but the end: how a run ended is known only after it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._observer.record(record)
+
+    def event(self, event: Event) -> None:
+        self._observer.event(event)
+
+
+def _log_traceback(log: Path, error: Exception) -> None:
+    with suppress(OSError):  # a full disk may be what went wrong
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
 
 
 def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
@@ -162,16 +208,23 @@ class ExperimentRunner:
         out: folder of the run folders.
         runner: carries the runs out.
         make_observer: makes what is shown the records of a run.
+        note_planned: is told which runs are wanted, before any of them begins.
     """
 
     def __init__(
-        self, experiment: Experiment, out: Path, runner: Runner, make_observer: MakeObserver
+        self,
+        experiment: Experiment,
+        out: Path,
+        runner: Runner,
+        make_observer: MakeObserver,
+        note_planned: NotePlanned | None = None,
     ) -> None:
         self.experiment, self.out = experiment, out
         self._runner, self._make_observer = runner, make_observer
+        self._note_planned = note_planned
         self._first: PlannedRun | None = None
         self._ground: Mapping[str, str] | None = None
-        self._known: set[str] = set()
+        self.known: set[str] = set()
 
     def complete(self, keys: Sequence[RunKey]) -> dict[RunKey, RunStatus]:
         """Carry out what is missing of `keys`, and return the status of each after that.
@@ -183,19 +236,25 @@ class ExperimentRunner:
         runs = self._plan(keys)
         statuses = {key: status_of(run.folder, run.config.describe()) for key, run in runs.items()}
         missing = [key for key, status in statuses.items() if status.state in _TO_DO]
-        failures = self._runner.carry_out([runs[key] for key in missing], self._make_observer)
+        if self._note_planned is not None:
+            self._note_planned([(runs[key], status) for key, status in statuses.items()])
+        failures = self._runner.carry_out([runs[key] for key in missing], self._begin)
         for key, failure in zip(missing, failures, strict=True):
             statuses[key] = status_of(runs[key].folder, runs[key].config.describe())
             if failure is not None and statuses[key].state not in _NOTED:
-                why = f"{failure.kind}: {failure.why}"
-                statuses[key] = RunStatus(state=RunState.FAILED, why=why)
+                statuses[key] = RunStatus(state=RunState.FAILED, why=str(failure))
         return self._of_one_ground(statuses)
+
+    def _begin(self, run: PlannedRun) -> Observer:
+        # Not earlier: runs that a runner refuses leave no folder.
+        note_planned_runs(self.out, self.known, is_over=False)
+        return self._make_observer(run)
 
     def unrelated(self) -> dict[str, RunStatus]:
         """Folders of runs that no call of `complete` asked for."""
         if self._first is None:
             return {}
-        return unrelated_runs(self.out, self._known, self._first.config.describe())
+        return unrelated_runs(self.out, self.known, self._first.config.describe())
 
     def _plan(self, keys: Sequence[RunKey]) -> dict[RunKey, PlannedRun]:
         runs: dict[RunKey, PlannedRun] = {}
@@ -207,7 +266,7 @@ class ExperimentRunner:
                 folder=self.out / folder,
                 config=configure(self.experiment, spec, seed),
             )
-            self._known.add(folder)
+            self.known.add(folder)
         planned = list(runs.values())
         self._first = self._first or next(iter(planned), None)
         if self._first is not None:

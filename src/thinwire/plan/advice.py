@@ -14,7 +14,7 @@ from thinwire.plan.loss import LossEstimate, expected_loss
 from thinwire.plan.required import required_bandwidth, steady_utilisation
 from thinwire.plan.traffic import Traffic
 
-__all__ = ["Advice", "Change", "Recommendation", "advise"]
+__all__ = ["Advice", "NeededChange", "Recommendation", "advise"]
 
 _MOST: Final = 5
 _FEWEST_ROUNDS: Final = 10
@@ -40,7 +40,7 @@ class Recommendation:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class NeededChange:
     """What would have to change for the target to be reached.
 
     Args:
@@ -61,7 +61,8 @@ class Advice:
 
     Args:
         target: utilisation that was to be reached.
-        recommended: the best choice of each preset that reaches it, least expected loss first.
+        recommended: the best choice of each of five presets that reach it, least expected loss
+            first, and data parallelism if it does.
         closest: the busiest choice where none reaches it; None: nothing can be run at all.
         changes: each of which would make one reach it, where none does.
     """
@@ -69,10 +70,12 @@ class Advice:
     target: float
     recommended: tuple[Recommendation, ...]
     closest: Recommendation | None
-    changes: tuple[Change, ...]
+    changes: tuple[NeededChange, ...]
 
 
-def advise(job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | None = None) -> Advice:
+def advise(
+    job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | None = None
+) -> Advice:
     """The choices that keep the workers of `job` busy, those of the least expected loss first.
 
     For every preset, width, density, delay, cut and exchange the shortest rounds that reach the
@@ -111,7 +114,10 @@ def advise(job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | 
         if known is None or estimate.loss.middle < known[1].loss.middle:
             best[choice.preset] = found, estimate
     ordered = sorted(best.values(), key=lambda found: found[1].loss.middle)
-    recommended = tuple(search.recommend(choice) for choice, _ in ordered[:_MOST])
+    shown = ordered[:_MOST]
+    # Where the link carries plain data parallelism, a user should know it.
+    shown += [found for found in ordered[_MOST:] if found[0].preset == "ddp"]
+    recommended = tuple(search.recommend(choice) for choice, _ in shown)
     return Advice(
         target=target,
         recommended=recommended,
@@ -164,7 +170,7 @@ class _Search:
         )
 
     def shortest(self, choice: Choice) -> Choice | None:
-        """`choice` with the shortest rounds that reach the target; None: it reaches it with none."""
+        """`choice` with the shortest rounds that reach the target; None: none do."""
         if not choice.has_rounds:
             return choice if self._utilisation(choice) >= self._target else None
         intervals = self._intervals
@@ -185,19 +191,19 @@ class _Search:
             return None
         return self.recommend(found)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[NeededChange]:
         """What would help, each by itself: a faster link, longer rounds, fewer workers."""
         # The least rate is that of one of those that are nearly busy enough.
         busiest = sorted(self._longest_rounds(), key=self._utilisation, reverse=True)[:_NEAR]
         rates = [(self._rate(choice), choice) for choice in busiest]
         rate, choice = min(rates, key=lambda found: found[0], default=(math.inf, None))
         if choice is not None and rate < math.inf:
-            yield Change(quantity="bandwidth", value=rate, choice=choice)
+            yield NeededChange(quantity="bandwidth", value=rate, choice=choice)
         longer = [found for choice in busiest if (found := self._lengthened(choice))]
         if longer:
             shortest = min(longer, key=lambda choice: choice.sync_every or 0)
             value = shortest.sync_every or 0
-            yield Change(quantity="sync-every", value=value, choice=shortest)
+            yield NeededChange(quantity="sync-every", value=value, choice=shortest)
         if (fewer := self._fewer_workers()) is not None:
             yield fewer
 
@@ -229,7 +235,7 @@ class _Search:
             low, high = (low, middle) if self._reaches(choice, middle) else (middle, high)
         return replace(choice, sync_every=high)
 
-    def _fewer_workers(self) -> Change | None:
+    def _fewer_workers(self) -> NeededChange | None:
         """Fewer workers, all of which some choice keeps busy: half as many, or half of these."""
         workers = self._job.workers // 2
         while workers > 1:
@@ -241,7 +247,7 @@ class _Search:
             if any(search._utilisation(choice) >= self._target for choice in longest):
                 found = [one for c in search.choices if (one := search.shortest(c)) is not None]
                 best = min(found, key=lambda one: search.loss(one).loss.middle)
-                return Change(quantity="workers", value=workers, choice=best)
+                return NeededChange(quantity="workers", value=workers, choice=best)
             workers //= 2
         return None
 
@@ -259,6 +265,11 @@ class _Search:
         return self._known[choice]
 
     def _found_traffic(self, choice: Choice) -> Traffic | None:
+        if choice.has_rounds and choice.tau is None and choice.sync_every is not None:
+            # What goes out in one piece has the same sizes in rounds of every length, and takes
+            # long to work out for a thousand workers.
+            once = self._traffic(replace(choice, sync_every=None))
+            return None if once is None else _in_rounds(once, choice.sync_every)
         try:
             method = choice.method()
             if self._usable is not None:
@@ -268,3 +279,8 @@ class _Search:
             return None
         exchanges = {message.exchange for message in sent.messages}
         return None if choice.is_coded and "reduce_scatter" in exchanges else sent
+
+
+def _in_rounds(sent: Traffic, sync_every: int) -> Traffic:
+    (message,) = sent.messages
+    return replace(sent, sync_every=sync_every, messages=(replace(message, first=sync_every),))

@@ -58,6 +58,11 @@ class Choice:
         return ":".join((self.preset, *(f"{name}={value}" for name, value in self._arguments())))
 
     @property
+    def label(self) -> str:
+        """`text` without H and the size of the model, for tables that have both elsewhere."""
+        return replace(self, sync_every=None, parameters=None).text
+
+    @property
     def python(self) -> str:
         """The same as an expression, with thinwire as `tw`."""
         return f"tw.presets.{self.preset}({', '.join(self._keywords())})"
@@ -81,7 +86,10 @@ class Choice:
     @property
     def is_coded(self) -> bool:
         """Whether numbers are rounded, or left out, before they are sent."""
-        return self.preset not in ("ddp", "diloco", "noloco") and (self.preset, self.bits) != ("muloco", None)
+        return self.preset not in ("ddp", "diloco", "noloco") and (self.preset, self.bits) != (
+            "muloco",
+            None,
+        )
 
     def _arguments(self) -> Iterator[tuple[str, str]]:
         if self.parameters is not None:

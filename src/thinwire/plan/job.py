@@ -9,6 +9,7 @@ from thinwire.outer import GradientAveraging
 from thinwire.plan.bucket_price import BucketPrice
 from thinwire.plan.compute import Coding, Compute
 from thinwire.plan.link import Link
+from thinwire.plan.money import Prices
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.shape import Shape
 from thinwire.plan.topology import Ring, Topology
@@ -37,6 +38,7 @@ class Job:
         tokens: of all workers in the whole run.
         added_nbytes: to every message; 28 where they are sealed.
         price: of the object store that the workers exchange over; None without one.
+        prices: of workers and of what they send; None: not known.
 
     Raises:
         ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
@@ -61,6 +63,7 @@ class Job:
     tokens: int | None = None
     added_nbytes: int = 0
     price: BucketPrice | None = None
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):

@@ -218,7 +218,9 @@ def _rows() -> Mapping[tuple[str, str, float, bool], Mapping[str, Any]]:
 
 
 def _measured_rounds(of: str) -> list[float]:
-    return [at for term, whose, at, long in _rows() if (term, whose) == ("interval", of) and not long]
+    return [
+        at for term, whose, at, long in _rows() if (term, whose) == ("interval", of) and not long
+    ]
 
 
 def _is_known(term_of: str, at: float) -> bool:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
+from thinwire.plan.advice import Advice, Recommendation
+from thinwire.plan.advice_text import LOSS_SOURCE
 from thinwire.plan.calibration import Calibration
 from thinwire.plan.forecast import Forecast, RefusedMethod, Row
 from thinwire.plan.job import Job
+from thinwire.plan.money import bill
 from thinwire.plan.sweep import Sweep
 
 __all__ = ["FORMAT", "plan_record"]
@@ -27,6 +30,7 @@ def plan_record(
     target: float,
     swept: Sweep | None = None,
     calibration: Calibration | None = None,
+    advice: Advice | None = None,
 ) -> dict[str, Any]:
     """The job, a row for each method, and the sweep.
 
@@ -36,6 +40,7 @@ def plan_record(
         target: utilisation.
         swept: None without a sweep.
         calibration: of the run that the job was taken from, if it was.
+        advice: of `advise`; None: it was not asked for.
 
     >>> from thinwire import presets
     >>> from thinwire.plan.compute import Compute
@@ -71,6 +76,33 @@ def plan_record(
         "methods": [_row(row) for row in rows],
         "sweep": None if swept is None else _sweep(swept),
         "run": None if calibration is None else _run(calibration),
+        "advice": None if advice is None else _advice(advice, job),
+    }
+
+
+def _advice(advice: Advice, job: Job) -> dict[str, Any]:
+    closest = advice.closest
+    return {
+        "target_utilisation": advice.target,
+        "recommended": [_recommendation(row, job) for row in advice.recommended],
+        "closest": None if closest is None else _recommendation(closest, job),
+        "changes": [
+            {"quantity": change.quantity, "value": change.value, "method": change.choice.text}
+            for change in advice.changes
+        ],
+        "loss_source": LOSS_SOURCE,
+        "currency": None if job.prices is None else job.prices.currency,
+    }
+
+
+def _recommendation(row: Recommendation, job: Job) -> dict[str, Any]:
+    return {
+        "method": row.choice.text,
+        "python": row.choice.python,
+        "forecast": _row(row.forecast),
+        "loss_share": asdict(row.estimate.loss),
+        "not_measured": list(row.estimate.beyond),
+        "bill": asdict(bill(row.forecast, job)),
     }
 
 

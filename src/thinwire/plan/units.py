@@ -24,6 +24,7 @@ __all__ = [
     "parse_count",
     "parse_duration",
     "parse_latency",
+    "parse_price",
     "parse_rate",
     "parse_share",
     "rate_text",
@@ -48,9 +49,10 @@ _COUNTS: Final[_Units] = {
     "1e12": ("T", "trillion"),
 }
 _SHARES: Final[_Units] = {"1e-2": ("%",), "1": ("",)}
-_PRICES: Final[_Units] = {"1": ("",)}
+_SIGNS: Final = {"$": "USD", "€": "EUR", "£": "GBP"}
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)(.*)", re.I | re.S)
+_PRICE = re.compile(r"([$€£]|[a-z]{3})?\s*([^a-z$€£\s]*\d[^a-z$€£\s]*)\s*([a-z]{3})?", re.I)
 _RATE = re.compile(r"((?:[kmgtp]i?)?)(b|bits?|bytes?)(/s|ps|/sec|/second)", re.I)
 _RATE_UNITS = tuple(f"{p}{of}/s" for of in ("bit", "B") for p in ("", "k", "M", "G", "T"))
 
@@ -176,25 +178,36 @@ def parse_share(text: str) -> float:
     return share
 
 
-def parse_price(text: str) -> float:
-    """A price, from 0 up.
+def parse_price(text: str) -> tuple[float, str | None]:
+    """A price from 0 up, and its currency; None for 0, which is the same in every one.
 
     Args:
-        text: a number that is not negative, perhaps after a dollar sign.
+        text: a number that is not negative, with a code of three letters before or after it, or
+            after $, € or £.
 
     Raises:
-        ConfigurationError: no number, a unit, or a price below 0.
+        ConfigurationError: no number, no currency, or a price below 0.
 
-    >>> parse_price("$0.09"), parse_price("0")
-    (0.09, 0.0)
+    >>> parse_price("$0.09"), parse_price("2.50 EUR"), parse_price("0")
+    ((0.09, 'USD'), (2.5, 'EUR'), (0.0, None))
     """
-    what = f"read the price {text!r}"
-    price = _float(what, _read(what, text.strip().removeprefix("$"), _PRICES))
+    what, do = f"read the price {text!r}", "write a number and a currency, such as 0.09USD or $0.09"
+    found = _PRICE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigurationError(what, because="it is not a number with a currency", do=do)
+    before, number, after = found.groups()
+    price = _float(what, _read(what, number, {"1": ("",)}))
     if price < 0:
         raise ConfigurationError(
             what, because="a price cannot be negative", do="write a price from 0 up"
         )
-    return price
+    if bool(before) == bool(after):
+        if not before and price == 0:
+            return price, None
+        because = "it has two currencies" if before else "it has no currency"
+        raise ConfigurationError(what, because=because, do=do)
+    code = before or after
+    return price, _SIGNS.get(code, code.upper())
 
 
 def _read(what: str, text: str, units: _Units) -> Fraction:

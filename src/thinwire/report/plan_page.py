@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from thinwire.plan.advice import Advice
+from thinwire.plan.advice_text import advice_cells, advice_head, advice_notes, advice_title
 from thinwire.plan.forecast import Forecast, Row
 from thinwire.plan.job import Job
 from thinwire.plan.sweep import Sweep, SweepCurve
@@ -21,12 +23,14 @@ from thinwire.plan.text import (
 from thinwire.report.blocks import Block, Chart, Heading, Paragraph, TextTable
 from thinwire.report.page import Page
 
-__all__ = ["plan_page"]
+__all__ = ["advice_blocks", "plan_page"]
 
 _FEW_POINTS: Final = 30
 
 
-def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> Page:
+def plan_page(
+    job: Job, rows: Sequence[Row], swept: Sweep, *, target: float, advice: Advice | None = None
+) -> Page:
     """Utilisation against what was swept, and the tables of the job as it is.
 
     Args:
@@ -34,9 +38,11 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         rows: of `forecasts`.
         swept: of `sweep`.
         target: utilisation.
+        advice: of `advise`; None: it was not asked for.
     """
     blocks: list[Block] = [
         Heading(text="In short", name="summary", below=verdict(rows, target)),
+        *advice_blocks(advice, job),
         sweep_chart(job, swept, target=target),
         _table(
             "Bytes that each worker sends, and how busy it is", OUTCOME_HEAD, rows, outcome_cells
@@ -51,6 +57,26 @@ def plan_page(job: Job, rows: Sequence[Row], swept: Sweep, *, target: float) -> 
         Paragraph(text=_READING),
     ]
     return Page(title=job_text(job), lead=link_text(job), blocks=blocks)
+
+
+def advice_blocks(advice: Advice | None, job: Job) -> list[Block]:
+    """What to run, as a table with its notes; nothing without advice."""
+    if advice is None:
+        return []
+    title = advice_title(advice)
+    table = TextTable(
+        title=title[0].upper() + title[1:],
+        head=(*advice_head(job), "in Python"),
+        rows=tuple(
+            (*cells, row.choice.python)
+            for cells, row in zip(
+                advice_cells(advice, job),
+                advice.recommended or ((advice.closest,) if advice.closest else ()),
+                strict=True,
+            )
+        ),
+    )
+    return [table, *(Paragraph(text=note) for note in advice_notes(advice))]
 
 
 _READING = (

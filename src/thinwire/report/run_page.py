@@ -22,6 +22,7 @@ from thinwire.report.blocks import (
     TimelineControls,
     rounded,
 )
+from thinwire.report.link_advice import link_advice
 from thinwire.report.link_replay import LinkReplay, ShapeCache, replay_data
 from thinwire.report.page import Page
 from thinwire.report.pareto import family_of, first_shown, front_of, senders
@@ -124,7 +125,8 @@ def run_page(
             blocks=_left_out(data.left_out),
             refresh_s=refresh_s,
         )
-    played, unplayed = _replays(variants)
+    shapes = ShapeCache()
+    played, unplayed = _replays(variants, shapes)
     blocks: list[Block] = [
         *_summary(data),
         results_table(variants),
@@ -140,7 +142,7 @@ def run_page(
         *loss_charts(),
         front_chart(variants),
         Details(title="The numbers of these charts", blocks=[curves_table(variants)]),
-        *_link(variants, played, unplayed),
+        *_link(variants, played, unplayed, shapes),
         *scaling_charts(variants),
         Heading(text="In the runs themselves", name="measured", below=_MEASURED),
         waits_chart(variants),
@@ -236,9 +238,11 @@ def _errors(variants: Sequence[Variant]) -> str:
     )
 
 
-def _replays(variants: Sequence[Variant]) -> tuple[dict[int, LinkReplay], dict[str, str]]:
+def _replays(
+    variants: Sequence[Variant], shapes: ShapeCache
+) -> tuple[dict[int, LinkReplay], dict[str, str]]:
     """The replays over a link by the variant's index, and why other variants have none."""
-    shapes, played = ShapeCache(), dict[int, LinkReplay]()
+    played = dict[int, LinkReplay]()
     refused: dict[str, str] = {}
     for index, variant in enumerate(variants):
         try:
@@ -249,7 +253,10 @@ def _replays(variants: Sequence[Variant]) -> tuple[dict[int, LinkReplay], dict[s
 
 
 def _link(
-    variants: Sequence[Variant], played: Mapping[int, LinkReplay], unplayed: Mapping[str, str]
+    variants: Sequence[Variant],
+    played: Mapping[int, LinkReplay],
+    unplayed: Mapping[str, str],
+    shapes: ShapeCache,
 ) -> list[Block]:
     several = len({variants[index].config.workers for index in played}) > 1
     below = _ON_THE_LINK + (_SEVERAL_K if several else "")
@@ -260,7 +267,7 @@ def _link(
     if not played:
         return [Heading(text=heading.text, name=heading.name), *missing]
     labels = {index: variants[index].label for index in played}
-    charts = link_charts()
+    charts, first = link_charts(), variants[min(played)]
     return [
         heading,
         *missing,
@@ -270,6 +277,7 @@ def _link(
         charts["shares"],
         TimelineControls(labels=labels),
         charts["timeline"],
+        *link_advice(shapes.of(first.runs[0]), first.config.workers),
     ]
 
 

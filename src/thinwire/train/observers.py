@@ -21,6 +21,7 @@ __all__ = [
     "FolderWriter",
     "Observer",
     "Terminal",
+    "shows_bars",
     "tensorboard",
     "trackio",
     "wandb",
@@ -39,6 +40,10 @@ class Observer(ABC):
     def event(self, event: Event) -> None:
         """Receive an event: a worker joined, a round counted, ...; called from any thread."""
         del event
+
+    def fail(self, why: str) -> None:
+        """Receive why the run of a comparison ended without a result, before `close`."""
+        del why
 
     def close(self) -> None:
         """Release what is held; the run is over."""
@@ -88,6 +93,11 @@ class EventForwarder:
                 observer.event(event)
 
 
+def shows_bars(console: Console) -> bool:
+    """Whether lines of `console` can be drawn again: it is a terminal that can move its cursor."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 @final
 class Terminal(Observer):
     """A progress bar on a terminal, a line per evaluation elsewhere."""
@@ -99,7 +109,7 @@ class Terminal(Observer):
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
         ]
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._progress = Progress(*columns, console=console, disable=not shows_bars(console))
         self._val_loss: float | None = None
         self._progress.start()
         self._task = self._progress.add_task(title, total=steps)
@@ -118,7 +128,7 @@ class Terminal(Observer):
         )
         description = "\n".join(lines)
         self._progress.update(self._task, completed=record["step"], description=description)
-        if not self._console.is_terminal and "val_loss" in record:
+        if not shows_bars(self._console) and "val_loss" in record:
             self._say("  ".join(lines))
 
     def event(self, event: Event) -> None:

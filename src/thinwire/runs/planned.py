@@ -1,0 +1,71 @@
+"""Which runs a comparison will have, noted before they begin, and whether it is over."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from thinwire.errors import CheckpointError
+from thinwire.runs.find import find_runs
+from thinwire.runs.folder import write_json
+from thinwire.runs.schema import read_object
+from thinwire.runs.status import RunState, RunStatus
+
+__all__ = ["find_planned_runs", "is_over", "note_planned_runs"]
+
+_FILE: Final = "planned.json"
+_GO_ON: Final = (RunState.UNFINISHED, RunState.ABSENT)
+
+
+def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> None:
+    """Note in a comparison's folder which runs it has.
+
+    Args:
+        out: the comparison's folder.
+        runs: names of the run folders that are known so far; a search adds others.
+        is_over: whether nothing is left to do.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / _FILE, {"runs": sorted(runs), "is_over": is_over})
+
+
+def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
+    """What `find_runs` finds in `paths`, and runs that comparisons there have not begun.
+
+    Args:
+        paths: folders of runs, or folders that hold some.
+    """
+    planned = [path / name for path in paths for name in _names(path)]
+    waiting = RunStatus(state=RunState.ABSENT, why="its turn has not come")
+    found = find_runs(paths)
+    return found | {folder: waiting for folder in planned if not folder.exists()}
+
+
+def is_over(paths: Sequence[Path]) -> bool:
+    """Whether no run in `paths` is known to go on.
+
+    A comparison says so itself: runs of it may not have begun yet. Of other runs all must have
+    ended; one whose process was killed may go on.
+
+    Args:
+        paths: folders of runs, or folders that hold some.
+    """
+    return all(_is_over(path) for path in paths)
+
+
+def _is_over(path: Path) -> bool:
+    noted = _read(path).get("is_over")
+    if isinstance(noted, bool):
+        return noted
+    return all(status.state not in _GO_ON for status in find_runs([path]).values())
+
+
+def _names(path: Path) -> list[str]:
+    names = _read(path).get("runs")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(read_object(path / _FILE))
+    except CheckpointError:  # not the folder of a comparison, or of one of an earlier version
+        return {}

@@ -1,0 +1,129 @@
+"""`thinwire report --watch`, beside a comparison that runs."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from run_folders import config_of, write_run
+from thinwire.cli import main
+from thinwire.cli import report as command
+from thinwire.experiments import Experiment, compare
+from thinwire.runs.planned import find_planned_runs, is_over, note_planned_runs
+from thinwire.runs.status import RunState
+
+LIVE = 'id="live"'
+SMALL = [
+    "--steps", "40", "--sync-every", "4", "--sequence-length", "16", "--threads", "1",
+    "--global-batch", "4", "--workers", "2", "--warmup-steps", "2", "--corpus", "corpus.txt",
+    "--methods", "ddp,diloco", "--out", "runs",
+]  # fmt: skip
+
+
+def until(what: Callable[[], object], timeout_s: float = 20) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text() if page.exists() else ""
+
+
+def unfinished(folder: Path, method: str) -> Path:
+    """A run that goes on; `end` ends it."""
+    (write_run(folder, config_of(method)) / "summary.json").rename(folder.parent / "kept")
+    return folder
+
+
+def end(folder: Path) -> None:
+    (folder.parent / "kept").rename(folder / "summary.json")
+
+
+def test_the_page_follows_a_comparison_to_its_end(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(command, "_PERIOD_S", 0.01)
+    runs, page = tmp_path / "runs", tmp_path / "page.html"
+    planned = ["diloco-seed0", "ddp-seed0"]
+    note_planned_runs(runs, planned, is_over=False)
+    diloco = unfinished(runs / "diloco-seed0", "diloco")
+    ended: list[int] = []
+    watch = ["report", str(runs), "--out", str(page), "--watch"]
+    thread = threading.Thread(target=lambda: ended.append(main(watch)))
+    thread.start()
+    until(lambda: "No run is finished yet" in text_of(page))
+    shown = text_of(page)
+    assert LIVE in shown
+    assert "unfinished: it has no summary" in shown
+    assert "not begun: its turn has not come" in shown
+    end(diloco)
+    until(lambda: "Lowest loss: diloco" in text_of(page))
+    # The run that is to come keeps it going, though all that there are have ended.
+    assert LIVE in text_of(page)
+    assert thread.is_alive()
+    write_run(runs / "ddp-seed0", config_of("ddp"), loss=1.5)
+    note_planned_runs(runs, planned, is_over=True)
+    thread.join(20)
+    assert ended == [0]
+    assert LIVE not in text_of(page)
+    assert "Lowest loss: ddp" in text_of(page)
+    printed = capsys.readouterr().out
+    assert f"open {page.as_uri()} in a browser" in printed
+    assert printed.endswith(f"wrote {page}: 2 methods, 2 runs\n")
+
+
+def test_runs_of_no_comparison_are_followed_until_all_have_ended(tmp_path) -> None:
+    assert not is_over([tmp_path / "missing"])
+    run = unfinished(tmp_path / "run", "diloco")
+    write_run(tmp_path / "other", config_of("ddp"))
+    assert not is_over([tmp_path])
+    end(run)
+    assert is_over([tmp_path])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": 3, "is_over": "yes"}'])
+def test_a_plan_that_is_damaged_is_passed_over(tmp_path, text: str) -> None:
+    write_run(tmp_path / "run", config_of("diloco"))
+    (tmp_path / "planned.json").write_text(text)
+    assert is_over([tmp_path])
+    assert list(find_planned_runs([tmp_path])) == [tmp_path / "run"]
+
+
+def test_a_comparison_notes_its_runs_before_they_begin(tmp_path, monkeypatch) -> None:
+    states: list[RunState] = []
+
+    def look(run) -> None:
+        assert not is_over([tmp_path])
+        states.extend(status.state for status in find_planned_runs([tmp_path]).values())
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr("thinwire.experiments.runners.forget_failure", look)
+    compare(Experiment(methods=("ddp", "diloco")), tmp_path)
+    assert states[-2:] == [RunState.ABSENT, RunState.ABSENT]
+    assert is_over([tmp_path])
+
+
+def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path) -> None:
+    """Two real processes: a comparison, and what watches it."""
+    (tmp_path / "corpus.txt").write_text("thin wires carry little " * 600)
+    thinwire, page = [sys.executable, "-m", "thinwire"], tmp_path / "page.html"
+    started = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    watch = [*thinwire, "report", "runs", "more", "--out", "page.html", "--watch"]
+    with (
+        subprocess.Popen([*thinwire, "compare", *SMALL], **started) as comparison,
+        subprocess.Popen(watch, **started) as watching,
+    ):
+        until(lambda: "Lowest loss" in text_of(page), 120)
+        assert LIVE in text_of(page)
+        assert comparison.wait(120) == 0
+        watching.send_signal(signal.SIGINT)
+        out, error = watching.communicate(timeout=60)
+    assert watching.returncode == 0, error
+    assert error == ""
+    assert "more does not exist yet: waiting for it" in out
+    assert LIVE not in text_of(page)
