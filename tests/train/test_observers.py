@@ -1,5 +1,6 @@
 import functools
 import io
+import re
 import sys
 import types
 
@@ -40,6 +41,43 @@ def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -
     display.close()
     for shown in ("5/10", "2.5000", "2.2500", "1,234", "2 rounds", "1.5 MB", "4.5 MB", "0.2 s"):
         assert shown in out.getvalue()
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_bar_fits_a_terminal_and_shows_all_of_it(width: int, colour: bool, monkeypatch) -> None:
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out = io.StringIO()
+    # Two lines of its own would do: `height` is no reason to cut.
+    console = Console(file=out, force_terminal=True, width=width, color_system="truecolor")
+    display = Terminal(console, title="streaming_muloco elastic", steps=100_000)
+    for step in (99_990, 99_999):
+        display.record(RECORD | {"step": step, "val_loss": 2.25, "workers": 3})
+    display.close()
+    drawn = out.getvalue().rpartition("\x1b[2K")[2]
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).strip("\r\n").split("\n")
+    assert max(len(line.rstrip()) for line in lines) <= width
+    text = " ".join(" ".join(lines).split())
+    for shown in ("99999/100000", "loss 2.5000 val 2.2500", "1,234 tokens/s", "2 rounds"):
+        assert shown in text
+    for shown in ("sent 1.5 MB", "received 4.5 MB", "waited 0.2 s", "3 workers"):
+        assert shown in text
+    assert bool(re.search(r"\x1b\[[0-9;]*m", drawn)) == colour
+
+
+def test_the_time_left_is_told_of_records_that_are_minutes_apart() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    display = Terminal(console, title="diloco K=4", steps=10)
+    seconds = [0.0]
+    display._progress.get_time = lambda: seconds[0]
+    display._progress.reset(display._task, start=True)
+    for step in (1, 2, 3):
+        seconds[0] = 120.0 * step
+        display.record(RECORD | {"step": step})
+    (task,) = display._progress.tasks
+    display.close()
+    assert task.time_remaining == 7 * 120
 
 
 @pytest.mark.parametrize("terminal", [True, False])

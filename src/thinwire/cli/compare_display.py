@@ -28,8 +28,6 @@ _REFRESHES_PER_S = 2
 _TRAINS, _WAITS, _DONE = "trains", "waits", "done"
 _FIRST = (_TRAINS, "failed", "diverged", _WAITS)
 """States whose runs are shown where there are more than a terminal has lines, in this order."""
-_TAIL = 8
-"""The last characters of a title, its seed, are never cut."""
 
 
 @final
@@ -252,14 +250,16 @@ def _trouble(row: _Row, width: int) -> list[Text]:
 
 
 def _shortened(title: str, width: int) -> str:
-    """`title` without its middle, if it is longer than `width`.
+    """`title`, if it is longer than `width`, without what stands before its seed.
 
     >>> _shortened("muloco:bits=2 K=4 H=15 seed 0", 20)
-    'muloco:bits… seed 0'
+    'muloco:bits=… seed 0'
     """
     if len(title) <= width:
         return title
-    return f"{title[: width - 1 - _TAIL].rstrip()}…{title[-_TAIL:].rstrip()}"
+    name, before, seed = title.rpartition(" seed ")
+    tail = before + seed if name else ""
+    return f"{title[: max(0, width - 1 - len(tail))]}…{tail}"
 
 
 def _number(value: float | None) -> str:

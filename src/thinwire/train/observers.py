@@ -98,6 +98,12 @@ def shows_bars(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+# Of how many seconds the time that is left is told. Records may be minutes apart; rich's 30 s would
+# then hold one of them, which tells nothing.
+_SPEED_OVER_S = 24 * 3600.0
+_BAR, _BAR_AND_TIME = 10, 19
+
+
 @final
 class Terminal(Observer):
     """A progress bar on a terminal, a line per evaluation elsewhere."""
@@ -105,11 +111,17 @@ class Terminal(Observer):
     def __init__(self, console: Console, *, title: str, steps: int) -> None:
         self._console, self._title, self._steps = console, title, steps
         columns = [
-            BarColumn(10),
+            BarColumn(_BAR),
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
         ]
-        self._progress = Progress(*columns, console=console, disable=not shows_bars(console))
+        self._draws = shows_bars(console)
+        self._progress = Progress(
+            *columns,
+            console=console,
+            disable=not self._draws,
+            speed_estimate_period=_SPEED_OVER_S,
+        )
         self._val_loss: float | None = None
         self._progress.start()
         self._task = self._progress.add_task(title, total=steps)
@@ -118,18 +130,31 @@ class Terminal(Observer):
         """Move the bar."""
         # The last validation loss stays on display until there is a newer one.
         self._val_loss = record.get("val_loss", self._val_loss)
+        parts = self._parts(record)
+        if self._draws:
+            room = self._console.width - _BAR_AND_TIME
+            self._progress.update(
+                self._task, completed=record["step"], description=_in_lines(parts, room)
+            )
+        elif "val_loss" in record:
+            self._say("  ".join(parts))
+
+    def _parts(self, record: dict[str, Any]) -> list[str]:
         validation = "" if self._val_loss is None else f" val {self._val_loss:.4f}"
-        # Two lines, so that everything fits into 80 columns.
-        lines = (
-            f"{self._title}  {record['step']}/{self._steps}  loss {record['loss']:.4f}"
-            f"{validation}  {record['tokens_per_s']:,.0f} tokens/s",
-            f"{record['rounds']} rounds  sent {nbytes_text(record['sent_bytes'])}  "
-            f"received {nbytes_text(record['received_bytes'])}  waited {record['wait_s']:.1f} s",
-        )
-        description = "\n".join(lines)
-        self._progress.update(self._task, completed=record["step"], description=description)
-        if not shows_bars(self._console) and "val_loss" in record:
-            self._say("  ".join(lines))
+        parts = [
+            self._title,
+            f"{record['step']}/{self._steps}",
+            f"loss {record['loss']:.4f}{validation}",
+            f"{record['tokens_per_s']:,.0f} tokens/s",
+            f"{record['rounds']} rounds",
+            f"sent {nbytes_text(record['sent_bytes'])}",
+            f"received {nbytes_text(record['received_bytes'])}",
+            f"waited {record['wait_s']:.1f} s",
+        ]
+        if "workers" in record:  # where they come and go
+            workers = record["workers"]
+            parts.append("1 worker" if workers == 1 else f"{workers} workers")
+        return parts
 
     def event(self, event: Event) -> None:
         """Print a line above the bar."""
@@ -144,6 +169,22 @@ class Terminal(Observer):
     def _say(self, line: str) -> None:
         # Names that users choose may look like rich's markup.
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _in_lines(parts: Sequence[str], width: int) -> str:
+    """`parts` with two spaces between them, in lines of `width` where one fits.
+
+    >>> _in_lines(["a", "bcd", "e"], 6)
+    'a  bcd\\ne'
+    """
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}  {part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 @final
