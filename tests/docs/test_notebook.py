@@ -33,11 +33,19 @@ def printed(text: str) -> str:
     return "".join(line for output in outputs for line in output.get("text", []))
 
 
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in _NUMBER.findall(text)]
+
+
 def test_the_committed_outputs_are_current(tool: ModuleType) -> None:
     text = PAGE.read_text(encoding="utf-8")
     found = tool.executed(text)
-    assert printed(found) == printed(text)
-    assert found == text  # the pictures, too
+    # Another processor may round the last digit of a loss otherwise. Pictures are compared, too.
+    assert _NUMBER.sub("", found) == _NUMBER.sub("", text)
+    assert numbers(found) == pytest.approx(numbers(text), rel=1e-3, abs=1e-3)
     said = re.findall(r"bit for bit.*", printed(text))
     assert len(said) >= 8
     assert [line for line in said if "False" in line or "True" not in line] == []
