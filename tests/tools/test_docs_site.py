@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PAGES = (
     "index.html",
+    "tutorials/one-outer-step.html",
     "tutorials/own-loop.html",
     "methods/muloco.html",
     "reference/loop.html",
