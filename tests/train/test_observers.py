@@ -44,7 +44,7 @@ def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -
 
 
 @pytest.mark.parametrize("colour", [True, False])
-@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("width", [50, 60, 70, 80])
 def test_the_bar_fits_a_terminal_and_shows_all_of_it(width: int, colour: bool, monkeypatch) -> None:
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
