@@ -197,7 +197,8 @@ class HttpServer(ThreadingHTTPServer):
             stream = wrapped = tls.wrap_socket(
                 request, server_side=True, do_handshake_on_connect=False
             )
-            with self._lock, contextlib.suppress(ValueError):  # it was given up meanwhile
+            with self._lock:
+                # A ValueError if it was given up meanwhile: then nothing could shut it down.
                 waiting[waiting.index(request)] = wrapped
             wrapped.settimeout(_HANDSHAKE_S)
             wrapped.do_handshake()
