@@ -5,7 +5,8 @@
 Ten situations, from two laptops to two sites of 64 GPUs. The first advice for each is replayed
 where it has two or four workers: a process each trains the laptop model by the advised method over
 tools/wan.py, TCP between network namespaces, on a link scaled so that bytes to rate and latency
-are to the time of a step as in the situation:
+are to the time of a step as in the situation (--only 2 leaves out those with four workers, which
+share two cores):
 
     rate' = rate (bytes' / bytes) (step / step')        latency' = latency step' / step
 
@@ -21,6 +22,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,7 @@ def run(out: Path, text: str, workers: int, steps: int, link: Link, *, log_steps
     sys.path.append(str(HERE.parents[1] / "tools"))
     wan = importlib.import_module("wan")
     found = []
-    for attempt in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS if workers <= (os.cpu_count() or 1) else 1):
         folder = out.with_name(f"{out.name}-{attempt}-{time.time_ns()}")
         command = [sys.executable, str(HERE), str(folder), "--method", text]
         command += ["--steps", str(steps), "--log-steps", str(log_steps)]
@@ -147,7 +149,7 @@ def run(out: Path, text: str, workers: int, steps: int, link: Link, *, log_steps
     return min(found, key=lambda one: one[0])
 
 
-def check(name: str, out: Path) -> dict[str, Any]:
+def check(name: str, out: Path, replayed: Collection[int]) -> dict[str, Any]:
     """What is promised for a situation, and what its replay measured."""
     asked = SITUATIONS[name]
     job = asked.job()
@@ -158,7 +160,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
         "promised_utilisation": first.forecast.utilisation,
         "expected_loss_share": dataclasses.asdict(first.estimate.loss),
     }
-    if asked.workers not in REPLAYED:
+    if asked.workers not in replayed:
         return row | {"replayed": False}
     choice = replayed_choice(first.choice)
     steps = max(ROUNDS * (choice.sync_every or 1), LEAST_STEPS)
@@ -188,6 +190,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Advice, replayed.")
     parser.add_argument("out", type=Path, help="folder of the runs")
+    parser.add_argument("--only", type=int, nargs="+", default=REPLAYED, metavar="K")
     parser.add_argument("--method", help="(how it starts its workers)")
     parser.add_argument("--steps", type=int, help="(a worker's)")
     parser.add_argument("--log-steps", type=int, help="(a worker's)")
@@ -197,7 +200,7 @@ def main() -> None:
         return
     rows = {}
     for name in SITUATIONS:
-        rows[name] = row = check(name, options.out)
+        rows[name] = row = check(name, options.out, options.only)
         said = f"{row['promised_utilisation']:.1%} promised"
         if row["replayed"]:
             said += f", {row['planned_utilisation']:.1%} planned for the replay, "

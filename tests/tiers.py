@@ -37,7 +37,6 @@ elastic/bucket/test_bucket_group.py::test_the_sender_of_a_message_that_is_damage
 elastic/bucket/test_bucket_group.py::test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all[replayed-sealed
 elastic/bucket/test_bucket_session.py::test_a_snapshot_that_is_damaged_is_passed_over[damaged_values
 elastic/bucket/test_bucket_session.py::test_a_worker_that_comes_back_after_its_round_was_deleted_catches_up[before
-elastic/test_real_processes.py::test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round
 elastic/test_real_processes.py::test_a_killed_worker_costs_the_others_one_heartbeat_timeout[while
 elastic/test_real_processes.py::test_every_method_survives_a_kill_and_a_restart[streaming]
 elastic/test_worker_ranks.py::test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals[diloco-1-landed]
@@ -94,6 +93,7 @@ cli/test_output.py::test_a_full_disk
 cli/test_output.py::test_a_reader
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
 cli/test_report_watch.py::test_ctrl_c
+cli/test_report_watch.py::test_the_page_follows
 cli/test_signals.py::test_a_run_that_is_asked_to_stop
 cli/test_signals.py::test_an_elastic_worker
 codecs/kernels/test_triton_backend.py::test_every_format
@@ -115,9 +115,12 @@ elastic/bucket/test_bucket_session.py::test_a_worker_with_other_initial_weights_
 elastic/bucket/test_bucket_session.py::test_garbage_beside_rolls_and_calls_is_passed_over["a"
 elastic/bucket/test_bucket_session.py::test_garbage_beside_rolls_and_calls_is_passed_over[[]
 elastic/bucket/test_bucket_session.py::test_garbage_beside_rolls_and_calls_is_passed_over[garbage
+elastic/bucket/test_bucket_session.py::test_those_that_come_wait_for_one_that_still_waits_for_a_lost_worker
 elastic/test_across_the_internet.py::test_a_worker_behind
+elastic/test_across_the_internet.py::test_two_workers_behind_routers
 elastic/test_across_the_internet.py::test_what_the_lighthouse
 elastic/test_real_processes.py
+elastic/test_real_processes.py::test_a_damaged_contribution
 elastic/test_worker_ranks.py
 experiments/test_runners.py::test_a_run_that_fails_says_so_at_once_and_has_a_log[runner1
 experiments/test_runners.py::test_a_run_whose_process_dies_twice_is_given_up
@@ -141,6 +144,7 @@ plan/test_traffic.py::test_presets[sparseloco-8
 plan/test_traffic.py::test_presets[streaming_diloco-8
 plan/test_traffic.py::test_presets[streaming_muloco-8
 report/test_report_browser.py
+report/test_run_page.py::test_a_page_whose_runs_go_on_loads_itself_again
 test_examples.py::test_example_alone[hugging_face
 test_examples.py::test_example_alone[lightning
 test_examples.py::test_example_alone[nano
@@ -191,6 +195,8 @@ test_round_waits.py::test_a_round_waits_no_more_often_than_it_may[demo
 test_same_loop.py::test_it_is_the_loop_of_thinwire_train[diloco-lightning
 test_same_loop.py::test_it_is_the_loop_of_thinwire_train[muloco
 tools/test_architecture.py::test_counts_of_the_package
+tools/test_docs_site.py::test_a_built_page
+tools/test_docs_site.py::test_small_text
 train/data/test_corpora.py::test_importing_stays_light
 train/test_bucket_train.py::test_a_killed_worker
 train/test_bucket_train.py::test_a_worker_that_is_asked
@@ -201,8 +207,10 @@ train/test_bucket_train.py::test_workers_that_share_a_folder_reach_the_digest_of
 train/test_elastic_bucket_train.py::test_a_bucket
 train/test_elastic_bucket_train.py::test_a_worker_that_waits
 train/test_elastic_bucket_train.py::test_another_token
+train/test_elastic_bucket_train.py::test_it_runs_without_torchft
 train/test_elastic_bucket_train.py::test_of_two
 train/test_elastic_bucket_train.py::test_one_is_killed
+train/test_elastic_bucket_train.py::test_two_workers_that_share_a_folder_end_as_one_run[file
 train/test_elastic_bucket_train.py::test_two_workers_that_share_a_folder_end_as_one_run[variable
 train/test_elastic_bucket_train.py::test_watching
 train/test_elastic_train.py::test_a_run_goes_on_with_another_number_of_workers[ddp
@@ -215,13 +223,14 @@ train/test_trainer.py::test_a_killed_rank_ends_the_others_and_all_resume[streami
 train/test_trainer.py::test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been[1
 train/test_trainer.py::test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been[2
 train/test_trainer.py::test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been[3
+train/test_trainer.py::test_dropout_draws_the_same_numbers_in_both_worlds
 train/test_trainer.py::test_nothing_of_the_process_group_outlives_a_run
+train/test_trainer.py::test_torchrun_reaches_the_digest_of_one_process[muloco
+train/test_trainer.py::test_torchrun_reaches_the_digest_of_one_process[noloco
 train/workers/test_agreement_probe.py::test_a_probe_changes_nothing[ddp
 train/workers/test_agreement_probe.py::test_a_probe_changes_nothing[streaming
 train/workers/test_ranks.py
 train/workers/test_stacked.py
-tools/test_docs_site.py::test_a_built_page
-tools/test_docs_site.py::test_small_text
 transport/test_bucket.py::test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait[5
 transport/test_bucket.py::test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait[8-diloco
 transport/test_bucket.py::test_a_slow_store
@@ -239,8 +248,11 @@ transport/test_message_series.py::test_more_loops_than_ever_on_one_group_reach_t
 transport/test_message_series.py::test_more_loops_than_ever_on_one_group_reach_the_bits_of_one_process[one_after_another-3
 transport/test_message_series.py::test_no_later_transport_takes_a_message_that_was_left_under_way[3
 transport/test_message_series.py::test_one_transport_too_many_is_refused_on_every_rank_until_one_is_gone[3
+transport/test_rendezvous.py::test_a_number_that_is_taken_is_named
+transport/test_rendezvous.py::test_ranks_that_hold_the_same
 transport/test_rendezvous.py::test_two_workers_of_two_fsdp_ranks
 transport/test_replicated.py::test_a_ddp_group_is_taken_or_refused_on_every_rank[first_ranks
+transport/test_replicated.py::test_a_ddp_group_is_taken_or_refused_on_every_rank[not_in_group-patterns4
 transport/test_replicated.py::test_a_ddp_group_is_taken_or_refused_on_every_rank[other_mesh
 transport/test_transports.py::test_a_forked_child_that_exits_leaves_exchanges_alone
 transport/test_transports.py::test_a_process_leaves_promptly_with_exchanges_under_way

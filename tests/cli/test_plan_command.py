@@ -131,9 +131,7 @@ FORECAST = {
 RECOMMENDATION = {
     "method": "str",
     "python": "str",
-    # Longer rounds wait less: a rate for every utilisation.
-    "forecast": FORECAST
-    | {"required_bits_per_s": dict.fromkeys(("0.5", "0.8", "0.9", "0.95", "0.99"), "float")},
+    "forecast": FORECAST | {"required_bits_per_s": {}},
     "loss_share": {"low": "float", "middle": "float", "high": "float"},
     "not_measured": [],
     "bill": {

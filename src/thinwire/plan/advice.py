@@ -165,7 +165,7 @@ class _Search:
         method = choice.method()
         return Recommendation(
             choice=choice,
-            forecast=forecast(method, self._job, target=self._target),
+            forecast=forecast(method, self._job, target=self._target, utilisations=()),
             estimate=self.loss(choice),
         )
 

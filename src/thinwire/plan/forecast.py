@@ -46,7 +46,7 @@ class Forecast:
         step_s: an inner step and its share of all that it waits for.
         target_bits_per_s: the least rate, up and down, that reaches the target; 0: any does,
             infinity: no rate does.
-        required_bits_per_s: likewise for each of `UTILISATIONS`.
+        required_bits_per_s: likewise for each of the utilisations asked for, `UTILISATIONS`.
         tokens_per_day: of all workers together; None: not known.
         steps: of the whole run.
         wall_s: of the whole run, its end included.
@@ -134,13 +134,20 @@ def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> li
     return rows
 
 
-def forecast(method: Method, job: Job, *, target: float = 0.9) -> Forecast:
+def forecast(
+    method: Method,
+    job: Job,
+    *,
+    target: float = 0.9,
+    utilisations: Sequence[float] = UTILISATIONS,
+) -> Forecast:
     """The forecast of one method.
 
     Args:
         method: as a run would have it.
         job: what it is forecast for.
         target: utilisation at which the link carries it.
+        utilisations: for which the bandwidth is worked out, which takes most of the time.
 
     Raises:
         ConfigurationError: the method does not fit the model, or the target is outside of (0, 1).
@@ -159,10 +166,16 @@ def forecast(method: Method, job: Job, *, target: float = 0.9) -> Forecast:
     >>> round(found.utilisation, 3), found.limit, found.fits
     (0.484, 'bandwidth', False)
     """
-    return _forecast(method.name, job.traffic(method), job, target)
+    return _forecast(method.name, job.traffic(method), job, target, utilisations)
 
 
-def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
+def _forecast(
+    name: str,
+    sent: Traffic,
+    job: Job,
+    target: float,
+    utilisations: Sequence[float] = UTILISATIONS,
+) -> Forecast:
     scenario = job.scenario(sent)
     utilisation = steady_utilisation(scenario)
     if not utilisation:
@@ -172,7 +185,7 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
             do="pass a higher rate",
         )
     step_s, steps = job.compute.step_s / utilisation, job.steps
-    required = {share: required_bandwidth(share, scenario) for share in {*UTILISATIONS, target}}
+    required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
     price = job.price
     is_elastic = price is not None and price.elastic
     meeting = MeetingRequests.of(job.workers) if is_elastic else None
@@ -194,7 +207,7 @@ def _forecast(name: str, sent: Traffic, job: Job, target: float) -> Forecast:
         fits=utilisation >= target,
         step_s=step_s,
         target_bits_per_s=required[target],
-        required_bits_per_s={share: required[share] for share in UTILISATIONS},
+        required_bits_per_s={share: required[share] for share in utilisations},
         tokens_per_day=_tokens_per_day(job, step_s),
         steps=steps,
         wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
