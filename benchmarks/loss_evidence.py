@@ -66,7 +66,7 @@ def long_terms() -> Iterator[tuple[str, str, float, str, str]]:
     for inner, arm in (("adamw", "diloco"), ("muon", "muloco")):
         yield "base", inner, 4, arm, "ddp, AdamW"
     for every in (20, 30, 64):
-        yield "interval", "muon", every, f"muloco, 1 bit, H={every}", "muloco, 2 bit"
+        yield "interval", "muloco:bits=1", every, f"muloco, 1 bit, H={every}", "muloco, 2 bit"
     yield "bits", "muloco", 2, "muloco, 2 bit", "muloco"
     for method, arm, dense in (
         ("streaming_diloco", "streaming_diloco, E3M0", "diloco"),

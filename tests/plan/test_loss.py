@@ -85,7 +85,28 @@ def test_more_workers_never_promise_less_loss():
 
 
 def test_what_no_run_had_is_said():
-    far = expected_loss(Choice(preset="sparseloco", sync_every=256), parameters=1e6, workers=64)
-    assert far.beyond == ("rounds of more than 64 steps", "more than 16 workers")
-    near = expected_loss(Choice(preset="sparseloco", sync_every=64), parameters=1e6, workers=16)
+    far = expected_loss(
+        Choice(preset="sparseloco", density=1 / 32, sync_every=256), parameters=1e6, workers=64
+    )
+    assert far.beyond == ("rounds of more than 30 steps by this method", "more than 16 workers")
+    near = expected_loss(
+        Choice(preset="sparseloco", density=1 / 32, sync_every=30), parameters=1e6, workers=16
+    )
     assert near.beyond == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest"),
+    [
+        ({"preset": "muloco", "bits": 1}, 64),
+        ({"preset": "muloco", "bits": 2}, 30),
+        ({"preset": "diloco"}, 30),
+        ({"preset": "sparse_muloco", "density": 1 / 32}, 30),
+        ({"preset": "streaming_muloco", "tau": 1}, 10),
+        ({"preset": "noloco"}, 10),
+    ],
+)
+def test_how_long_rounds_were_is_said_of_each_method(fields, longest: int):
+    for every, beyond in ((longest, ()), (longest + 1, (f"rounds of more than {longest} steps",))):
+        found = expected_loss(Choice(sync_every=every, **fields), parameters=1e6, workers=4).beyond
+        assert tuple(text.removesuffix(" by this method") for text in found) == beyond

@@ -149,7 +149,8 @@ class _Search:
         self._job, self._target = replace(job, sync_every=None), target
         longest = math.inf if job.steps is None else job.steps // _FEWEST_ROUNDS
         given = INTERVALS if job.sync_every is None else (job.sync_every,)
-        self._intervals = intervals or [every for every in given if every <= longest]
+        possible = [every for every in given if every <= longest]
+        self._intervals = possible if intervals is None else intervals
         self._longest = longest if job.sync_every is None else 0
         self._usable = usable
         self._known: dict[Choice, Traffic | None] = {}

@@ -22,6 +22,9 @@ __all__ = ["LossEstimate", "LossRange", "expected_loss"]
 _LARGE: Final = 100_000_000
 _LONG: Final = 1_600
 _FOUR: Final = 4.0
+_ONE_BIT: Final = "muloco:bits=1"
+# Whose short runs stand for methods that were measured at one H only.
+_DENSE_OF: Final = {"streaming_diloco": "adamw", "streaming_muloco": "muon", "noloco": "adamw"}
 _OWN_INTERVAL, _PUBLISHED_INTERVAL = 10, 30
 
 # Final losses of arXiv 2505.23725, H = 30: parameters -> data-parallel AdamW, DiLoCo with K = 1 and
@@ -120,7 +123,7 @@ def expected_loss(choice: Choice, *, parameters: float, workers: int) -> LossEst
     base = _published if is_large else _own
     loss, alone = (base(inner, parameters, k) for k in (workers, 1))
     usual = _PUBLISHED_INTERVAL if is_large else _OWN_INTERVAL
-    loss += _interval(_rounds_like(choice, inner), choice.sync_every or usual, usual, beyond)
+    loss += _interval(_rounds_of(choice, inner), choice.sync_every or usual, usual, beyond)
     loss += _method(choice, workers, beyond)
     # One worker that exchanges with none loses nothing to exchanges: what short runs gained over
     # it is within the range, and not expected.
@@ -152,21 +155,27 @@ def _published(inner: str, parameters: float, workers: int) -> LossRange:
     return LossRange(low=min(every), middle=shares[nearest], high=max(every))
 
 
-def _rounds_like(choice: Choice, inner: str) -> str:
-    """Whose short runs tell what rounds of another length cost."""
+def _rounds_of(choice: Choice, inner: str) -> str:
+    """Whose runs tell what rounds of another length cost."""
     if choice.density is not None:
         return "sparse"
-    return "muloco:bits=1" if choice.bits == 1 else inner
+    if choice.preset in _DENSE_OF:
+        return choice.preset
+    return _ONE_BIT if choice.bits == 1 else inner
 
 
 def _interval(of: str, sync_every: int, usual: int, beyond: list[str]) -> LossRange:
     """Rounds of H steps in place of the usual ones."""
     long: dict[float, LossRange] = {_OWN_INTERVAL: _NOTHING}
-    long |= {every: _term("interval", "muon", every) for every in (20, 30, 64)}
+    # Of the longer runs only those of 1-bit MuLoCo had rounds of several lengths.
+    rows = _measured_rounds(_ONE_BIT, long=True)
+    long |= {every: _raw("interval", _ONE_BIT, every, long=True) for every in rows}
     short: dict[float, LossRange] = {_OWN_INTERVAL: _NOTHING}
-    short |= {every: _raw("interval", of, every, long=False) for every in _measured_rounds(of)}
-    if sync_every > max(long):
-        beyond.append(f"rounds of more than {max(long):g} steps")
+    rows = _measured_rounds(_DENSE_OF.get(of, of), long=False)
+    short |= {every: _raw("interval", _DENSE_OF.get(of, of), every, long=False) for every in rows}
+    longest = max([_OWN_INTERVAL, *_measured_rounds(of, long=True), *_measured_rounds(of)])
+    if sync_every > longest:
+        beyond.append(f"rounds of more than {longest:g} steps by this method")
     # The longer runs had no rounds below 10 steps: half of what the short ones gained.
     long[5] = _halved(short.get(5, _NOTHING))
     found = _at(long, sync_every).spanning(_at(short, sync_every))
@@ -190,7 +199,7 @@ def _method(choice: Choice, workers: int, beyond: list[str]) -> LossRange:
         found += _term("bits", "muloco", choice.bits)
     if choice.tau is not None and choice.tau > 2:
         found += _term("tau", "streaming", 5)
-    key = "muloco:bits=1" if choice.bits == 1 else preset
+    key = _ONE_BIT if choice.bits == 1 else preset
     more = {at: _term("method_workers", key, at) for at in (8, 16) if _is_known(key, at)}
     if more and workers > _FOUR:
         found += _at({_FOUR: _NOTHING, **more}, workers)
@@ -218,9 +227,12 @@ def _rows() -> Mapping[tuple[str, str, float, bool], Mapping[str, Any]]:
     }
 
 
-def _measured_rounds(of: str) -> list[float]:
+def _measured_rounds(of: str, *, long: bool = False) -> list[float]:
+    """H other than the usual one that were measured, in the short or in the longer runs."""
     return [
-        at for term, whose, at, long in _rows() if (term, whose) == ("interval", of) and not long
+        at
+        for term, whose, at, is_long in _rows()
+        if (term, whose, is_long) == ("interval", of, long)
     ]
 
 
