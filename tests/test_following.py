@@ -225,3 +225,41 @@ def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
     for step in range(3):
         scaled_step(model, optimizer, scaler, step, overflows=step == 1)
     assert outer.inner_step == 3
+
+
+# -- with an optimizer whose step calls that of its base class: torch runs its hooks twice ---------
+
+
+class Derived(torch.optim.AdamW):
+    """As AdamW, and shrinks the weights after its step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        value = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(0.9)
+        return value
+
+
+def trained(method: tw.Method, *, by_hand: bool) -> tuple[int, list[torch.Tensor]]:
+    adamw(build_model())  # from now on torch puts hooks around AdamW's own step, too
+    model = build_model()
+    optimizer = Derived(model.parameters(), lr=0.02)
+    outer = tw.OuterLoop(model, optimizer, method)
+    if not by_hand:
+        outer.follow()
+    for step in range(5):
+        loss(model, step, 0).backward()
+        optimizer.step()
+        if by_hand:
+            outer.step()
+        optimizer.zero_grad()
+    return outer.inner_step, weights([(model, optimizer, outer)])
+
+
+@pytest.mark.parametrize("method", [METHODS["diloco"], tw.presets.ddp()], ids=["diloco", "ddp"])
+def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> None:
+    counted, followed = trained(method, by_hand=False)
+    assert counted == 5
+    assert same_bits(followed, trained(method, by_hand=True)[1])

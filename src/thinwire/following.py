@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, final
 import torch
 
 from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.nested_steps import is_nested_step
 
 __all__ = ["OptimizerHooks"]
 
@@ -69,7 +70,7 @@ class OptimizerHooks:
 
         def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             # The outer step may itself step the optimizer, which must not start another round.
-            if self._is_inside:
+            if self._is_inside or is_nested_step(optimizer):
                 return
             _check_never_skipped(optimizer)
             self._is_inside = True

@@ -14,6 +14,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.lazy_torch import Tensor, nn, torch
 from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.live_weights import LiveWeights, local_shard
+from thinwire.nested_steps import is_nested_step
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
@@ -54,7 +55,7 @@ class _GradientState(OuterState):
     def _capture(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self._stepping:
+        if self._stepping or is_nested_step(optimizer):
             return
         if any(callable(value) for value in (*args, *kwargs.values())):
             raise ConfigurationError(

@@ -15,6 +15,7 @@ from thinwire.contributions import CLIPPED
 from thinwire.errors import CorpusError, NonFiniteError
 from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
+from thinwire.nested_steps import is_nested_step
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
@@ -327,7 +328,7 @@ class Worker:
         )
 
     def _clip(self) -> None:
-        if not self.config.clip_norm:
+        if not self.config.clip_norm or is_nested_step(self.optimizer):
             return
         with self._ranks.naming_failures():  # the norm is that of all ranks' shards
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
