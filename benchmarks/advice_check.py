@@ -1,41 +1,46 @@
 """Does what `thinwire plan` advises keep workers as busy as it promises?
 
-    python benchmarks/advice_check.py OUT     root on Linux; a quarter of an hour
+    python benchmarks/advice_check.py OUT     root on Linux; a quarter of an hour on two cores
 
-Ten situations, from two laptops to two sites of 64 GPUs. The first advice for each is replayed
-where it has two or four workers: a process each trains the laptop model by the advised method over
-tools/wan.py, TCP between network namespaces, on a link scaled so that bytes to rate and latency
-are to the time of a step as in the situation (--only 2 leaves out those with four workers, which
-share two cores):
+Ten situations, from two laptops to two sites of 64 GPUs. The first advice for each is replayed: a
+process for each worker trains a small model by the advised method over tools/wan.py, TCP between
+network namespaces, on a link scaled so that bytes to rate and latency are to the time of a step as
+in the situation:
 
     rate' = rate (bytes' / bytes) (step / step')        latency' = latency step' / step
 
-The time of a step is measured before, on a link without limits. Each replay is run up to three
-times, and the one in which worker 0 stood in the processor's queue for the shortest time counts.
+A step computes for a few hundredths of a second and sleeps until STEP_S have passed, as a host does
+that waits for its accelerator: so eight workers are replayed on two cores, and what each exchange
+computes and sends is as real as ever. The model is that of the laptop recipe, or, for streaming,
+one with as many layers as the situation's, so that it is cut into as many fragments.
+
+A run in which worker 0 stood in the processor's queue for more than a tenth of the time is made
+again, up to ATTEMPTS; the one that stood there for the shortest time counts.
 """
 
 import argparse
 import dataclasses
 import importlib
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plan_check import QUEUED_SHARE, queued_s, wait_for_quiet
 from setting import setting
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire.plan.advice import advise
 from thinwire.plan.calibration import calibrate
-from thinwire.plan.choice import Choice
 from thinwire.plan.compute import Compute
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link
+from thinwire.plan.llama_sizes import LLAMA_SIZES
 from thinwire.plan.required import steady_utilisation
 from thinwire.plan.resolve import resolve
 from thinwire.plan.shape import Shape
@@ -46,8 +51,10 @@ from thinwire.train.trainer import train
 
 HERE = Path(__file__).resolve()
 RESULT = HERE.parent / "results" / "advice-check.json"
-UNLIMITED_BPS, QUEUE_S, ATTEMPTS, ROUNDS, LEAST_STEPS = 1e10, 2.0, 3, 8, 160
-REPLAYED = (2, 4)
+QUEUE_S, ATTEMPTS, ROUNDS, LEAST_STEPS = 2.0, 3, 8, 160
+# Long enough that the workers of a machine compute one after the other, were it on one core.
+STEP_S = {2: 0.25, 4: 0.5, 8: 0.75}
+SMALL = "250k"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,125 +104,158 @@ SITUATIONS = {
 }
 
 
-def replayed_choice(choice: Choice) -> Choice:
-    """Rates are those of the laptop recipe; bytes and rounds do not depend on them."""
-    return dataclasses.replace(choice, parameters=None)
+def pace_steps(step_s: float) -> None:
+    """Have every inner step of this process end `step_s` after its first forward pass began."""
+    began_s: list[float] = []
+
+    def note(module: nn.Module, _: Any) -> None:
+        if module.training and not began_s:
+            began_s.append(time.monotonic())
+
+    def wait(*_: Any) -> None:
+        if began_s:
+            time.sleep(max(0.0, began_s.pop() + step_s - time.monotonic()))
+
+    # Hooks of the process: the run's own configuration is that of any run.
+    register_module_forward_pre_hook(note)
+    register_optimizer_step_post_hook(wait)
 
 
-def config(text: str, workers: int, steps: int, *, log_steps: int) -> TrainConfig:
-    base = laptop(text)
+def small_model(folder: Path, layers: int | None) -> str:
+    """The laptop recipe's model, or a narrow one of so many layers."""
+    if layers is None:
+        return SMALL
+    size = LLAMA_SIZES[SMALL]
+    config = size.configuration(size.counted_with, laptop("diloco").data.sequence_length)
+    config.update({"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 96})
+    config.update({"head_dim": 16})
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def recipe(options: argparse.Namespace, workers: int) -> TrainConfig:
+    """One sequence a worker and step, of which only the time is of interest."""
+    base = laptop(options.method)
     return dataclasses.replace(
         base,
+        model=dataclasses.replace(base.model, size=options.model),
         data=dataclasses.replace(base.data, validation_sequences=16),
+        global_batch=workers,
         workers=workers,
-        steps=steps,
-        periods=Periods(log_steps=log_steps),
+        steps=options.steps,
+        periods=Periods(),
         machine=Machine(device="cpu", threads=1),
     )
 
 
 def work(options: argparse.Namespace) -> None:
     """Train once as the worker that the environment says."""
+    pace_steps(options.step_s)
     if os.environ["RANK"] == "0":
         wait_for_quiet()
     before_s = queued_s()
-    workers = int(os.environ["WORLD_SIZE"])
-    log_steps = options.log_steps
-    train(config(options.method, workers, options.steps, log_steps=log_steps), options.out)
+    train(recipe(options, int(os.environ["WORLD_SIZE"])), options.out)
     if os.environ["RANK"] == "0":
         write_json(options.out / "queued.json", queued_s() - before_s)
 
 
-def run(out: Path, text: str, workers: int, steps: int, link: Link, *, log_steps: int) -> Any:
-    """The least disturbed of some runs: what it measured, and how long it was in the queue."""
+def run(out: Path, arguments: list[str], workers: int, link: Link) -> Any:
+    """The least disturbed of some runs: how long it was in the queue, and what it measured."""
     sys.path.append(str(HERE.parents[1] / "tools"))
     wan = importlib.import_module("wan")
     found = []
-    for attempt in range(ATTEMPTS if workers <= (os.cpu_count() or 1) else 1):
+    for attempt in range(ATTEMPTS):
         folder = out.with_name(f"{out.name}-{attempt}-{time.time_ns()}")
-        command = [sys.executable, str(HERE), str(folder), "--method", text]
-        command += ["--steps", str(steps), "--log-steps", str(log_steps)]
+        command = [sys.executable, str(HERE), str(folder), *arguments]
         env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         line = {"rate_bps": link.up_bits_per_s, "delay_s": link.latency_s, "queue_s": QUEUE_S}
         with wan.Link(nodes=workers, **line) as emulated:
             processes = [emulated.popen(node, command, env=env) for node in range(workers)]
             if failed := [process for process in processes if process.wait()]:
-                sys.exit(f"cannot replay {text}; because {len(failed)} failed; do: see above")
+                sys.exit(f"cannot replay {arguments}; because {len(failed)} failed; do: see above")
         measured = calibrate(folder, step_s=1.0).measured
         queued = json.loads((folder / "queued.json").read_text()) / measured.training_s
-        found.append((queued, measured, folder))
+        found.append((queued, measured))
         if queued < QUEUED_SHARE:
             break
     return min(found, key=lambda one: one[0])
 
 
-def check(name: str, out: Path, replayed: Collection[int]) -> dict[str, Any]:
+def check(name: str, out: Path) -> dict[str, Any]:
     """What is promised for a situation, and what its replay measured."""
     asked = SITUATIONS[name]
     job = asked.job()
     (first, *_) = advise(job).recommended
-    row: dict[str, Any] = {
-        **dataclasses.asdict(asked),
-        "method": first.choice.text,
-        "promised_utilisation": first.forecast.utilisation,
-        "expected_loss_share": dataclasses.asdict(first.estimate.loss),
-    }
-    if asked.workers not in replayed:
-        return row | {"replayed": False}
-    choice = replayed_choice(first.choice)
+    # Rates of inner steps are those of the laptop recipe; bytes and rounds do not depend on them.
+    choice = dataclasses.replace(first.choice, parameters=None)
     steps = max(ROUNDS * (choice.sync_every or 1), LEAST_STEPS)
-    shape, folder = resolve("250k"), out / name.replace(" ", "-")
-    free = Link.of(UNLIMITED_BPS)
-    _, alone, _ = run(folder, choice.text, asked.workers, 120, free, log_steps=15)
-    step_s = alone.inner_s / 120
-    sent = dataclasses.replace(job, shape=shape).traffic(choice.method())
+    folder, step_s = out / name.replace(" ", "-"), STEP_S[asked.workers]
+    streams = first.choice.layers is not None
+    model = small_model(folder.with_name(f"{folder.name}-model"), asked.layers if streams else None)
+    small = dataclasses.replace(job, shape=resolve(model), compute=Compute(step_s=step_s))
+    sent = small.traffic(choice.method())
     ratio = sent.sent_per_round / first.forecast.sent_bytes_per_round * asked.step_s / step_s
     link = Link.of(asked.rate_bps * ratio, latency_s=asked.latency_s * step_s / asked.step_s)
-    small = dataclasses.replace(job, shape=shape, compute=Compute(step_s=step_s), link=link)
-    queued, measured, _ = run(folder, choice.text, asked.workers, steps, link, log_steps=0)
+    arguments = ["--method", choice.text, "--model", model]
+    arguments += ["--steps", str(steps), "--step-s", str(step_s)]
+    queued, measured = run(folder, arguments, asked.workers, link)
     promised = first.forecast.utilisation
-    return row | {
-        "replayed": True,
-        "steps": steps,
-        "step_s": step_s,
-        "link_bits_per_s": link.up_bits_per_s,
-        "link_latency_s": link.latency_s,
-        "planned_utilisation": steady_utilisation(small.scenario(sent)),
+    return {
+        **dataclasses.asdict(asked),
+        "method": first.choice.text,
+        "promised_utilisation": promised,
+        "expected_loss_share": dataclasses.asdict(first.estimate.loss),
+        "replay": {
+            "model": small.shape.name if streams else SMALL,
+            "parameters": small.shape.parameters,
+            "steps": steps,
+            "step_s": step_s,
+            "measured_step_s": measured.inner_s / steps,
+            "link_bits_per_s": link.up_bits_per_s,
+            "link_latency_s": link.latency_s,
+            "queued_share": queued,
+        },
+        "planned_utilisation": steady_utilisation(
+            dataclasses.replace(small, link=link).scenario(sent)
+        ),
         "measured_utilisation": measured.utilisation,
         "error": measured.utilisation / promised - 1,
-        "queued_share": queued,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Advice, replayed.")
     parser.add_argument("out", type=Path, help="folder of the runs")
-    parser.add_argument("--only", type=int, nargs="+", default=REPLAYED, metavar="K")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="situations; nothing is written")
     parser.add_argument("--method", help="(how it starts its workers)")
+    parser.add_argument("--model", help="(a worker's)")
     parser.add_argument("--steps", type=int, help="(a worker's)")
-    parser.add_argument("--log-steps", type=int, help="(a worker's)")
+    parser.add_argument("--step-s", type=float, help="(a worker's)")
     options = parser.parse_args()
     if options.method is not None:
         work(options)
         return
     rows = {}
-    for name in SITUATIONS:
-        rows[name] = row = check(name, options.out, options.only)
-        said = f"{row['promised_utilisation']:.1%} promised"
-        if row["replayed"]:
-            said += f", {row['planned_utilisation']:.1%} planned for the replay, "
-            said += f"{row['measured_utilisation']:.1%} measured ({row['error']:+.1%}), "
-            said += f"queued {row['queued_share']:.1%}"
-        print(f"{name:36} {row['method']:52} {said}", flush=True)
-    errors = [row["error"] for row in rows.values() if row["replayed"]]
+    for name in options.only or SITUATIONS:
+        rows[name] = row = check(name, options.out)
+        print(
+            f"{name:36} {row['method']:48} {row['promised_utilisation']:.1%} promised, "
+            f"{row['planned_utilisation']:.1%} planned for the replay, "
+            f"{row['measured_utilisation']:.1%} measured ({row['error']:+.1%}), "
+            f"queued {row['replay']['queued_share']:.1%}",
+            flush=True,
+        )
+    if options.only:
+        return
+    errors = [row["error"] for row in rows.values()]
     result = {
         "what": "utilisation that the first advice promises in ten situations, and what replays "
         "with a small model over an emulated link measured",
         "command": "python benchmarks/advice_check.py OUT",
         **setting(),
-        "replayed": len(errors),
-        "least_error": min(errors, default=math.nan),
-        "largest_error": max(errors, default=math.nan),
+        "least_error": min(errors),
+        "largest_error": max(errors),
         "rows": rows,
     }
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
