@@ -4,11 +4,14 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.integrations.lightning import LightningCallback
 from thinwire.integrations.shares import ShareDataset
 from thinwire.testing import ElasticHub
 from trainer_teams import check_a_killed_team_resumes, check_an_elastic_worker_comes_back
 from trainer_workers import is_anchor
+
+pytest.importorskip("lightning")
+
+from thinwire.integrations.lightning import LightningCallback
 
 
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
