@@ -59,13 +59,16 @@ def test_a_check_that_hangs_is_left_behind() -> None:
     finding = examine("it", lambda: never.wait() and None, limit_s=0.05)
     assert time.monotonic() - start_s < 2
     assert (finding.status, finding.found) == ("warn", "not established: no answer within 0.05 s")
+    assert "again while the machine is idle" in finding.do
 
 
 def test_a_check_that_breaks_is_no_verdict() -> None:
     def broken() -> Finding:
         raise KeyError("x")
 
-    assert examine("it", broken).found == "not established: KeyError('x')"
+    finding = examine("it", broken)
+    assert finding.found == "not established: KeyError('x')"
+    assert finding.do.startswith("report it")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A finding, and how a check is run that may hang."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
@@ -44,13 +44,13 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
     'there'
     """
     answers: list[Finding] = []
-    failures: Mapping[str, list[Exception]] = {name: []}
+    failures: list[Exception] = []
 
     def look() -> None:
         try:
             answers.append(check())
         except Exception as error:
-            failures[name].append(error)
+            failures.append(error)
 
     # A look-up of a name cannot be interrupted: a daemon thread lets the process end all the same.
     thread = threading.Thread(target=look, daemon=True)
@@ -58,5 +58,9 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
     thread.join(limit_s)
     if answers:
         return answers[0]
-    why = repr(failures[name][0]) if failures[name] else f"no answer within {limit_s:g} s"
-    return Finding(name=name, status="warn", found=f"not established: {why}", do="look into it")
+    if failures:
+        why, do = repr(failures[0]), "report it with this line: a check should say what it sees"
+    else:
+        why = f"no answer within {limit_s:g} s"
+        do = "run it again while the machine is idle; no answer then either: that hangs"
+    return Finding(name=name, status="warn", found=f"not established: {why}", do=do)
