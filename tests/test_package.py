@@ -103,7 +103,8 @@ def test_the_sdist_has_what_tests_and_pages_need(dist: Path) -> None:
     names = names_in_sdist(dist)
     folders = ("benchmarks", "docs", "examples", "src/thinwire", "tests", "tools", ".github")
     files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.is_file()]
-    files += [ROOT / name for name in ("CHANGELOG.md", "Makefile", "constraints.txt", "README.md")]
+    kinds = (".cff", ".in", ".md", ".toml", ".txt", ".yml")
+    files += [ROOT / "Makefile", *(f for f in ROOT.iterdir() if f.suffix in kinds)]
     wanted = {str(f.relative_to(ROOT)) for f in files if "__pycache__" not in f.parts}
     assert sorted(name for name in wanted - names if ".egg-info/" not in name) == []
     assert not [name for name in names if "__pycache__" in name]
