@@ -263,3 +263,59 @@ def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> 
     counted, followed = trained(method, by_hand=False)
     assert counted == 5
     assert same_bits(followed, trained(method, by_hand=True)[1])
+
+
+# -- where torch.compile is around what calls it ---------------------------------------------------
+
+
+# Of itself, when an optimizer is compiled first.
+TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+
+
+def test_a_round_is_not_traced_where_its_caller_is_compiled() -> None:
+    model, optimizer, outer = worker(METHODS["feedback"])
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda: outer.step(), backend=backend)
+    for step in range(3):
+        loss(model, step, 0).backward()
+        optimizer.step()
+        compiled()
+    assert (outer.stats.rounds, graphs) == (1, [])
+
+
+@TORCH_WARNS
+@pytest.mark.parametrize("method", [METHODS["diloco"], tw.presets.ddp()], ids=["diloco", "ddp"])
+def test_a_compiled_step_is_followed_as_one_that_is_not(method) -> None:
+    def run(*, by_hand: bool) -> list[torch.Tensor]:
+        torch.compiler.reset()
+        model, optimizer, outer = worker(method)
+        if not by_hand:
+            outer.follow()
+        compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+        for step in range(3):
+            loss(model, step, 0).backward()
+            compiled()
+            if by_hand:
+                outer.step()
+            optimizer.zero_grad()
+        assert outer.inner_step == 3
+        return weights([(model, optimizer, outer)])
+
+    assert same_bits(run(by_hand=False), run(by_hand=True))
+
+
+@TORCH_WARNS
+def test_a_compiled_step_in_a_step_is_refused_for_it_cannot_be_told_whose_it_is() -> None:
+    adamw(build_model())
+    model = build_model()
+    optimizer = Derived(model.parameters(), lr=0.02)
+    tw.OuterLoop(model, optimizer, METHODS["diloco"]).follow()
+    loss(model, 0, 0).backward()
+    torch.compiler.reset()
+    with pytest.raises(tw.ConfigurationError, match=r"leave optimizer\.step\(\) as it is"):
+        torch.compile(lambda: optimizer.step(), backend="eager")()

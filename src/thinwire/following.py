@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast, final
 
 import torch
 
+from thinwire.eager import eager
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.nested_steps import is_nested_step
 
@@ -79,7 +80,8 @@ class OptimizerHooks:
             finally:
                 self._is_inside = False
 
-        self._following = last.register_step_post_hook(after_step)
+        # Where step() is compiled, its hooks would be, too.
+        self._following = last.register_step_post_hook(eager(after_step))
 
     def unfollow(self) -> None:
         """Count no more steps."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from types import FrameType
 from typing import TYPE_CHECKING
+
+from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +30,9 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     Returns:
         False outside hooks, too.
 
+    Raises:
+        ConfigurationError: one step calls another, and both were compiled.
+
     >>> import torch
     >>> class Counting(torch.optim.SGD):
     ...     def step(self, closure=None):
@@ -39,10 +45,24 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     >>> found
     [True, False]
     """
-    steps, frame = 0, inspect.currentframe()
-    while frame is not None and steps < 2:
-        # Reading f_locals costs more than the walk does: only where the name fits.
-        if frame.f_code.co_qualname == _HOOKED_STEP and frame.f_locals.get("self") is optimizer:
-            steps += 1
+    found, frame = False, inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_qualname == _HOOKED_STEP:
+            # The innermost is the one whose hooks run.
+            if found and _stepped(frame) is optimizer:
+                return True
+            found = True
         frame = frame.f_back
-    return steps > 1
+    return False
+
+
+def _stepped(frame: FrameType) -> object:
+    if "self" not in frame.f_locals:
+        raise ConfigurationError(
+            "tell whether this step of the optimizer is part of another one",
+            because="an optimizer's step() calls another step() here, and torch.compile, which "
+            "compiled them, hides whose",
+            do="compile the model, and leave optimizer.step() as it is; or call outer.step() after "
+            "it in place of the with block (or outer.follow())",
+        )
+    return frame.f_locals["self"]

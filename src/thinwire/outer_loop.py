@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.codecs.kernels import kernel_backend
 from thinwire.contributions import ContributionLog
+from thinwire.eager import eager, prepare_eager
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
@@ -106,6 +107,7 @@ class OuterLoop:
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         method.outer.check_rounds()
+        prepare_eager()
         self.method = method
         self._live = LiveWeights(model, optimizers)
         transport = default_transport() if transport is None else transport
@@ -176,6 +178,7 @@ class OuterLoop:
         self.begin()
         self.finish()
 
+    @eager
     def begin(self) -> None:
         """Count an inner step and send every fragment that is due.
 
@@ -192,6 +195,7 @@ class OuterLoop:
             plan = self._begin_round(Phase.ROUND)
         self._send_for(Phase.ROUND if plan is None else plan.phase)
 
+    @eager
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was sent; all pending rounds are due."""
         # Another fragment than the one that the next step would have needed may come first.
@@ -202,6 +206,7 @@ class OuterLoop:
         is_over = self._plan is not None and self._plan.phase is Phase.DONE
         self._send_for(Phase.DONE if is_over else Phase.LAST)
 
+    @eager
     def finish(self) -> None:
         """Apply what is due: wait for all workers' payloads and take the outer step.
 

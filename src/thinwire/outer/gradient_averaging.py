@@ -10,6 +10,7 @@ from typing import Any, cast, final
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart, block_numel, spans
 from thinwire.checksums import BlockSums
+from thinwire.eager import eager
 from thinwire.errors import ConfigurationError
 from thinwire.lazy_torch import Tensor, nn, torch
 from thinwire.live_vector import LiveVector, OpenWeights
@@ -49,7 +50,9 @@ class _GradientState(OuterState):
             _claim(optimizer, self)
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
-        self._hooks = [o.register_step_pre_hook(_calling(capture)) for o in live.optimizers]
+        # Where step() is compiled, its hooks would be, too.
+        hook = eager(_calling(capture))
+        self._hooks = [o.register_step_pre_hook(hook) for o in live.optimizers]
         live.on_close(weakref.WeakMethod(self.release))
 
     def _capture(
