@@ -9,7 +9,8 @@
   const ticked = () =>
     boxes.filter((box) => box.checked).map((box) => Number(box.dataset.variant));
   const shown = new Set(ticked());
-  let played = [];
+  let chosenLink = null;
+  const played = new Map();
 
   const duration = (seconds) => thinwire.duration(seconds);
   const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
@@ -35,18 +36,23 @@
       ? ""
       : "Bandwidth and step take more than 0, latency 0 or more: the charts show the last link.";
     if (!sound) return;
-    const over = { rate, latency, step, topology };
-    played = data.variants.map(({ replay }) => {
-      if (!replay) return null;
-      const run = thinwire.simulate(replay, over);
-      return { at: run.at, wall: run.wall, shares: thinwire.shares(run) };
-    });
-    tell();
+    chosenLink = { rate, latency, step, topology };
+    played.clear();
+  };
+  // Of many methods only those that are looked at are played.
+  const runOf = (variant) => {
+    const { replay } = data.variants[variant] ?? {};
+    if (!replay || !chosenLink) return null;
+    if (!played.has(variant)) {
+      const run = thinwire.simulate(replay, chosenLink);
+      played.set(variant, { at: run.at, wall: run.wall, shares: thinwire.shares(run) });
+    }
+    return played.get(variant);
   };
 
   const tell = () => {
     document.querySelectorAll("#on-link tbody tr").forEach((row) => {
-      const found = played[Number(row.dataset.variant ?? row.querySelector("th").dataset.value)];
+      const found = runOf(Number(row.querySelector("th").dataset.value));
       if (!found) return;
       const { computing, waiting, hidden } = found.shares;
       const cells = [
@@ -80,8 +86,9 @@
   const against = (figure) => curves(figure, (curve) => curve[figure.layout.meta.against]);
   const onLink = (figure) =>
     curves(figure, ({ steps }, variant) => {
-      if (!played[variant]) return null;
-      const { at, wall } = played[variant];
+      const run = runOf(variant);
+      if (!run) return null;
+      const { at, wall } = run;
       return steps.map((step) => (step >= at.length - 1 ? wall : at[step]));
     });
 
@@ -94,10 +101,10 @@
   });
 
   const shares = (figure) => {
-    const variants = played
-      .map((run, variant) => ({ run, variant }))
-      .filter(({ run, variant }) => run && shown.has(variant))
-      .reverse();
+    const variants = [...shown]
+      .map((variant) => ({ run: runOf(variant), variant }))
+      .filter(({ run }) => run)
+      .sort((one, other) => other.variant - one.variant);
     const y = variants.map(({ variant }) => data.variants[variant].label);
     const of = (pick) => ({ y, x: variants.map(({ run }) => pick(run.shares) / run.wall) });
     return {
@@ -114,10 +121,10 @@
   const timeline = (figure) => {
     const variant = number("timeline-variant");
     const { replay } = data.variants[variant] ?? {};
-    if (!replay || !played[variant]) return { data: [], layout: figure.layout };
+    if (!replay || !chosenLink) return { data: [], layout: figure.layout };
     const { every, steps } = replay;
     const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
-    const run = thinwire.simulate(replay, link());
+    const run = thinwire.simulate(replay, chosenLink);
     const last = Math.min(steps, middle + Math.max(3 * every, 12));
     const [from, to] = [run.at[middle], run.at[last]];
     const cut = (intervals) =>
@@ -171,11 +178,11 @@
       work();
     });
   };
-  const redraw = () => later(() => thinwire.redraw());
+  const redraw = () => later(() => thinwire.refresh());
   const replayAll = () =>
     later(() => {
       play();
-      thinwire.redraw();
+      thinwire.refresh();
     });
 
   const look = () => {
@@ -217,4 +224,5 @@
   find("topology")?.addEventListener("change", replayAll);
   find("timeline-variant")?.addEventListener("change", redraw);
   play();
+  if (find("on-link")) thinwire.lazily(find("on-link").querySelector("table"), tell);
 })();
