@@ -58,7 +58,7 @@ class Window:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.said.append(request.url))
         self.page.goto(file.as_uri())
-        self.page.wait_for_selector(".plot .drawing")
+        wait_until(self.page, DRAWN)
         assert self.said == [file.as_uri()]
         self.said.clear()
 
@@ -130,8 +130,12 @@ def wait_until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
+DRAWN = "document.querySelector('[aria-busy]') === null"  # also what is far from the window
+
+
 def settled(page: Any) -> None:
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    wait_until(page, DRAWN)
 
 
 def test_the_link_is_the_readers(page) -> None:

@@ -306,12 +306,19 @@ class MethodControls(Block):
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Indices of the variants that are drawn first, and of the others by family."""
-        found: dict[str, list[int]] = {"": list(self.shown)}
+        """Indices of the variants that are drawn first, and of the others by family.
+
+        Families of one are together, after those of several.
+        """
+        found: dict[str, list[int]] = {}
         for index, family in enumerate(self.families):
             if index not in self.shown:
                 found.setdefault(family, []).append(index)
-        return found
+        alone = [members[0] for members in found.values() if len(members) == 1]
+        if len(alone) > 1:
+            found = {family: its for family, its in found.items() if len(its) > 1}
+            found["others"] = alone
+        return {"": list(self.shown), **found}
 
     # As chart.js has them: dashes, colours, and markers in the middle of a line of 34 x 10.
     dashes: ClassVar = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")
