@@ -47,7 +47,7 @@
   };
 
   // A button that shows what of a table is put away: `kind` is columns (in a narrow window; page.css
-  // says which) or rows. Without this script all of it is there.
+  // says which) or rows.
   const fold = (table, kind, words) => {
     const section = table.closest(".table");
     const button = document.createElement("button");
@@ -60,7 +60,7 @@
     button.textContent = words;
     button.dataset.keep = `${kind} of ${section.querySelector("h3").textContent}`;
     button.addEventListener("click", () => show(button.getAttribute("aria-expanded") !== "true"));
-    show(false);
+    button.setAttribute("aria-expanded", "false");
     section.querySelector(".tools").append(button);
   };
   document.querySelectorAll("table[data-main]").forEach((table) => {
