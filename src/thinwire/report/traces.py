@@ -48,10 +48,11 @@ LOSSES: Final[Mapping[str, Callable[[RunRecord], float | None]]] = {
 def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
     """`meta` of the traces of each variant: a colour for its method, and a dash of its own.
 
+    The first colours are for what a page of many methods draws first: there are eight.
+
     Args:
         variants: all of the page.
     """
-    # The first eight names have colours of their own: of many, those that are drawn first.
     first = [variants[index] for index in first_shown(variants)]
     names = list(dict.fromkeys(variant.config.method for variant in [*first, *variants]))
     alone, before = len(names) == len(variants), dict.fromkeys(names, 0)
