@@ -1,7 +1,9 @@
 "use strict";
 // What a report does when its reader chooses something: chart.js draws what `adapt` returns.
 (() => {
-  const data = JSON.parse(document.getElementById("report-data").textContent);
+  let read = null; // by what is drawn first
+  const variants = () =>
+    (read ??= JSON.parse(document.getElementById("report-data").textContent).variants);
   const find = (name) => document.getElementById(name);
   const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
   const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
@@ -41,7 +43,7 @@
   };
   // Of many methods only those that are looked at are played.
   const runOf = (variant) => {
-    const { replay } = data.variants[variant] ?? {};
+    const { replay } = variants()[variant] ?? {};
     if (!replay || !chosenLink) return null;
     if (!played.has(variant)) {
       const run = thinwire.simulate(replay, chosenLink);
@@ -74,7 +76,7 @@
 
   // `at` says where the points of a variant's curve lie.
   const curves = (figure, at) => ({
-    data: data.variants.flatMap(({ label, curves: found, style }, variant) => {
+    data: variants().flatMap(({ label, curves: found, style }, variant) => {
       const curve = found[chosenLoss()];
       const x = shown.has(variant) && curve.steps.length ? at(curve, variant) : null;
       const mode = curve.steps.length <= 20 ? "lines+markers" : "lines";
@@ -101,26 +103,26 @@
   });
 
   const shares = (figure) => {
-    const variants = [...shown]
+    const runs = [...shown]
       .map((variant) => ({ run: runOf(variant), variant }))
       .filter(({ run }) => run)
       .sort((one, other) => other.variant - one.variant);
-    const y = variants.map(({ variant }) => data.variants[variant].label);
-    const of = (pick) => ({ y, x: variants.map(({ run }) => pick(run.shares) / run.wall) });
+    const y = runs.map(({ variant }) => variants()[variant].label);
+    const of = (pick) => ({ y, x: runs.map(({ run }) => pick(run.shares) / run.wall) });
     return {
       data: [
         bar("computing", "computing, link idle", of((s) => s.computing - s.hidden)),
         bar("hidden", "computing, link busy (hidden)", of((s) => s.hidden)),
         bar("waiting", "waiting", of((s) => s.waiting)),
       ],
-      layout: { ...figure.layout, height: 110 + 30 * variants.length },
+      layout: { ...figure.layout, height: 110 + 30 * runs.length },
     };
   };
 
   // At least twelve steps from the middle of the run.
   const timeline = (figure) => {
     const variant = number("timeline-variant");
-    const { replay } = data.variants[variant] ?? {};
+    const { replay } = variants()[variant] ?? {};
     if (!replay || !chosenLink) return { data: [], layout: figure.layout };
     const { every, steps } = replay;
     const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
@@ -144,7 +146,7 @@
       });
     };
     find("timeline-told").textContent =
-      `${data.variants[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
+      `${variants()[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
       `${duration(to - from)}, of which ${duration(waits.reduce((t, w) => t + w.to - w.from, 0))} ` +
       `waiting.`;
     return {
