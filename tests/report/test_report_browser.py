@@ -212,6 +212,7 @@ def test_many_methods_are_chosen_at_once(page) -> None:
     page.click("button[data-tick='']")
     settled(page)
     assert drawn_variants() == ticked() == set()
+    assert "None of the methods shown has this." in page.locator(".plot").first.inner_html()
     front = page.get_by_role("button", name="the Pareto front")
     front.focus()
     page.keyboard.press("Enter")
@@ -224,6 +225,7 @@ def test_many_methods_are_chosen_at_once(page) -> None:
     page.get_by_role("button", name="all", exact=True).click()
     settled(page)
     assert drawn_variants() == ticked() == every
+    assert "None of the methods" not in page.locator(".plot").first.inner_html()
 
 
 def boxes_of(page: Any) -> list[Any]:

@@ -288,7 +288,7 @@
       const [px, py] = vertical ? [at + 5, box.top + 11] : [box.left + 5, at - 5];
       text(px, py, vertical && at > box.right - 60 ? "end" : "start", mark.text, "name");
     });
-    if (!points.length && !bars.length) {
+    if (!bars.length && !lines.some((trace) => trace.x.length)) {
       text((box.left + box.right) / 2, (box.top + box.bottom) / 2, "middle", "None of the methods shown has this.", "axis");
     }
     out.push("</g>", namesOf(named, box));
