@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import shutil
+import threading
 from collections.abc import Generator
 from importlib.resources import files
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any, final
 
 import pytest
 
-from run_folders import comparison, shape
+from run_folders import comparison, config_of, shape, write_run
 from thinwire import presets, report
+from thinwire.cli import main
+from thinwire.cli import report as command
 from thinwire.outer import Delay
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
@@ -21,6 +24,7 @@ from thinwire.plan.simulate import simulate
 from thinwire.plan.topology import TOPOLOGIES
 from thinwire.plan.traffic import traffic
 from thinwire.report.link_replay import LinkReplay
+from thinwire.runs.planned import note_planned_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -50,15 +54,15 @@ def file(tmp_path_factory) -> Path:
 class Window:
     """The page in a window: what it complains of and what it asks for is kept."""
 
-    def __init__(self, browser: Any, file: Path) -> None:
+    def __init__(self, browser: Any, file: Path, *, width: int = 1000) -> None:
         self.said: list[str] = []
-        self.context = browser.new_context(viewport={"width": 1000, "height": 800})
+        self.context = browser.new_context(viewport={"width": width, "height": 800})
         self.page = self.context.new_page()
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.said.append(request.url))
         self.page.goto(file.as_uri())
-        self.page.wait_for_selector(".plot .drawing")
+        wait_until(self.page, DRAWN)
         assert self.said == [file.as_uri()]
         self.said.clear()
 
@@ -130,8 +134,12 @@ def wait_until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
+DRAWN = "document.querySelector('[aria-busy]') === null"  # also what is far from the window
+
+
 def settled(page: Any) -> None:
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    wait_until(page, DRAWN)
 
 
 def test_the_link_is_the_readers(page) -> None:
@@ -204,6 +212,7 @@ def test_many_methods_are_chosen_at_once(page) -> None:
     page.click("button[data-tick='']")
     settled(page)
     assert drawn_variants() == ticked() == set()
+    assert "None of the methods shown has this." in page.locator(".plot").first.inner_html()
     front = page.get_by_role("button", name="the Pareto front")
     front.focus()
     page.keyboard.press("Enter")
@@ -216,6 +225,7 @@ def test_many_methods_are_chosen_at_once(page) -> None:
     page.get_by_role("button", name="all", exact=True).click()
     settled(page)
     assert drawn_variants() == ticked() == every
+    assert "None of the methods" not in page.locator(".plot").first.inner_html()
 
 
 def boxes_of(page: Any) -> list[Any]:
@@ -434,19 +444,189 @@ def test_a_page_that_loads_itself_again_keeps_what_its_reader_chose(browser, tmp
     out = tmp_path / "report.html"
     data = report.read_report_data(paths)
     report.write_page(report.run_page(data, paths, out, refresh_s=3), out)
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(out.as_uri())
+    window = Window(browser, out)
+    page = window.page
     page.evaluate("window.first = true")
     page.uncheck("input[data-variant='0']")
     page.fill("#bandwidth", "7")
     page.focus("#results thead th:nth-child(4) button")
     page.keyboard.press("Enter")
-    with page.expect_event("load"):
-        report.write_page(report.run_page(data, paths, out), out)  # complete
+    report.write_page(report.run_page(data, paths, out), out)  # complete
+    wait_until(page, "!document.getElementById('live') && document.readyState === 'complete'")
     assert page.evaluate("window.first === undefined")
-    assert page.locator("#live").count() == 0
     assert not page.is_checked("input[data-variant='0']")
     assert page.input_value("#bandwidth") == "7"
     assert page.get_attribute("#results thead th:nth-child(4)", "aria-sort") == "ascending"
+    window.context.close()
+    assert set(window.said) == {out.as_uri()}
+
+
+# -- many methods, and a narrow window -------------------------------------------------------------
+
+MANY = 41
+
+
+def many(folder: Path, count: int = MANY) -> Path:
+    """Methods of several families, most of which neither are on the front nor are baselines."""
+    names = ["ddp", "diloco", "muloco:bits=2", "noloco", "demo", "streaming_diloco:tau=2"]
+    names += [f"sparseloco:density=1/{2 + n}" for n in range(20)]
+    names += [f"sparse_muloco:density=1/{2 + n}" for n in range(20)]
+    for number, name in enumerate(names[:count]):
+        loss = 1.6 if name == "muloco:bits=2" else 2.0 + 0.01 * number
+        write_run(folder / f"run{number}", config_of(name), loss=loss)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many_file(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    paths, out = [many(folder / "runs")], folder / "report.html"
+    report.write_page(report.run_page(report.read_report_data(paths), paths, out), out)
+    return out
+
+
+def heads(page: Any, table: str) -> list[str]:
+    """Those that are seen, and what a screen reader finds: both ask whether there is a box."""
+    return [
+        head.inner_text()
+        for head in page.query_selector_all(f"{table} thead th")
+        if head.is_visible()
+    ]
+
+
+def rows(page: Any, table: str) -> int:
+    return sum(row.is_visible() for row in page.query_selector_all(f"{table} tbody tr"))
+
+
+def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
+    browser, many_file
+) -> None:
+    window = Window(browser, many_file, width=400)
+    page = window.page
+    assert heads(page, "#results") == ["method", "loss", "sent"]
+    assert heads(page, "#on-link") == ["method", "wall-clock", "computing"]
+    assert len(heads(page, "#differences")) == 3
+    # Nothing of these has to be scrolled to be seen.
+    fits = "[...document.querySelectorAll('.sortable .scroll')].every((e) => e.scrollWidth <= 400)"
+    assert page.evaluate(fits)
+    few = rows(page, "#results")
+    assert 3 <= few < MANY
+    section = page.locator("#results")
+    columns = section.get_by_role("button", name="10 more columns", expanded=False)
+    columns.focus()
+    page.keyboard.press("Enter")
+    assert len(heads(page, "#results")) == 13
+    assert section.get_by_role("button", name="10 more columns", expanded=True).count() == 1
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert rows(page, "#results") == MANY
+    more = section.get_by_role("button", name=f"{MANY - few} more methods", expanded=True)
+    assert more.evaluate("(button) => button === document.activeElement")
+    # The names stay in view when the rest is scrolled to.
+    scroll = section.locator(".scroll")
+    scroll.evaluate("(e) => e.scrollTo(1000, 0)")
+    name = section.locator("tbody th").first
+    assert name.bounding_box()["x"] == pytest.approx(scroll.bounding_box()["x"], abs=1)
+    page.keyboard.press("Space")
+    assert rows(page, "#results") == few
+    page.set_viewport_size({"width": 1000, "height": 800})
+    settled(page)
+    assert len(heads(page, "#on-link")) == 5
+    assert columns.is_hidden()
+    window.context.close()
+    assert window.said == []
+
+
+def test_without_scripts_tables_show_all(browser, many_file) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    page.goto(many_file.as_uri())
+    assert page.locator("#results thead th:visible").count() == 13
+    assert page.locator("#results tbody tr:visible").count() == MANY
     context.close()
+
+
+def test_families_are_folded_and_the_front_and_the_baselines_are_first(browser, many_file) -> None:
+    window = Window(browser, many_file)
+    page = window.page
+    first = [label_of(box) for box in boxes_of(page) if box.is_visible()]
+    assert {"ddp", "diloco", "muloco:bits=2"} <= set(first)
+    assert len(first) == rows(page, "#results") < MANY / 2
+    assert {trace["name"] for trace in drawn(page, "Loss against tokens")} == set(first)
+    folds = page.locator("details.family")
+    assert folds.count() >= 2
+    summary = folds.first.locator("summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    box = folds.first.locator("input").first
+    assert box.is_visible()
+    box.focus()
+    page.keyboard.press("Space")
+    settled(page)
+    added = {trace["name"] for trace in drawn(page, "Loss against tokens")} - set(first)
+    assert added == {label_of(box.element_handle())}
+    window.context.close()
+    assert window.said == []
+
+
+IDLE_NEVER = "window.requestIdleCallback = () => 0"
+
+
+def test_what_is_in_view_is_drawn_first_and_the_rest_when_it_comes_near(browser, many_file) -> None:
+    context = browser.new_context(viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    page.add_init_script(IDLE_NEVER)
+    page.goto(many_file.as_uri())
+    wait_until(page, "document.documentElement.dataset.drawn !== undefined")
+    empty = "[...document.querySelectorAll('.plot')].filter((e) => !e.innerHTML).length"
+    charts = page.locator(".plot").count()
+    assert page.evaluate(empty) == charts > 5
+    assert page.evaluate("document.querySelector('#on-link td').textContent") == ""
+    page.locator(".plot").last.scroll_into_view_if_needed()
+    wait_until(page, "document.querySelectorAll('.plot .drawing').length > 0")
+    assert 0 < page.evaluate(empty) < charts
+    # On paper there is all of it.
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(empty) == 0
+    assert page.evaluate("document.querySelector('#on-link td').textContent") != ""
+    context.close()
+
+
+def test_a_watched_page_grows_under_its_reader(browser, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command, "_PERIOD_S", 2.0)
+    runs, out = many(tmp_path / "runs", 20), tmp_path / "page.html"
+    names = [folder.name for folder in sorted(runs.iterdir())]
+    note_planned_runs(runs, [*names, "late"], is_over=False)
+    watch = ["report", str(runs), "--out", str(out), "--watch"]
+    thread = threading.Thread(target=lambda: main(watch))
+    thread.start()
+    try:
+        while not out.exists():
+            thread.join(0.05)
+        window = Window(browser, out, width=400)
+        page = window.page
+        page.locator("#results").get_by_role("button", name="10 more columns").click()
+        page.locator("#results").get_by_role("button", name="more methods").click()
+        page.locator("details.family summary").first.click()
+        page.locator("details.family input").first.check()
+        page.uncheck("label:has-text('diloco') input >> nth=0")
+        page.get_by_role("radio", name="training").check()
+        assert page.locator("#live").is_visible()
+        write_run(runs / "late", config_of("muloco:bits=1"), loss=1.5)
+    finally:
+        note_planned_runs(runs, [*names, "late"], is_over=True)
+        thread.join(60)
+    wait_until(page, "!document.getElementById('live') && document.readyState === 'complete'")
+    settled(page)
+    assert rows(page, "#results") == 21
+    assert page.locator("#results tbody th").first.inner_text() == "muloco:bits=1"
+    assert len(heads(page, "#results")) == 13
+    assert page.locator("details.family").first.get_attribute("open") is not None
+    assert page.locator("details.family input").first.is_checked()
+    shown = {trace["name"] for trace in drawn(page, "Loss against tokens")}
+    assert "muloco:bits=1" in shown
+    assert "diloco" not in shown
+    assert page.get_by_role("radio", name="training").is_checked()
+    window.context.close()
+    # It has asked for itself and complained of nothing.
+    assert set(window.said) == {out.as_uri()}

@@ -379,6 +379,8 @@ def test_a_page_of_one_run_without_extras(tmp_path) -> None:
     html = report.run_page(data, [tmp_path], tmp_path / "x.html").html()
     assert "none sent" in html
     assert "No run here noted it" in html
+    assert "There is one method, so nothing differed." in html
+    assert 'id="differences"' not in html
     assert 'id="left-out"' not in html
 
 
@@ -454,6 +456,12 @@ def test_of_many_methods_the_front_and_the_baselines_are_shown_first(tmp_path) -
     data = report.read_report_data([tmp_path])
     html = report.run_page(data, [tmp_path], tmp_path / "x.html").html()
     assert html.count('class="family"') == 1
+    # Also in the tables that have a row for each.
+    assert html.count('data-rest="9"') == 3
+    assert html.count('<tr class="rest">') == 3 * (len(variants) - len(shown))
+    # They have the first colours, of which the page has eight.
+    styles = styles_of(variants)
+    assert {styles[index]["series"] for index in first_shown(variants)} == set(range(len(shown)))
     boxes = re.findall(r'<input type="checkbox"[^>]*>', html)
     assert sum(" checked" in box for box in boxes) == len(shown)
     assert len(boxes) == 13

@@ -105,6 +105,7 @@ def _fragments_table(variants: Sequence[Variant]) -> SortableTable:
             "spread of anchors",
         ),
         rows=tuple(row for variant in variants for row in _rows(variant)),
+        main=("fragment", "cosine"),
     )
 
 

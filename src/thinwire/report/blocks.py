@@ -1,11 +1,11 @@
 """What a page is made of: data, which the macro of the same name in templates/blocks.html shows."""
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
@@ -31,6 +31,9 @@ __all__ = [
     "rounded",
     "templates",
 ]
+
+MAIN_WITHIN: Final = 8
+"""Among which columns page.css can tell those that a narrow window shows first."""
 
 Cell: TypeAlias = tuple[str, float | str]
 """What is shown, and by what it is sorted."""
@@ -163,16 +166,21 @@ class TextTable(Block):
         title: above it.
         head: of the columns.
         rows: each as long as the head, or shorter: then its last cell takes the rest.
+        main: those of the head that a narrow window shows beside the first, the others when its
+            reader asks for them; empty: it shows all.
 
     Raises:
-        ConfigurationError: a row without cells, or with more than there are columns.
+        ConfigurationError: a row without cells, or with more than there are columns; or `main`
+            names no column.
     """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    main: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_main(self.main, self.head)
         for row in self.rows:
             if not 1 <= len(row) <= len(self.head):
                 raise ConfigurationError(
@@ -180,6 +188,25 @@ class TextTable(Block):
                     because=f"a row has {len(row)} cells",
                     do="pass a cell for each column, or fewer",
                 )
+
+    @property
+    def main_columns(self) -> list[int]:
+        """Columns that a narrow window shows first, counted from 1, as page.css does."""
+        return _main_columns(self.main, self.head)
+
+
+def _main_columns(main: tuple[str, ...], head: tuple[str, ...]) -> list[int]:
+    return [1, *(head.index(name) + 1 for name in main)]
+
+
+def _check_main(main: tuple[str, ...], head: tuple[str, ...]) -> None:
+    unknown = [name for name in main if name not in head[1:MAIN_WITHIN]]
+    if unknown:
+        raise ConfigurationError(
+            f"show the column {unknown[0]} first",
+            because=f"the first {MAIN_WITHIN} columns are {', '.join(head[:MAIN_WITHIN])}",
+            do="name one of these, or move it forward",
+        )
 
 
 @final
@@ -192,12 +219,27 @@ class SortableTable(Block):
         head: of the columns; the first says what a row is.
         rows: a cell for each column.
         name: of the element, for scripts and links.
+        main: as in `TextTable`.
+        rest: indices of rows that are shown when a reader asks for them.
+
+    Raises:
+        ConfigurationError: `main` names no column.
     """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     name: str
+    main: tuple[str, ...] = ()
+    rest: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        _check_main(self.main, self.head)
+
+    @property
+    def main_columns(self) -> list[int]:
+        """Columns that a narrow window shows first, counted from 1, as page.css does."""
+        return _main_columns(self.main, self.head)
 
 
 @final
@@ -264,12 +306,19 @@ class MethodControls(Block):
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Indices of the variants that are drawn first, and of the others by family."""
-        found: dict[str, list[int]] = {"": list(self.shown)}
+        """Indices of the variants that are drawn first, and of the others by family.
+
+        Families of one are together, after those of several.
+        """
+        found: dict[str, list[int]] = {}
         for index, family in enumerate(self.families):
             if index not in self.shown:
                 found.setdefault(family, []).append(index)
-        return found
+        alone = [members[0] for members in found.values() if len(members) == 1]
+        if len(alone) > 1:
+            found = {family: its for family, its in found.items() if len(its) > 1}
+            found["others"] = alone
+        return {"": list(self.shown), **found}
 
     # As chart.js has them: dashes, colours, and markers in the middle of a line of 34 x 10.
     dashes: ClassVar = ("", "9 6", "2.5 5", "9 4 2.5 4", "14 6", "14 4 2.5 4")

@@ -288,15 +288,18 @@
       const [px, py] = vertical ? [at + 5, box.top + 11] : [box.left + 5, at - 5];
       text(px, py, vertical && at > box.right - 60 ? "end" : "start", mark.text, "name");
     });
+    if (!bars.length && !lines.some((trace) => trace.x.length)) {
+      text((box.left + box.right) / 2, (box.top + box.bottom) / 2, "middle", "None of the methods shown has this.", "axis");
+    }
     out.push("</g>", namesOf(named, box));
     return { markup: out.join(""), points, box, x, y, domain, lanes };
   };
 
   // -- a chart and its reader ----------------------------------------------------------------------
 
-  const charts = [...document.querySelectorAll(".chart")].map((section, number) => {
+  document.querySelectorAll(".chart").forEach((section, number) => {
     const plot = section.querySelector(".plot");
-    const figure = JSON.parse(section.querySelector("script").textContent);
+    let figure = null; // read when it is drawn
     const told = section.querySelector(".point");
     const legend = section.querySelector(".legend");
     const reset = section.querySelector("button.reset");
@@ -307,6 +310,7 @@
     let dragged = null;
 
     const draw = (width) => {
+      figure ??= JSON.parse(section.querySelector("script").textContent);
       const whole = adapt(figure);
       const adapted = { ...whole, all: whole.data, data: whole.data.filter((_, i) => !hidden.has(i)) };
       const height = adapted.layout.height ?? plot.clientHeight;
@@ -351,6 +355,7 @@
     };
 
     plot.addEventListener("pointermove", (event) => {
+      if (!now) return;
       const [px, py] = place(event);
       if (!dragged) return point(nearest(px, py));
       const zoom = plot.querySelector(".zoom");
@@ -358,10 +363,10 @@
       const size = { x: a, y: b, width: Math.abs(px - dragged[0]), height: Math.abs(py - dragged[1]) };
       return Object.entries(size).forEach(([name, value]) => zoom.setAttribute(name, value));
     });
-    plot.addEventListener("pointerleave", () => point(-1));
+    plot.addEventListener("pointerleave", () => now && point(-1));
     plot.addEventListener("pointerdown", (event) => {
       // A finger scrolls the page.
-      if (event.pointerType === "touch" || event.button !== 0 || now.lanes) return;
+      if (event.pointerType === "touch" || event.button !== 0 || !now || now.lanes) return;
       dragged = place(event);
       plot.setPointerCapture(event.pointerId);
     });
@@ -416,7 +421,7 @@
       }
     };
     plot.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || !now) return;
       if (event.key.startsWith("Arrow")) point(moved(event.key));
       else if (event.key === "+") zoomed(0.5);
       else if (event.key === "-") zoomed(2);
@@ -425,27 +430,17 @@
       else return;
       event.preventDefault();
     });
-    plot.addEventListener("blur", () => point(-1));
+    plot.addEventListener("blur", () => now && point(-1));
     section.addEventListener("view", () => look(JSON.parse(section.dataset.view)));
-    return { plot, draw };
-  });
-
-  // Widths are read before anything is drawn: the browser lays the page out once.
-  const drawAll = () => {
-    const widths = charts.map(({ plot }) => plot.clientWidth);
-    charts.forEach(({ draw }, index) => widths[index] && draw(widths[index]));
-    document.documentElement.dataset.drawn = String(Math.round(performance.now()));
-  };
-  page.redraw = drawAll;
-  drawAll();
-  const known = new Map(charts.map(({ plot }) => [plot, plot.clientWidth]));
-  const resized = new ResizeObserver(() => {
-    // Also when only its column changes: a scroll bar that appears narrows the page alone.
-    const other = charts.filter(({ plot }) => plot.clientWidth && plot.clientWidth !== known.get(plot));
-    other.forEach(({ plot, draw }) => {
-      known.set(plot, plot.clientWidth);
-      draw(plot.clientWidth);
+    let known = null; // the width that is drawn; none where a fold hides it
+    page.lazily(plot, () => {
+      known = plot.clientWidth;
+      if (known) draw(known);
     });
+    // Also when only its column changes: a scroll bar that appears narrows the page alone.
+    const resized = new ResizeObserver(() => {
+      if (known !== null && plot.clientWidth !== known) page.refresh([plot]);
+    });
+    resized.observe(plot);
   });
-  charts.forEach(({ plot }) => resized.observe(plot));
 })();

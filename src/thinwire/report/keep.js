@@ -6,6 +6,7 @@
   const place = `thinwire ${location.pathname}`;
   const kept = () => [...document.querySelectorAll("[data-keep]")];
   const text = (element) => element.textContent.trim();
+  const state = (button) => (button.hasAttribute("aria-expanded") ? "aria-expanded" : "aria-pressed");
 
   // What an element looks like where its reader changed it, else undefined: what was left alone
   // follows the new page.
@@ -15,7 +16,7 @@
       const head = element.querySelector("th[aria-sort]");
       return head ? [text(head), head.getAttribute("aria-sort")] : undefined;
     }
-    if (element.matches("button")) return element.getAttribute("aria-pressed") ?? undefined;
+    if (element.matches("button")) return element.getAttribute(state(element)) ?? undefined;
     if (element.matches("select")) return text(element.selectedOptions[0] ?? element);
     if (element.matches("[type=checkbox], [type=radio]")) {
       return element.checked === element.defaultChecked ? undefined : element.checked;
@@ -36,7 +37,7 @@
     if (element.matches("details")) element.open = was;
     else if (element.matches("table")) sorted(element, was);
     else if (element.matches("button")) {
-      if (element.getAttribute("aria-pressed") !== was) element.click();
+      if (element.getAttribute(state(element)) !== was) element.click();
     } else if (element.matches("select")) {
       const option = [...element.options].find((each) => text(each) === was);
       if (option && !option.selected) {
@@ -80,36 +81,36 @@
   // A browser may refuse its storage to a page that was opened from a file: then nothing is kept.
   const save = () => {
     const looks = kept().map((element) => [element.dataset.keep, look(element)]);
-    const state = {
+    const found = {
       looks: looks.filter(([, its]) => its !== undefined),
       view: inView(),
       focus: document.activeElement?.dataset.keep,
     };
     try {
-      sessionStorage.setItem(place, JSON.stringify(state));
+      sessionStorage.setItem(place, JSON.stringify(found));
     } catch {
       return;
     }
   };
   const saved = () => {
     try {
-      const state = JSON.parse(sessionStorage.getItem(place));
+      const found = JSON.parse(sessionStorage.getItem(place));
       sessionStorage.removeItem(place);
-      return state;
+      return found;
     } catch {
       return null;
     }
   };
 
-  const state = saved();
-  if (state) {
+  const before = saved();
+  if (before) {
     history.scrollRestoration = "manual";
     const elements = new Map(kept().map((element) => [element.dataset.keep, element]));
-    for (const [name, was] of state.looks) {
+    for (const [name, was] of before.looks) {
       if (elements.has(name)) restore(elements.get(name), was);
     }
-    scrollBack(state.view);
-    elements.get(state.focus)?.focus({ preventScroll: true });
+    scrollBack(before.view);
+    elements.get(before.focus)?.focus({ preventScroll: true });
   }
 
   // -- loading again -------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def link_advice(shape: Shape, workers: int) -> list[Block]:
         title=f"What to run with this model and {workers} workers, by bandwidth ({given})",
         head=("bandwidth", *advice_head(jobs[0])[1:]),
         rows=tuple(_cells(job) for job in jobs),
+        main=("method",),
     )
     return [table, Paragraph(text=f"{_READING} {LOSS_SOURCE}")]
 

@@ -49,7 +49,7 @@ class Page:
         """The file's text."""
         scripts = [asset(name) for name in self.scripts]
         if any(isinstance(block, Chart) for block in self.blocks):
-            scripts = [asset("numbers.js"), *scripts, asset("chart.js")]
+            scripts = [asset("lazy.js"), asset("numbers.js"), *scripts, asset("chart.js")]
         scripts.append(asset("keep.js"))
         return (
             templates()

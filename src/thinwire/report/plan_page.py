@@ -45,18 +45,34 @@ def plan_page(
         *advice_blocks(advice, job),
         sweep_chart(job, swept, target=target),
         _table(
-            "Bytes that each worker sends, and how busy it is", OUTCOME_HEAD, rows, outcome_cells
+            "Bytes that each worker sends, and how busy it is",
+            OUTCOME_HEAD,
+            rows,
+            outcome_cells,
+            main=("a round", "busy"),
         ),
     ]
     if job.tokens_per_step is not None:
         blocks.append(
-            _table("The run: tokens of all workers, bytes of each", run_head(job), rows, run_cells)
+            _table(
+                "The run: tokens of all workers, bytes of each",
+                run_head(job),
+                rows,
+                run_cells,
+                main=() if job.tokens is None else ("wall-clock", "sent"),
+            )
         )
     blocks += [
-        _table("Bandwidth in bit/s for a utilisation of", BANDWIDTH_HEAD, rows, bandwidth_cells),
+        _table(
+            "Bandwidth in bit/s for a utilisation of",
+            BANDWIDTH_HEAD,
+            rows,
+            bandwidth_cells,
+            main=("50 %", "90 %"),
+        ),
         Paragraph(text=_READING),
     ]
-    return Page(title=job_text(job), lead=link_text(job), blocks=blocks)
+    return Page(title=job_text(job), lead=link_text(job), blocks=blocks, scripts=("table.js",))
 
 
 def advice_blocks(advice: Advice | None, job: Job) -> list[Block]:
@@ -75,6 +91,7 @@ def advice_blocks(advice: Advice | None, job: Job) -> list[Block]:
                 strict=True,
             )
         ),
+        main=("method", "loss"),
     )
     return [table, *(Paragraph(text=note) for note in advice_notes(advice))]
 
@@ -87,13 +104,16 @@ _READING = (
 )
 
 
-def _table(title: str, head: tuple[str, ...], rows: Sequence[Row], cells: Any) -> TextTable:
+def _table(
+    title: str, head: tuple[str, ...], rows: Sequence[Row], cells: Any, *, main: tuple[str, ...]
+) -> TextTable:
     return TextTable(
         title=title,
         head=head,
         rows=tuple(
             cells(row) if isinstance(row, Forecast) else (row.method, row.error) for row in rows
         ),
+        main=main,
     )
 
 

@@ -1,7 +1,9 @@
 "use strict";
 // What a report does when its reader chooses something: chart.js draws what `adapt` returns.
 (() => {
-  const data = JSON.parse(document.getElementById("report-data").textContent);
+  let read = null; // by what is drawn first
+  const variants = () =>
+    (read ??= JSON.parse(document.getElementById("report-data").textContent).variants);
   const find = (name) => document.getElementById(name);
   const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
   const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
@@ -9,7 +11,8 @@
   const ticked = () =>
     boxes.filter((box) => box.checked).map((box) => Number(box.dataset.variant));
   const shown = new Set(ticked());
-  let played = [];
+  let chosenLink = null;
+  const played = new Map();
 
   const duration = (seconds) => thinwire.duration(seconds);
   const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
@@ -35,18 +38,23 @@
       ? ""
       : "Bandwidth and step take more than 0, latency 0 or more: the charts show the last link.";
     if (!sound) return;
-    const over = { rate, latency, step, topology };
-    played = data.variants.map(({ replay }) => {
-      if (!replay) return null;
-      const run = thinwire.simulate(replay, over);
-      return { at: run.at, wall: run.wall, shares: thinwire.shares(run) };
-    });
-    tell();
+    chosenLink = { rate, latency, step, topology };
+    played.clear();
+  };
+  // Of many methods only those that are looked at are played.
+  const runOf = (variant) => {
+    const { replay } = variants()[variant] ?? {};
+    if (!replay || !chosenLink) return null;
+    if (!played.has(variant)) {
+      const run = thinwire.simulate(replay, chosenLink);
+      played.set(variant, { at: run.at, wall: run.wall, shares: thinwire.shares(run) });
+    }
+    return played.get(variant);
   };
 
   const tell = () => {
     document.querySelectorAll("#on-link tbody tr").forEach((row) => {
-      const found = played[Number(row.dataset.variant ?? row.querySelector("th").dataset.value)];
+      const found = runOf(Number(row.querySelector("th").dataset.value));
       if (!found) return;
       const { computing, waiting, hidden } = found.shares;
       const cells = [
@@ -68,7 +76,7 @@
 
   // `at` says where the points of a variant's curve lie.
   const curves = (figure, at) => ({
-    data: data.variants.flatMap(({ label, curves: found, style }, variant) => {
+    data: variants().flatMap(({ label, curves: found, style }, variant) => {
       const curve = found[chosenLoss()];
       const x = shown.has(variant) && curve.steps.length ? at(curve, variant) : null;
       const mode = curve.steps.length <= 20 ? "lines+markers" : "lines";
@@ -80,8 +88,9 @@
   const against = (figure) => curves(figure, (curve) => curve[figure.layout.meta.against]);
   const onLink = (figure) =>
     curves(figure, ({ steps }, variant) => {
-      if (!played[variant]) return null;
-      const { at, wall } = played[variant];
+      const run = runOf(variant);
+      if (!run) return null;
+      const { at, wall } = run;
       return steps.map((step) => (step >= at.length - 1 ? wall : at[step]));
     });
 
@@ -94,30 +103,30 @@
   });
 
   const shares = (figure) => {
-    const variants = played
-      .map((run, variant) => ({ run, variant }))
-      .filter(({ run, variant }) => run && shown.has(variant))
-      .reverse();
-    const y = variants.map(({ variant }) => data.variants[variant].label);
-    const of = (pick) => ({ y, x: variants.map(({ run }) => pick(run.shares) / run.wall) });
+    const runs = [...shown]
+      .map((variant) => ({ run: runOf(variant), variant }))
+      .filter(({ run }) => run)
+      .sort((one, other) => other.variant - one.variant);
+    const y = runs.map(({ variant }) => variants()[variant].label);
+    const of = (pick) => ({ y, x: runs.map(({ run }) => pick(run.shares) / run.wall) });
     return {
       data: [
         bar("computing", "computing, link idle", of((s) => s.computing - s.hidden)),
         bar("hidden", "computing, link busy (hidden)", of((s) => s.hidden)),
         bar("waiting", "waiting", of((s) => s.waiting)),
       ],
-      layout: { ...figure.layout, height: 110 + 30 * variants.length },
+      layout: { ...figure.layout, height: 110 + 30 * runs.length },
     };
   };
 
   // At least twelve steps from the middle of the run.
   const timeline = (figure) => {
     const variant = number("timeline-variant");
-    const { replay } = data.variants[variant] ?? {};
-    if (!replay || !played[variant]) return { data: [], layout: figure.layout };
+    const { replay } = variants()[variant] ?? {};
+    if (!replay || !chosenLink) return { data: [], layout: figure.layout };
     const { every, steps } = replay;
     const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
-    const run = thinwire.simulate(replay, link());
+    const run = thinwire.simulate(replay, chosenLink);
     const last = Math.min(steps, middle + Math.max(3 * every, 12));
     const [from, to] = [run.at[middle], run.at[last]];
     const cut = (intervals) =>
@@ -137,7 +146,7 @@
       });
     };
     find("timeline-told").textContent =
-      `${data.variants[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
+      `${variants()[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
       `${duration(to - from)}, of which ${duration(waits.reduce((t, w) => t + w.to - w.from, 0))} ` +
       `waiting.`;
     return {
@@ -171,11 +180,11 @@
       work();
     });
   };
-  const redraw = () => later(() => thinwire.redraw());
+  const redraw = () => later(() => thinwire.refresh());
   const replayAll = () =>
     later(() => {
       play();
-      thinwire.redraw();
+      thinwire.refresh();
     });
 
   const look = () => {
@@ -217,4 +226,5 @@
   find("topology")?.addEventListener("change", replayAll);
   find("timeline-variant")?.addEventListener("change", redraw);
   play();
+  if (find("on-link")) thinwire.lazily(find("on-link").querySelector("table"), tell);
 })();

@@ -1,25 +1,23 @@
 """The tables of a report of runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from thinwire.contributions import CLIPPED
 from thinwire.plan.units import duration_text, nbytes_text
 from thinwire.report.blocks import Cell, SortableTable, TextTable
-from thinwire.report.pareto import front_of
+from thinwire.report.pareto import first_shown, front_of
 from thinwire.runs.statistics import paired_difference
 from thinwire.runs.status import RunStatus
-from thinwire.runs.variants import Variant, differing
+from thinwire.runs.variants import Variant
 
 __all__ = [
     "contributions_table",
     "curves_table",
-    "differences_table",
     "left_out_table",
     "link_table",
     "ranked",
     "results_table",
-    "shared_table",
     "versions_table",
 ]
 
@@ -30,8 +28,10 @@ def ranked(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def results_table(variants: Sequence[Variant]) -> SortableTable:
-    """A row for each method, the lowest loss first."""
+    """A row for each method, the lowest loss first; of many methods not all are shown at once."""
     front = {variant.label for variant in front_of(variants)}
+    shown = {variants[index].label for index in first_shown(variants)}
+    rows = ranked(variants)
     most = max(variant.sent_bytes for variant in variants)
     return SortableTable(
         title="Results",
@@ -51,9 +51,9 @@ def results_table(variants: Sequence[Variant]) -> SortableTable:
             "memory",
             "wall-clock",
         ),
-        rows=tuple(
-            _result(variant, front, most, ranked(variants)[0]) for variant in ranked(variants)
-        ),
+        rows=tuple(_result(variant, front, most, rows[0]) for variant in rows),
+        main=("loss", "sent"),
+        rest=[index for index, variant in enumerate(rows) if variant.label not in shown],
     )
 
 
@@ -97,6 +97,7 @@ def curves_table(variants: Sequence[Variant]) -> SortableTable:
         name="curves",
         head=("method", "step", "tokens", "sent", "loss"),
         rows=tuple(row for variant in variants for row in _points(variant)),
+        main=("step", "loss"),
     )
 
 
@@ -121,38 +122,20 @@ def _points(variant: Variant) -> list[tuple[Cell, ...]]:
     ]
 
 
-def link_table(playable: Mapping[int, str]) -> SortableTable:
+def link_table(playable: Mapping[int, str], shown: Collection[int]) -> SortableTable:
     """An empty table, which the page fills in for the chosen link.
 
     Args:
         playable: label of each method that can be played over a link, by its number.
+        shown: numbers of those that are shown at once.
     """
     return SortableTable(
         title="On this link",
         name="on-link",
         head=("method", "wall-clock", "computing", "waiting", "hidden"),
         rows=tuple(((label, variant), *(("", ""),) * 4) for variant, label in playable.items()),
-    )
-
-
-def differences_table(variants: Sequence[Variant]) -> TextTable:
-    """Fields of the configurations that are not the same for all methods."""
-    fields = [variant.settings for variant in variants]
-    return TextTable(
-        title="What differed",
-        head=("field", *(variant.label for variant in variants)),
-        rows=tuple((n, *(its.get(n, "-") for its in fields)) for n in differing(fields))
-        or (("nothing",),),
-    )
-
-
-def shared_table(variants: Sequence[Variant]) -> TextTable:
-    """Fields of the configurations that are the same for all methods."""
-    fields = [variant.settings for variant in variants]
-    apart = set(differing(fields))
-    same = [(name, value) for name, value in sorted(fields[0].items()) if name not in apart]
-    return TextTable(
-        title="Settings that all have in common", head=("field", "value"), rows=tuple(same)
+        main=("wall-clock", "computing"),
+        rest=[index for index, variant in enumerate(playable) if variant not in shown],
     )
 
 

@@ -19,6 +19,7 @@ from thinwire.report.blocks import (
     Notice,
     PageData,
     Paragraph,
+    TextTable,
     TimelineControls,
     rounded,
 )
@@ -30,16 +31,15 @@ from thinwire.report.reproduce import command_of, compare_command, report_comman
 from thinwire.report.results import (
     contributions_table,
     curves_table,
-    differences_table,
     left_out_table,
     link_table,
     ranked,
     results_table,
-    shared_table,
     versions_table,
 )
 from thinwire.report.run_charts import front_chart, link_charts, loss_charts, waits_chart
 from thinwire.report.scaling import scaling_charts
+from thinwire.report.settings import differences_table, shared_table
 from thinwire.report.traces import curves_of, styles_of
 from thinwire.runs.comparable import not_comparable
 from thinwire.runs.find import find_runs
@@ -149,8 +149,8 @@ def run_page(
         *agreement_blocks(variants),
         *_contributions(variants),
         Heading(text="Settings and versions", name="settings"),
-        differences_table(variants),
-        Details(title="Settings that all have in common", blocks=[shared_table(variants)]),
+        *_differences(variants),
+        _folded(shared_table(variants)),
         versions_table(variants),
         *_reproduction(variants, paths, out),
         *_left_out(data.left_out),
@@ -273,7 +273,7 @@ def _link(
         *missing,
         LinkControls(topologies=list(TOPOLOGIES)),
         charts["wall"],
-        link_table(labels),
+        link_table(labels, first_shown(variants)),
         charts["shares"],
         TimelineControls(labels=labels),
         charts["timeline"],
@@ -347,6 +347,16 @@ def _left_out(left_out: Mapping[Path, RunStatus]) -> list[Block]:
         Heading(text="Left out", name="left-out", below=below),
         left_out_table(left_out),
     ]
+
+
+def _differences(variants: Sequence[Variant]) -> list[Block]:
+    if len(variants) == 1:
+        return [Paragraph(text="There is one method, so nothing differed.")]
+    return [differences_table(variants)]
+
+
+def _folded(table: TextTable) -> Details:
+    return Details(title=table.title, blocks=[table])
 
 
 def _count(number: int, what: str) -> str:

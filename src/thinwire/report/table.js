@@ -1,5 +1,5 @@
 "use strict";
-// Tables that their heads sort, and that can be copied.
+// Tables that their heads sort, that can be copied, and that first show what matters most.
 (() => {
   const key = (row, column) => {
     const value = row.children[column].dataset.value;
@@ -45,6 +45,31 @@
     }
     told.textContent = done ? `Copied ${table.tBodies[0].rows.length} rows.` : "Select and copy.";
   };
+
+  // A button that shows what of a table is put away: `kind` is columns (in a narrow window; page.css
+  // says which) or rows.
+  const fold = (table, kind, words) => {
+    const section = table.closest(".table");
+    const button = document.createElement("button");
+    const show = (all) => {
+      table.classList.toggle(`few-${kind}`, !all);
+      button.setAttribute("aria-expanded", String(all));
+    };
+    button.type = "button";
+    button.className = `fold ${kind}`;
+    button.textContent = words;
+    button.dataset.keep = `${kind} of ${section.querySelector("h3").textContent}`;
+    button.addEventListener("click", () => show(button.getAttribute("aria-expanded") !== "true"));
+    button.setAttribute("aria-expanded", "false");
+    section.querySelector(".tools").append(button);
+  };
+  document.querySelectorAll("table[data-main]").forEach((table) => {
+    const away = table.tHead.rows[0].cells.length - table.dataset.main.split(" ").length;
+    fold(table, "columns", `${away} more columns`);
+  });
+  document.querySelectorAll("table[data-rest]").forEach((table) => {
+    fold(table, "rows", `${table.dataset.rest} more methods`);
+  });
 
   document.querySelectorAll(".sortable").forEach((section) => {
     const table = section.querySelector("table");

@@ -31,6 +31,7 @@ same.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from thinwire.report.pareto import first_shown
 from thinwire.runs.schema import RunRecord
 from thinwire.runs.statistics import MeanCurve
 from thinwire.runs.variants import Variant
@@ -47,15 +48,18 @@ LOSSES: Final[Mapping[str, Callable[[RunRecord], float | None]]] = {
 def styles_of(variants: Sequence[Variant]) -> list[dict[str, int]]:
     """`meta` of the traces of each variant: a colour for its method, and a dash of its own.
 
+    The first colours are for what a page of many methods draws first: there are eight.
+
     Args:
         variants: all of the page.
     """
-    names = list(dict.fromkeys(variant.config.method for variant in variants))
+    first = [variants[index] for index in first_shown(variants)]
+    names = list(dict.fromkeys(variant.config.method for variant in [*first, *variants]))
     alone, before = len(names) == len(variants), dict.fromkeys(names, 0)
     styles: list[dict[str, int]] = []
     for index, variant in enumerate(variants):
         name = variant.config.method
-        dash = index if alone else before[name]
+        dash = names.index(name) if alone else before[name]
         styles.append({"variant": index, "series": names.index(name), "dash": dash})
         before[name] += 1
     return styles
