@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, final
 
 from thinwire.errors import ConfigurationError
@@ -16,11 +17,20 @@ from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
 from thinwire.train.workers.worker import Batches, FixedWorkerId, Worker, WorkerIdentity
 from thinwire.transport import Bucket, Transport
 
-__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId"]
+__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId", "named_run"]
 
 T = TypeVar("T")
 
 _LOOK_S, _GRACE_S = 0.2, 5.0
+
+
+def named_run(url: str, run: str) -> str:
+    """What a run over a store is called where its workers are shown as one group.
+
+    >>> named_run("s3://my-bucket/runs/", "first")
+    's3://my-bucket/runs first'
+    """
+    return f"{url.rstrip('/')} {run}"
 
 
 @final
@@ -37,6 +47,16 @@ class BucketConfig:
     url: str
     worker: int
     run: str
+
+    @property
+    def run_name(self) -> str:
+        """Its place and its name there."""
+        return named_run(self.url, self.run)
+
+    def identity_in(self, out: Path) -> str:
+        """The run's name and the worker's number: folders of two workers may have one name."""
+        del out
+        return f"{self.run} worker {self.worker}"
 
     def check(self, config: TrainConfig) -> None:
         """Raise `ConfigurationError` if this process cannot be that worker of `config`."""
