@@ -14,23 +14,20 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.torchrun import under_torchrun
 from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
-from thinwire.train.workers.worker import Batches, FixedWorkerId, Worker, WorkerIdentity
+from thinwire.train.workers.worker import (
+    Batches,
+    FixedWorkerId,
+    Worker,
+    WorkerIdentity,
+    named_run,
+)
 from thinwire.transport import Bucket, Transport
 
-__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId", "named_run"]
+__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId"]
 
 T = TypeVar("T")
 
 _LOOK_S, _GRACE_S = 0.2, 5.0
-
-
-def named_run(url: str, run: str) -> str:
-    """What a run over a store is called where its workers are shown as one group.
-
-    >>> named_run("s3://my-bucket/runs/", "first")
-    's3://my-bucket/runs first'
-    """
-    return f"{url.rstrip('/')} {run}"
 
 
 @final

@@ -22,10 +22,9 @@ from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches
-from thinwire.train.workers.bucket import named_run
 from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
 from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
-from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity
+from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity, named_run
 
 _LOG = logging.getLogger(__name__)
 
