@@ -116,9 +116,11 @@ def s3_server(
         server.kill()
         server.wait()
         log.close()
-        # It names its sockets by the ports for gRPC, and puts them there whatever TMPDIR is.
-        for name, port in ports.items():
-            Path(f"/tmp/seaweedfs-{name}-grpc-{port + 10_000}.sock").unlink(missing_ok=True)
+        # Named by its ports or those for gRPC, and there whatever TMPDIR is.
+        own = {str(port + beyond) for port in ports.values() for beyond in (0, 10_000)}
+        for left in Path("/tmp").glob("seaweedfs-*.sock"):
+            if left.stem.rpartition("-")[2] in own:
+                left.unlink(missing_ok=True)
         shutil.rmtree(scratch)
 
 

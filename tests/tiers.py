@@ -92,6 +92,7 @@ cli/test_output.py::test_a_command_whose_output
 cli/test_output.py::test_a_full_disk
 cli/test_output.py::test_a_reader
 cli/test_plan_command.py::test_a_plan_starts_without_what_is_slow
+cli/test_report_watch.py::test_a_comparison_that_was_killed
 cli/test_report_watch.py::test_ctrl_c
 cli/test_report_watch.py::test_the_page_follows
 cli/test_signals.py::test_a_run_that_is_asked_to_stop

@@ -239,6 +239,8 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
         (["bench", "codec"], "did you mean 'codecs'"),
         (["work", "h:1"], "without --worker"),
         (["status"], "without TICKET|URL"),
+        (["report"], "without FOLDER...; because the command needs it: Of runs, or of folders"),
+        (["report", "--watch"], "without FOLDER..."),
     ],
 )
 def test_what_is_mistyped_is_refused_with_the_nearest_of_this_command(
@@ -251,6 +253,33 @@ def test_what_is_mistyped_is_refused_with_the_nearest_of_this_command(
     assert error.startswith("error: cannot ")
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "goes_on"),
+    [
+        (["train"], "; to go on: the same thinwire train with --resume and --out FOLDER"),
+        (["join", "h:1"], "; to go on: the same thinwire join with --resume and --out FOLDER"),
+        (["compare"], "; to go on: the same thinwire compare with --out FOLDER"),
+        (["serve"], "; to go on: the same thinwire serve with --out FOLDER"),
+        (["work", "h:1", "--worker", "0"], "; to go on: the same thinwire work"),
+        (["plan"], ""),
+    ],
+)
+def test_ctrl_c_names_the_command_that_goes_on(
+    monkeypatch, capsys, command: list[str], goes_on: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS[command[0]], "main", interrupted)
+    assert main(command) == 130
+    assert capsys.readouterr().err == f"stopped{goes_on}\n"
+
+
+def test_the_largest_number_that_a_flag_takes_can_be_read(tmp_path, capsys) -> None:
+    assert main(["train", "--steps", "1" + 20 * "0", "--out", str(tmp_path / "run")]) == 1
+    assert "up to 9,007,199,254,740,992\n" in capsys.readouterr().err
 
 
 def help_of(*arguments: str, capsys) -> str:

@@ -1,5 +1,7 @@
 """Checks of a store, against a folder and a real S3 server."""
 
+import shlex
+
 import pytest
 
 from s3_server import options_of, s3_fixture  # noqa: F401 - the fixture
@@ -70,6 +72,9 @@ def test_keys_that_may_not_delete_are_a_warning(monkeypatch, tmp_path) -> None:
 def test_the_command_takes_a_place(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
     assert main(["doctor", f"file://{tmp_path}", "--step-time", "2s"]) == 0
-    assert "2 s a step" in " ".join(capsys.readouterr().out.split())
+    told = capsys.readouterr().out
+    assert "2 s a step" in " ".join(told.split())
+    place = shlex.quote(f"file://{tmp_path}")
+    assert f"1  thinwire join {place} --run-name NAME --recipe paper --model 150m --method " in told
     assert main(["doctor", "ftp://nowhere"]) == 1
     assert "store" in capsys.readouterr().err

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from processes import free_port, rank_environment
 from s3_server import SECRETS, s3_server
 from thinwire.cli import main
 from thinwire.plan.calibration import calibrate
+from thinwire.train import trainer
 from thinwire.train.trainer import train
 
 pytest.importorskip("obstore")
@@ -96,6 +99,42 @@ def test_a_worker_that_is_asked_to_stop_while_it_waits_stops(tiny, tmp_path) -> 
     summaries = finished([start(config, tmp_path, w, "--resume") for w in range(2)], tmp_path)
     expected = train(config, tmp_path / "one")["outer_digest"]
     assert [summary["outer_digest"] for summary in summaries] == [expected] * 2
+
+
+class Begun(Exception):
+    """Raised in place of training."""
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("--bucket {} --worker 0", ["first worker 0", "first worker 1"]),
+        ("--elastic {} --identity oslo", ["oslo", f"1@{socket.gethostname()}"]),
+    ],
+    ids=["fixed", "elastic"],
+)
+def test_workers_over_a_bucket_are_one_group_and_have_their_names_in_it(
+    tmp_path, monkeypatch, package: str, where: str, names: list[str]
+) -> None:
+    def begin(config, out, make_observers, **connections):
+        make_observers(config, 0)
+        raise Begun
+
+    runs = []
+    client = types.ModuleType(package)
+    client.init = lambda **described: runs.append(described) or client
+    client.log = client.finish = None
+    monkeypatch.setitem(sys.modules, package, client)
+    monkeypatch.setattr(trainer, "train", begin)
+    second = where.replace("--worker 0", "--worker 1").replace("--identity oslo", "")
+    # One of them has typed the place with a slash at its end, which is the same place.
+    for given in (where.format("s3://b/runs"), second.format("s3://b/runs/")):
+        place = [*given.split(), "--run-name", "first", "--out", str(tmp_path / str(len(runs)))]
+        with pytest.raises(Begun):
+            main(["train", *place, f"--{package}", "mine"])
+    assert [run["name"] for run in runs] == names
+    assert {(run["project"], run["group"]) for run in runs} == {("mine", "s3://b/runs first")}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.extras import install_text
+from thinwire.cli.flag_descriptions import describe_flags
 from thinwire.cli.help_text import command_help, first_steps, overview
 from thinwire.cli.join import JoinCommand
 from thinwire.cli.lighthouse import LighthouseCommand
@@ -57,6 +58,13 @@ _OUTLIVE_THE_TERMINAL: Final = (
     WorkCommand,
     LighthouseCommand,
 )
+_GOES_ON: Final[Mapping[type, str]] = {
+    Train: "the same thinwire train with --resume and --out FOLDER",
+    JoinCommand: "the same thinwire join with --resume and --out FOLDER",
+    CompareCommand: "the same thinwire compare with --out FOLDER",
+    ServeCommand: "the same thinwire serve with --out FOLDER",
+    WorkCommand: "the same thinwire work",
+}
 _MISTYPED: Final = 2
 
 
@@ -92,11 +100,8 @@ def run(arguments: list[str] | None = None) -> int:
         do = "see to the file, disk or address that it names, and repeat the command"
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except KeyboardInterrupt:
-        do = (
-            "the same thinwire train with --resume and --out FOLDER, "
-            "or the same thinwire compare with --out FOLDER"
-        )
-        return _ended(f"stopped; to go on: {do}", 130)
+        do = next((do for kind, do in _GOES_ON.items() if isinstance(command, kind)), "")
+        return _ended(f"stopped; to go on: {do}" if do else "stopped", 130)
     return 0
 
 
@@ -120,13 +125,20 @@ def _read(typed: Sequence[str]) -> Any:
     try:
         with redirect_stderr(said):
             prog = f"thinwire {name}"
-            return tyro.cli(COMMANDS[name], prog=prog, args=arguments, add_help=False)
+            command = tyro.cli(COMMANDS[name], prog=prog, args=arguments, add_help=False)
     except SystemExit as ended:
         why = refusal(name, COMMANDS, arguments)
         if why is None:
             sys.stderr.write(said.getvalue())
             raise
         raise _refused(why) from ended
+    lists = [flag for flag in describe_flags(COMMANDS[name]).values() if flag.is_list]
+    if any(flag.is_required and not getattr(command, flag.name) for flag in lists):
+        # tyro takes no values for a list, too.
+        why = refusal(name, COMMANDS, arguments)
+        assert why is not None
+        raise _refused(why)
+    return command
 
 
 def _help(name: str, arguments: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, final
 
 import tyro
 
+from thinwire.cli.advice import show_advice
 from thinwire.cli.flag_rules import check_flags, flag, read_flag
 from thinwire.cli.tickets import address_in, is_store
 from thinwire.errors import ConfigurationError
@@ -70,6 +71,10 @@ class DoctorCommand:
         address = None if self.where is None else address_in(self.where)
         findings = list(self._findings(address))
         console.print(_table(findings))
+        for run in (finding.run for finding in findings):
+            if run is not None and address is not None:
+                where = f"{shlex.quote(address)} --run-name NAME" if is_store(address) else None
+                show_advice(console, run.advice, run.job, model=run.model, where=where)
         failed = [finding.name for finding in findings if finding.status == "fail"]
         if failed:
             raise ConfigurationError(
@@ -97,7 +102,9 @@ class DoctorCommand:
             for name, text in self._given().items()
             if name in _OF_THE_MODEL
         )
-        planned = ExpectedRun(shape=shape, shape_flags=flags, workers=workers, step_s=step_s)
+        planned = ExpectedRun(
+            shape=shape, model=self.model, shape_flags=flags, workers=workers, step_s=step_s
+        )
         # Over a store neither torchft nor a token is needed.
         lacking = "warn" if address is None or over_store else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():

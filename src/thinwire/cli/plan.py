@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, final
 
 import tyro
 
+from thinwire.cli.advice import plain_table, show_advice
 from thinwire.cli.flag_rules import check_flags, read_flag
 from thinwire.cli.job_flags import JobFlags, values_in_force
 from thinwire.cli.output import say
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
     from thinwire.method import Method
     from thinwire.plan.advice import Advice
@@ -94,7 +94,8 @@ class PlanCommand:
         # Among all presets at their own settings are some that are there to be reproduced.
         say(console, "\n".join(said[:-1] if self.methods is None and advice else said))
         if advice is not None:
-            self._show_advice(console, advice, job)
+            model, accelerators = self.flags.model, self.flags.sharing()
+            show_advice(console, advice, job, model=model, accelerators=accelerators)
         if out is not None:
             say(console, f"wrote {out}")
 
@@ -105,25 +106,6 @@ class PlanCommand:
 
         fits = any(isinstance(row, Forecast) and row.fits for row in rows)
         return None if self.methods is not None and fits else advise(job, target=target)
-
-    def _show_advice(self, console: Console, advice: Advice, job: Job) -> None:
-        from thinwire.plan import advice_text
-
-        say(console, "")
-        title, cells = advice_text.advice_title(advice), advice_text.advice_cells(advice, job)
-        if cells:
-            console.print(_table(title, advice_text.advice_head(job), cells, named=1))
-        model, accelerators = self.flags.model, self.flags.sharing()
-        lines = advice_text.pasted_lines(
-            advice,
-            lambda choice: advice_text.command_line(
-                choice, job, model=model, accelerators=accelerators
-            ),
-        )
-        say(console, "\n".join([*lines, ""]))
-        if advice.recommended and (job.prices or job.price):
-            say(console, advice_text.bill_text(advice.recommended, job))
-        say(console, "\n".join(advice_text.advice_notes(advice)))
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         from thinwire import presets
@@ -142,7 +124,7 @@ def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
     say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
     found = [row for row in rows if isinstance(row, Forecast)]
     console.print(
-        _table(
+        plain_table(
             "bytes that each worker sends, and how busy it is",
             text.OUTCOME_HEAD,
             [text.outcome_cells(row) for row in found],
@@ -151,34 +133,19 @@ def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
     if job.tokens_per_step is not None:
         cells = [text.run_cells(row) for row in found]
         console.print(
-            _table("the run: tokens of all workers, bytes of each", text.run_head(job), cells)
+            plain_table("the run: tokens of all workers, bytes of each", text.run_head(job), cells)
         )
     if job.price is not None:
         cells = [text.cost_cells(row, job) for row in found]
         console.print(
-            _table("what all workers ask the store for, and the price", text.cost_head(job), cells)
+            plain_table(
+                "what all workers ask the store for, and the price", text.cost_head(job), cells
+            )
         )
     console.print(
-        _table(
+        plain_table(
             "bandwidth in bit/s for a utilisation of",
             text.BANDWIDTH_HEAD,
             [text.bandwidth_cells(row) for row in found],
         )
     )
-
-
-def _table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, named: int = 0
-) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    # No borders: a method's text and seven numbers have to fit into 80 columns.
-    table = Table(box=SIMPLE_HEAD, padding=0, title=title)
-    for column, heading in enumerate(head):
-        is_name = column == named
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ReportCommand"]
 
 _PERIOD_S = 3.0
+# Runs of a comparison that is gone may outlast it, and record something from time to time.
+_SILENT_S = 30.0
 
 
 @final
@@ -32,8 +35,9 @@ class ReportCommand:
     """Turn run folders into one HTML file that opens without a network.
 
     With --watch the page is written again whenever a run has come further, and a browser that has
-    it open loads it again. That ends with the last run, or with Ctrl-C; a run that was killed may
-    go on, so it is waited for.
+    it open loads it again. That ends with the last run, with Ctrl-C, or half a minute after the
+    process of a comparison is gone; a run of thinwire train that was killed may go on, so it is
+    waited for.
 
     thinwire report runs/mine --out mine.html
     thinwire report runs/mine --out mine.html --watch
@@ -63,21 +67,25 @@ class ReportCommand:
 
     def _follow(self, console: Console) -> None:
         """Write the page whenever its runs have come further, until all have ended."""
-        from thinwire.runs.planned import find_planned_runs, is_over
+        from thinwire.runs.planned import find_planned_runs, is_over, was_killed
 
         for folder in self.folders:
             if not folder.exists():  # it may be mistyped, or its comparison about to begin
                 say(console, f"{folder} does not exist yet: waiting for it")
         shown: Mapping[Path, RunStatus] | None = None
+        changed_s = -math.inf
         while not is_over(self.folders):
             begun_s = time.monotonic()
             found = find_planned_runs(self.folders)
+            if found == shown and begun_s - changed_s >= _SILENT_S and was_killed(self.folders):
+                say(console, "the process of the comparison is gone: nothing goes on here")
+                return
             if found != shown:
                 self._write(found, refresh_s=_PERIOD_S)
                 if shown is None:
                     where = self.out.absolute().as_uri()
                     say(console, f"open {where} in a browser; Ctrl-C ends this, not the runs")
-                shown = found
+                shown, changed_s = found, begun_s
             # Of many runs a page takes seconds: no more than a quarter of a core, which they need.
             time.sleep(max(_PERIOD_S, 3 * (time.monotonic() - begun_s)))
 

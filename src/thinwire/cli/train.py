@@ -106,7 +106,7 @@ class Train:
         summary = begin(
             config,
             out,
-            lambda c, step: self._observers(c, step, out, elastic, console),
+            lambda c, step: self._observers(c, step, out, elastic or bucket, console),
             elastic=elastic,
             bucket=bucket,
             stop=noted_signals(signal.SIGTERM),
@@ -153,22 +153,23 @@ class Train:
         config: TrainConfig,
         step: int,
         out: Path,
-        elastic: ElasticConfig | None,
+        member: ElasticConfig | BucketConfig | None,
         console: Console,
     ) -> Sequence[Observer]:
         from thinwire.train.observers import Terminal, tensorboard, trackio, wandb
 
         if self.resume:
             say(console, f"{out}: going on from step {step}")
-        team = f"K={config.workers}" if elastic is None else "elastic"
+        is_elastic = self.elastic.elastic is not None
+        team = "elastic" if is_elastic else f"K={config.workers}"
         title = f"{self.method} {team}"
         observers: list[Observer] = [Terminal(console, title=title, steps=config.steps)]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
         described = config.describe()
         # The workers of a run are one group, and a worker has one name wherever it is shown.
-        name = out.name if elastic is None else elastic.identity_in(out)
-        group = None if elastic is None else elastic.run_name
+        name = out.name if member is None else member.identity_in(out)
+        group = None if member is None else member.run_name
         if self.wandb:
             observers.append(wandb(self.wandb, name=name, group=group, config=described))
         if self.trackio:

@@ -1,6 +1,6 @@
 """Codecs: byte formats for the vectors of numbers that workers exchange."""
 
-from thinwire.codecs.base import BoundCodec, Codec
+from thinwire.codecs.base import BoundCodec, Codec, check_payload
 from thinwire.codecs.cast import CastBF16, CastFP16, Identity
 from thinwire.codecs.grouping import Blocks, Chunks, Grouping, Rows, Tensors
 from thinwire.codecs.levels import Levels, Linear, MidRise, Statistical
@@ -44,6 +44,7 @@ __all__ = [
     "TopK",
     "Transform",
     "Values",
+    "check_payload",
     "from_id",
     "k_for_density",
     "register",

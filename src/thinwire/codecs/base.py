@@ -386,7 +386,20 @@ class Codec(ABC):
 
 
 def check_payload(coder: BoundCodec, payload: Tensor) -> None:
-    """Raise `ExchangeError` unless `payload` has the dtype and size of `coder`."""
+    """Raise `ExchangeError` unless `payload` has the dtype and size of `coder`.
+
+    A bound codec of your own calls it before it reads a payload that another worker sent.
+
+    Args:
+        coder: that is to read it.
+        payload: uint8 [coder.nbytes], if it is right.
+
+    Raises:
+        ExchangeError: it is not.
+
+    >>> from thinwire.codecs import Identity
+    >>> check_payload(Identity().bind(Layout.of({"w": (2,)})), torch.zeros(8, dtype=torch.uint8))
+    """
     if payload.dtype == torch.uint8 and tuple(payload.shape) == (coder.nbytes,):
         return
     raise ExchangeError(

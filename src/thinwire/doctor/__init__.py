@@ -1,6 +1,6 @@
 """Checks before a run: this machine, and the network between it and the others."""
 
-from thinwire.doctor.finding import Finding, Status, examine
+from thinwire.doctor.finding import Finding, RunAdvice, Status, examine
 from thinwire.doctor.machine import machine_checks
 from thinwire.doctor.method import ExpectedRun
 from thinwire.doctor.network import network_findings
@@ -9,6 +9,7 @@ from thinwire.doctor.store import store_findings
 __all__ = [
     "ExpectedRun",
     "Finding",
+    "RunAdvice",
     "Status",
     "examine",
     "machine_checks",

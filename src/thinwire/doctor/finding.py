@@ -5,9 +5,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
-__all__ = ["Check", "Finding", "Status", "examine"]
+from thinwire.plan.advice import Advice
+from thinwire.plan.job import Job
+
+__all__ = ["Check", "Finding", "RunAdvice", "Status", "examine"]
 
 Status: TypeAlias = Literal["ok", "warn", "fail"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunAdvice:
+    """What to run on a link that was measured.
+
+    Args:
+        advice: methods with which workers that come and go can train.
+        job: that it is for.
+        model: value of --model; None: it is known by its size alone.
+    """
+
+    advice: Advice
+    job: Job
+    model: str | None
 
 
 @final
@@ -20,12 +39,14 @@ class Finding:
         status: `fail` if a run cannot work so.
         found: what the check saw.
         do: what to do about it; empty if nothing.
+        run: what to run, if that was looked for.
     """
 
     name: str
     status: Status
     found: str
     do: str = ""
+    run: RunAdvice | None = None
 
 
 Check: TypeAlias = Callable[[], Finding]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from thinwire import presets
-from thinwire.doctor.finding import Finding
+from thinwire.doctor.finding import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
 from thinwire.handshake import flatten_description, nested_description
 from thinwire.method import Method
+from thinwire.plan.advice import Advice, Recommendation, advise
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import Forecast, forecast
 from thinwire.plan.job import Job
@@ -26,9 +26,7 @@ from thinwire.plan.units import duration_text, rate_text
 __all__ = ["ExpectedRun", "RunDescription", "measured_link", "method_finding"]
 
 _TARGET: Final = 0.9
-_SHOWN: Final = 3
 _MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
-_FIRST: Final = ("diloco", "muloco", "muloco:bits=2")
 
 
 @final
@@ -38,6 +36,7 @@ class ExpectedRun:
 
     Args:
         shape: of the model.
+        model: value of --model, if that is how the user said it.
         shape_flags: the flags of `thinwire plan` that say it; default its numbers of parameters
             and layers.
         workers: K.
@@ -48,6 +47,7 @@ class ExpectedRun:
     """
 
     shape: Shape | None = None
+    model: str | None = None
     shape_flags: str = ""
     workers: int | None = None
     step_s: float | None = None
@@ -121,9 +121,10 @@ def method_finding(
     *,
     topology: Topology | None = None,
 ) -> Finding:
-    """Which methods keep a worker busy if every worker has this link to the others.
+    """What to run, if every worker has this link to the others.
 
-    The run's own comes first if one is under way: a worker that joins cannot choose.
+    A run that is under way has a method, and a worker that joins cannot choose: while that one
+    keeps it busy, nothing else is looked for.
 
     Args:
         link: as measured; None: it was not.
@@ -136,68 +137,57 @@ def method_finding(
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding(name="method", status="warn", found=found, do=do)
     job, flags, figures = _job(link, planned, run, topology or Mesh())
-    own = run.method()
-    forecasts = list(_forecasts(job, () if own is None else (own,)))
-    rows = list(_forecasts(job, _candidates()))
-    # Those that differ by less than is shown keep their order: what compresses least comes first.
-    rows.sort(key=lambda row: -math.floor(1000 * row.utilisation))
-    said = [_own_text(row) for row in forecasts] + [_text(rows), figures]
-    fits = all(row.fits for row in forecasts) and any(row.fits for row in rows)
+    plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
+    own = _forecast(run.method(), job)
+    if own is not None and own.fits:
+        return Finding(name="method", status="ok", found=f"{_own_text(own)}; {figures}", do=plan)
+    advice = advise(job, target=_TARGET, usable=Method.check_elastic)
+    said = [_advice_text(advice), figures]
+    if own is not None:
+        said.insert(0, _own_text(own))
+        plan = f"begin another run, all workers of which have the flags of one below; {plan}"
+    elif advice.recommended:
+        plan = f"all workers take the flags of one below; {plan}"
     return Finding(
         name="method",
-        status="ok" if fits else "warn",
+        status="ok" if own is None and advice.recommended else "warn",
         found="; ".join(said),
-        do=f"{'' if fits else 'longer rounds (--sync-every) wait less; '}what each method sends, "
-        f"and the rate that it needs: thinwire plan {flags}",
+        do=plan,
+        run=RunAdvice(advice=advice, job=job, model=_model(planned, run)),
     )
 
 
-def _candidates() -> Iterator[Method]:
-    """Methods by which workers that come and go can train, as their descriptions say."""
-    for text in dict.fromkeys((*_FIRST, *presets.names())):
-        method = presets.from_text(text)
-        try:
-            method.check_elastic()
-        except ConfigurationError:
-            continue
-        yield method
+def _forecast(method: Method | None, job: Job) -> Forecast | None:
+    """None if the method is not known, or does not fit the model."""
+    try:
+        return None if method is None else forecast(method, job, target=_TARGET)
+    except ConfigurationError:
+        return None  # thinwire plan says why
 
 
-def _forecasts(job: Job, methods: Iterable[Method]) -> Iterator[Forecast]:
-    """Of each method that fits the model."""
-    for method in methods:
-        try:
-            yield forecast(method, job, target=_TARGET)
-        except ConfigurationError:
-            continue  # thinwire plan says why
+def _model(planned: ExpectedRun, run: RunDescription) -> str | None:
+    is_known = planned.shape is not None or run.size() is not None
+    return planned.model if is_known else _MODEL
 
 
 def _own_text(row: Forecast) -> str:
     verdict = "" if row.fits else ", too slow"
-    return f"the run's {_named(row)} keeps a worker busy {share_text(row.utilisation)}{verdict}"
+    named = f"{row.method} (H={row.sync_every_steps})"
+    return f"the run's {named} keeps a worker busy {share_text(row.utilisation)}{verdict}"
 
 
-def _text(rows: list[Forecast]) -> str:
-    fitting, slow = [row for row in rows if row.fits], [row for row in rows if not row.fits]
-    if not rows:
+def _advice_text(advice: Advice) -> str:
+    if advice.recommended:
+        best = advice.recommended[0]
+        return f"{_busy_text(best)} at the least expected loss"
+    if advice.closest is None:
         return "no method's first exchange would ever end on this link"
-    if not fitting:
-        best = ", ".join(f"{_named(row)} {share_text(row.utilisation)}" for row in slow[:_SHOWN])
-        return f"no method keeps a worker busy {share_text(_TARGET)} of the time; best: {best}"
-    first, *others = fitting[:_SHOWN]
-    parts = [f"{_named(first)} keeps a worker busy {share_text(first.utilisation)} of the time"]
-    parts += [f"{_named(row)} {share_text(row.utilisation)}" for row in others]
-    text = ", ".join(parts)
-    if not slow:
-        return f"{text}; no method is below {share_text(_TARGET)}"
-    if more := ", ".join(row.method for row in fitting[_SHOWN:]):
-        text += f" (likewise above {share_text(_TARGET)}: {more})"
-    names = ", ".join(f"{row.method} {share_text(row.utilisation)}" for row in slow)
-    return f"{text}; too slow: {names}"
+    nothing = f"nothing tried keeps a worker busy {share_text(advice.target)} of the time"
+    return f"{nothing}; the busiest: {_busy_text(advice.closest)}"
 
 
-def _named(row: Forecast) -> str:
-    return f"{row.method} (H={row.sync_every_steps})"
+def _busy_text(found: Recommendation) -> str:
+    return f"{found.choice.text} keeps a worker busy {share_text(found.forecast.utilisation)}"
 
 
 def _job(

@@ -8,7 +8,7 @@ from thinwire.outer.gossip import Gossip
 from thinwire.outer.gradient_averaging import GradientAveraging
 from thinwire.outer.overlap import Delay, Eager, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
-from thinwire.outer.torch_optimizers import SGD, AdamW
+from thinwire.outer.torch_optimizers import SGD, AdamW, ElementwiseOptimizer
 
 __all__ = [
     "SGD",
@@ -18,6 +18,7 @@ __all__ = [
     "Delay",
     "DelayedNesterov",
     "Eager",
+    "ElementwiseOptimizer",
     "FragmentContext",
     "Gossip",
     "GradientAveraging",

@@ -18,7 +18,14 @@ __all__ = ["SGD", "AdamW", "ElementwiseOptimizer", "check_rate"]
 
 
 class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
-    """An optimizer that is the rule by which a fragment's anchor moves."""
+    """An optimizer that moves each number of the anchor by itself; subclasses say how.
+
+    `step(position, gradient, state)` is given one part of a fragment after the other, never all of
+    it, and returns the position that the anchor moves to; `buffers(like)` are its tensors.
+
+    >>> SGD(lr=0.5).step(torch.tensor([1.0]), torch.tensor([2.0]), {})
+    tensor([0.])
+    """
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the live weights as they are now."""

@@ -85,7 +85,12 @@ def pasted_lines(advice: Advice, command: Callable[[Choice], str]) -> Iterator[s
 
 
 def command_line(
-    choice: Choice, job: Job, *, model: str | None = None, accelerators: int = 1
+    choice: Choice,
+    job: Job,
+    *,
+    model: str | None = None,
+    accelerators: int = 1,
+    where: str | None = None,
 ) -> str:
     """The command that each worker starts with, but for the address and the folder.
 
@@ -97,6 +102,7 @@ def command_line(
         job: for how many workers of which model.
         model: value of --model; None: a config.json of the user's own.
         accelerators: that share a worker.
+        where: the run is, with what `thinwire join` needs to find it; default a placeholder.
 
     >>> from thinwire.plan.compute import Compute
     >>> from thinwire.plan.link import Link
@@ -116,7 +122,8 @@ def command_line(
             f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
             f"--rdzv-endpoint HOST:29400 -m thinwire train {rest} --out runs/here"
         )
-    where = "'TICKET'" if job.price is None else "s3://BUCKET --run-name NAME"
+    if where is None:
+        where = "'TICKET'" if job.price is None else "s3://BUCKET --run-name NAME"
     start, shared = "thinwire", ""
     if accelerators > 1:
         start = f"torchrun --nproc-per-node {accelerators} -m thinwire"

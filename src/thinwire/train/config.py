@@ -171,6 +171,6 @@ def _check_range(least: int, *, most: int = _MOST, **values: float) -> None:
         if not least <= value <= most:
             raise ConfigurationError(
                 f"train with {name}={value}",
-                because=f"it is not between {least} and {most:g}",
-                do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:g}",
+                because=f"it is not between {least} and {most:,}",
+                do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}",
             )

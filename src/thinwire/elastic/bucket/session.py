@@ -1,4 +1,4 @@
-"""A worker among others that come and go over an object store: meeting them, and catching up."""
+"""A worker among others that come and go over an object store: from joining to leaving."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, final
 
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
+from thinwire.elastic.bucket.history import RunHistory, Steps
 from thinwire.elastic.bucket.loop_thread import LoopThread
 from thinwire.elastic.bucket.roll import (
     Call,
@@ -25,17 +26,14 @@ from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.options import ElasticOptions
 from thinwire.elastic.quorum import identity_of
-from thinwire.elastic.snapshot import snapshot_parts, unpack
+from thinwire.elastic.snapshot import snapshot_parts
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
 from thinwire.membership import (
     Answer,
     Go,
-    Load,
     Over,
     Phase,
-    Progress,
-    Replay,
     RoundPlan,
     RoundRecord,
     SharedState,
@@ -55,13 +53,6 @@ _SETTLE_S = 2.0  # in which no other worker comes before the first roll
 _LEAST_TURN_S = 1.0
 _LOOK_S = 0.5
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
-_HEADROOM_BYTES = 64 << 20
-_AT_ONCE = 16
-_SLOWEST_BYTES_PER_S = 125_000
-_MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
-
-_Steps = Generator[Answer, None, bool]
-"""What the loop has to do, and whether this worker then is where the run is."""
 
 
 @final
@@ -103,17 +94,18 @@ class BucketSession:
         self._state, self._events, self._asked_to_leave = state, events, asked_to_leave
         self._snapshot_after = snapshot_after
         self._thread = LoopThread()
-        self._roll: Roll | None = None  # the newest that is known
+        self._history = RunHistory(objects, timeouts, state, self._run, options.give_up_s)
         self._entered: Roll | None = None  # the last that this worker took part in
-        self._rounds: dict[int, LoggedRound] = {}  # by the version after them
-        self._digests: dict[int, str] = {}  # of the rolls' versions
-        self._read_up_to = 0
         self._lacks = self._is_stale = self._has_called = self._has_ended = False
-        self._unusable: set[NewestState] = set()
         self._written = NewestState()
         self._writing: concurrent.futures.Future[None] | None = None
         self._metrics = WorkerMetrics()
         self._round_began_s: float | None = None
+
+    @property
+    def _roll(self) -> Roll | None:
+        """The newest that is known."""
+        return self._history.roll
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -164,7 +156,8 @@ class BucketSession:
         self._check_drift()
         while True:
             if self._is_stale:
-                self._learn_newest()
+                self._is_stale = False
+                self._history.learn_newest()
                 yield from self._get_to(self._roll)
             if self._roll is not None and self._roll.is_over:
                 if self._lacks and self._wait_for_snapshot(self._roll):
@@ -177,7 +170,7 @@ class BucketSession:
                 self._is_stale = True
                 continue
             before = self._roll
-            self._learn(roll)
+            self._history.learn(roll)
             self._check_superseded(roll)
             if self.name not in roll.names:
                 self._note_left_out(roll, before)
@@ -193,7 +186,7 @@ class BucketSession:
         """Take no part with outer parameters that have changed since the last round."""
         # From the tensors and not from memory.
         here = self._state.progress(anew=True)
-        known = self._digests.get(here.version, here.digest)
+        known = self._history.digests.get(here.version, here.digest)
         if known != here.digest and len(self.names) > 1:
             self._note("refused", why="its outer parameters have changed since its last round")
             self._lacks = True
@@ -215,7 +208,7 @@ class BucketSession:
                 roll = run(self._conclude(number, phase, meeting))
                 if roll is not None:
                     return roll
-            if self._lacks and self._roll is not None and run(self._has_come(self._roll)):
+            if self._lacks and self._roll is not None and run(self._history.has_come(self._roll)):
                 return None
             self._check_waits_in_vain(meeting)
             time.sleep(pause_s)
@@ -249,7 +242,7 @@ class BucketSession:
             turn_s = self._settle_s() + earlier * self._turn_length_s()
             if waited_s - meeting.last_arrival_s < turn_s:
                 return None
-        rounds = list(self._rounds.values())
+        rounds = list(self._history.rounds.values())
         roll = next_roll(
             self._roll,
             calls,
@@ -390,9 +383,9 @@ class BucketSession:
         """Wait for the snapshot that was being written for this worker when the run ended."""
         until_s = self._until_s()
         while self.name in roll.lacking and time.monotonic() < until_s:
-            if self._run(self._has_come(roll)):
+            if self._run(self._history.has_come(roll)):
                 return True
-            if not roll.next_state.writer or roll.next_state in self._unusable:
+            if not self._history.may_come(roll):
                 break
             self._check_asked_to_leave(lambda: None)
             time.sleep(_LONGEST_PAUSE_S)
@@ -406,58 +399,9 @@ class BucketSession:
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _learn_newest(self) -> None:
-        """Read what was decided without this worker."""
-        self._is_stale = False
-        if self._roll is not None and self._roll.is_over:
-            return
-        known = 0 if self._roll is None else self._roll.number
-        run, objects = self._run, self._objects
-        number = run(objects.newest_roll(known, self._until_s()))
-        if number > known:
-            self._learn(self._there(number, run(objects.roll(number, self._until_s()))))
-
-    def _learn(self, roll: Roll) -> None:
-        if self._timeouts.round_s is None and roll.round_s is not None:
-            self._timeouts.finished_round(roll.round_s)
-        is_next = self._read_up_to == roll.number - 1
-        self._roll = roll
-        self._digests[roll.position.version] = roll.position.digest
-        self._rounds |= {round.version: round for round in roll.rounds}
-        if is_next:
-            self._read_up_to = roll.number
-        # What the newest snapshot has need not be taken again.
-        least = roll.state.version
-        self._rounds = {v: r for v, r in self._rounds.items() if v > least}
-        self._digests = {v: d for v, d in self._digests.items() if v >= least}
-
-    def _read_rolls(self) -> None:
-        """Read the rolls between the newest snapshot and the newest roll."""
-        assert self._roll is not None
-        newest, first = self._roll, max(self._roll.state.roll, self._read_up_to) + 1
-        for start in range(first, newest.number, _AT_ONCE):
-            numbers = range(start, min(start + _AT_ONCE, newest.number))
-            until_s = self._until_s()
-            rolls = self._run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
-            for number, roll in zip(numbers, rolls, strict=True):
-                self._learn(self._there(number, roll))
-        self._learn(newest)
-        self._read_up_to = newest.number
-
-    def _there(self, number: int, roll: Roll | None) -> Roll:
-        if roll is None:
-            raise ExchangeError(
-                f"read roll {number} of the run in {self._objects.store.url}",
-                because="it is gone, and others after it are there",
-                do="end the lifecycle rule, or whatever deletes objects of the run; then go on "
-                "from checkpoints, under another name as run",
-            )
-        return roll
-
-    def _get_to(self, roll: Roll | None) -> _Steps:
-        """Get to where `roll` is: by the rounds that were missed, or by a snapshot and the rounds
-        after it."""
-        if roll is None or self._is_at(roll.position):
+    def _get_to(self, roll: Roll | None) -> Steps[bool]:
+        """Get to where `roll` is, if anything leads there."""
+        if roll is None or self._history.is_at(roll.position):
             self._lacks = False
             return True
         began_s = time.monotonic()
@@ -465,81 +409,15 @@ class BucketSession:
         if here.version > roll.position.version and not self._lacks and not roll.is_over:
             # From a checkpoint after the last roll: the next one says whether that is the run's.
             return True
-        self._read_rolls()
-        how = "by the rounds"
-        if here.version >= roll.position.version or not (yield from self._replay(roll.position)):
-            how = "by a snapshot"
-            if not (yield from self._load(roll)):
-                self._note_lacking(roll)
-                self._lacks = True
-                return False
+        how = yield from self._history.lead_to(roll)
+        if not how:
+            self._note_lacking(roll)
+            self._lacks = True
+            return False
         self._lacks = False
         why = f"{how} up to version {roll.position.version}"
         self._note("healed", why=why, lost_s=time.monotonic() - began_s)
         return True
-
-    def _is_at(self, position: Progress) -> bool:
-        here = self._state.progress()
-        return (here.version, here.digest) == (position.version, position.digest)
-
-    def _replay(self, target: Progress) -> _Steps:
-        """Take the outer steps that lead to `target`, as far as they are known."""
-        while (version := self._state.progress().version) < target.version:
-            until = min(v for v in self._digests if v > version)
-            rounds = [self._rounds.get(v) for v in range(version + 1, until + 1)]
-            records: list[RoundRecord] = []
-            for round in rounds:
-                record = None if round is None else self._record(round)
-                if record is None:
-                    return False
-                records.append(record)
-            there = Progress(version=until, step=target.step, digest=self._digests[until])
-            try:
-                yield Replay(records, there)
-            except _MALFORMED as error:
-                _LOG.info("the rounds do not follow on this worker's state: %s", error)
-                return False
-        return self._is_at(target)
-
-    def _record(self, round: LoggedRound) -> RoundRecord | None:
-        if not round.place:
-            return None
-        workers = int(round.facts["workers"])
-        # All of them share this worker's link.
-        until_s = self._until_s() + round.nbytes / _SLOWEST_BYTES_PER_S
-        reading = self._objects.messages(round.place, workers, until_s, nbytes=round.nbytes)
-        messages = self._run(reading)
-        if messages is None:
-            return None
-        return RoundRecord(version=round.version, facts=round.facts, messages=messages)
-
-    def _load(self, roll: Roll) -> _Steps:
-        """Take the newest snapshot, and the outer steps after it."""
-        largest = 2 * self._state.shared_nbytes() + _HEADROOM_BYTES
-        for state in (roll.next_state, roll.state):
-            if state in self._unusable or not 0 <= state.version <= roll.position.version:
-                continue
-            reading = self._objects.state(state, self._options.give_up_s, largest=largest)
-            file = self._run(reading)
-            if file is None:
-                continue
-            try:
-                yield Load(unpack(file))
-            except _MALFORMED as error:
-                _LOG.warning("the snapshot of version %d cannot be used: %s", state.version, error)
-                self._unusable.add(state)
-                continue
-            if (yield from self._replay(roll.position)):
-                return True
-            self._unusable.add(state)
-        return False
-
-    async def _has_come(self, roll: Roll) -> bool:
-        """Whether the snapshot is there that was being written when `roll` was."""
-        state = roll.next_state
-        if not state.writer or state in self._unusable:
-            return False
-        return await self._objects.has_state(state, self._until_s())
 
     # -- snapshots ---------------------------------------------------------------------------------
 
@@ -576,7 +454,7 @@ class BucketSession:
         group, before, facts = self.group, self._entered, record.facts
         assert group is not None
         assert before is not None
-        self._rounds[record.version] = LoggedRound(
+        self._history.rounds[record.version] = LoggedRound(
             version=record.version,
             place=group.place_of(record.messages),
             nbytes=sum(message.nbytes for message in record.messages),
@@ -591,9 +469,9 @@ class BucketSession:
                 self._note("clipped", who=(identity_of(self.names[rank]),), why=why)
         self._note("committed")
         here = self._state.progress()
-        self._digests[here.version] = here.digest
+        self._history.digests[here.version] = here.digest
         if here.over:
-            roll = last_roll(before, here, list(self._rounds.values()))
+            roll = last_roll(before, here, list(self._history.rounds.values()))
             if not self._run(self._objects.put_roll(roll, self._until_s())):
                 self.may_end = False
                 self._note("late", why="the others have gone on from its last round without it")
@@ -696,10 +574,6 @@ class _RollCall:
         silent_s = time.monotonic() - asked_s
         self._began_s += silent_s if silent_s > _SILENCE_S else 0.0
         return answer
-
-
-async def _all(*work: Any) -> list[Any]:
-    return await together(*work)
 
 
 def _identities(names: Sequence[str] | set[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, final
 
 from thinwire.errors import ConfigurationError
@@ -13,7 +14,13 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.torchrun import under_torchrun
 from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
-from thinwire.train.workers.worker import Batches, FixedWorkerId, Worker, WorkerIdentity
+from thinwire.train.workers.worker import (
+    Batches,
+    FixedWorkerId,
+    Worker,
+    WorkerIdentity,
+    named_run,
+)
 from thinwire.transport import Bucket, Transport
 
 __all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId"]
@@ -37,6 +44,16 @@ class BucketConfig:
     url: str
     worker: int
     run: str
+
+    @property
+    def run_name(self) -> str:
+        """Its place and its name there."""
+        return named_run(self.url, self.run)
+
+    def identity_in(self, out: Path) -> str:
+        """The run's name and the worker's number: folders of two workers may have one name."""
+        del out
+        return f"{self.run} worker {self.worker}"
 
     def check(self, config: TrainConfig) -> None:
         """Raise `ConfigurationError` if this process cannot be that worker of `config`."""

@@ -24,7 +24,7 @@ from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches
 from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
 from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
-from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity
+from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity, named_run
 
 _LOG = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class ElasticBucketConfig(ElasticConfig):
     @property
     def run_name(self) -> str:
         """Its place and its name there."""
-        return f"{self.url} {self.run}"
+        return named_run(self.url, self.run)
 
     def connect(self, out: Path, group: Any = None) -> ElasticBucket:
         """The connection by way of the store, sealed if there is a token."""

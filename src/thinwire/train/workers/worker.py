@@ -25,9 +25,18 @@ from thinwire.train.workers.random_stream import RandomStream
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
 
-__all__ = ["Batches", "FixedWorkerId", "Worker", "WorkerIdentity", "token_losses"]
+__all__ = ["Batches", "FixedWorkerId", "Worker", "WorkerIdentity", "named_run", "token_losses"]
 
 Batches: TypeAlias = WorkerBatches | ShareBatches
+
+
+def named_run(url: str, run: str) -> str:
+    """What a run over a store is called where its workers are shown as one group.
+
+    >>> named_run("s3://my-bucket/runs/", "first")
+    's3://my-bucket/runs first'
+    """
+    return f"{url.rstrip('/')} {run}"
 
 
 class WorkerIdentity(ABC):
