@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import griffe
+from svg_canvas import THEMES
 
 from thinwire import presets
 
@@ -163,10 +164,21 @@ def _output_text(output: dict[str, object]) -> str:
         if kind == "image/png":
             return f"![Picture of the cell above](data:image/png;base64,{value.strip()})"
         if kind == "image/svg+xml":
-            code = base64.b64encode(value.encode()).decode()
-            return f"![Picture of the cell above](data:image/svg+xml;base64,{code})"
+            return in_both_themes(value)
         return value if kind == "text/html" else f"```text\n{value.rstrip()}\n```"
     return ""
+
+
+def in_both_themes(svg: str) -> str:
+    """A picture in the colours of the light theme as Markdown of two, one for each theme."""
+    title = re.search(r"<title>(.*?)</title>", svg)
+    other = dict(zip(THEMES["light"], THEMES["dark"], strict=True))
+    dark = re.sub(r"#[0-9a-f]{6}", lambda colour: other[colour[0]], svg)
+    return "\n".join(
+        f"![{title[1] if title else 'Picture'}](data:image/svg+xml;base64,"
+        f"{base64.b64encode(drawn.encode()).decode()}#gh-{mode}-mode-only)"
+        for mode, drawn in (("light", svg), ("dark", dark))
+    )
 
 
 def identifiers() -> list[str]:

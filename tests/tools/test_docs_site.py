@@ -1,7 +1,8 @@
 """The documentation site: it builds, it fits a phone, and it asks no other host for anything."""
 
-import importlib.util
+import base64
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,14 +55,15 @@ CONTRAST = """
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool() -> Generator[ModuleType]:
     pytest.importorskip("griffe", reason="the extra docs is not installed")
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import docs_site
+
+        yield docs_site
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
 
 
 def write(folder: Path, **pages: str) -> Path:
@@ -102,6 +104,16 @@ def test_a_docstrings_table_is_shown_and_its_equation_is_not(tool) -> None:
     assert "inner lr   weight decay = base" in tool.sources_text("muloco")
     assert "Delta = " not in tool.sources_text("diloco")
     assert "every N-th: " not in tool.sources_text("async_diloco")
+
+
+def test_pictures_of_a_notebook_come_in_the_colours_of_both_themes(tool) -> None:
+    text = tool.notebook_text(ROOT / "docs" / "tutorials" / "one-outer-step.ipynb")
+    found = re.findall(r"!\[(.+?)\]\(data:image/svg\+xml;base64,(.+)#gh-(\w+)-mode-only\)", text)
+    assert [mode for *_, mode in found] == ["light", "dark"] * 5
+    for title, code, mode in found:
+        svg = base64.b64decode(code).decode()
+        assert f"<title>{title}</title>" in svg
+        assert {*re.findall(r"#\w{6}", svg)} <= {*tool.THEMES[mode]}
 
 
 def test_what_an_index_shows_is_no_page(tool) -> None:
