@@ -49,7 +49,8 @@ def test_every_public_name_is_on_a_page(module: str) -> None:
     if module == "thinwire":
         assert names - last_names <= modules  # modules have pages of their own
     else:
-        assert sorted(n for n in names if f"{module}.{n}" not in shown()) == []
+        # A function that shares the name of its module stands on a page by its place in that.
+        assert [n for n in names if not {f"{module}.{n}", f"{module}.{n}.{n}"} & shown()] == []
 
 
 def test_every_name_on_a_page_exists() -> None:
