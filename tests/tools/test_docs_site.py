@@ -27,7 +27,7 @@ FINDS = {
     "OuterLoop": "reference/loop.html",
     "thinwire.transport.ElasticBucket": "reference/transport.html",
     "torchft is not installed": "troubleshooting.html",
-    "pseudo-gradient": "concepts/rounds.html",
+    "pseudo-gradient": "tutorials/one-outer-step.html",
 }
 NOT_COPIED = {".git", ".venv", ".cache", "build", "dist", "runs", "site"}
 
