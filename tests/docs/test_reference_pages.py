@@ -88,6 +88,7 @@ def test_every_method_has_a_page() -> None:
 def test_papers_to_cite_are_sources_of_the_preset(name: str) -> None:
     page = (METHODS / f"{name}.md").read_text(encoding="utf-8")
     cited = re.findall(r"eprint = \{(\S+)\}", page)
+    assert len(re.findall(r"  author = \{\S", page)) == len(cited)
     docstring = inspect.getdoc(getattr(presets, name)) or ""
     assert bool(cited) == ("Source:" in docstring or "Settings:" in docstring)
     assert [number for number in cited if number not in docstring] == []
