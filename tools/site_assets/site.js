@@ -9,10 +9,5 @@ addEventListener("load", reachTables);
 addEventListener("resize", reachTables);
 // Each block of code has a bar with its button, which is no place to go to from elsewhere.
 addEventListener("load", () => {
-  for (const bar of document.querySelectorAll("nav.md-code__nav")) {
-    const group = document.createElement("div");
-    group.className = bar.className;
-    group.append(...bar.childNodes);
-    bar.replaceWith(group);
-  }
+  for (const bar of document.querySelectorAll(".md-code__nav")) bar.role = "none";
 });
