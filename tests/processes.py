@@ -63,3 +63,27 @@ def run_ranks(
         for process in processes:
             process.kill()
     return processes
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen:
+    """Start a command of a page or of an example, with its output kept."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+def start_two(command: list[str]) -> list[subprocess.Popen]:
+    """Start a command as two workers that meet at a port of this machine."""
+    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+    return [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+
+
+def output_of(process: subprocess.Popen) -> str:
+    """Of a process that ends well."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return out

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastic_team import TOKEN, Team
-from processes import free_port
+from processes import free_port, output_of, start, start_two
 
 FOLDER = Path(__file__).parent.parent / "examples"
 ELASTIC = sorted(FOLDER.glob("*_elastic.py"))
@@ -23,22 +23,6 @@ APART = [f for f in EXAMPLES if f.stem.endswith(("_trainer", "_like"))]
 # Compiling takes longer than everything else.
 FLAGS = {"nanochat_like": ["--no-compile"]}
 TOGETHER = [file for file in EXAMPLES if file not in APART]
-
-
-def start(command: list[str], **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-    )
-
-
-def output_of(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return out
 
 
 def run(command: list[str]) -> str:
@@ -54,9 +38,7 @@ def test_example_alone(example: Path) -> None:
 
 @pytest.mark.parametrize("example", APART, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_meet(example: Path) -> None:
-    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-    command = [sys.executable, str(example), *FLAGS.get(example.stem, [])]
-    team = [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+    team = start_two([sys.executable, str(example), *FLAGS.get(example.stem, [])])
     output = "".join(output_of(process) for process in team)
     digests = re.findall(r"[0-9a-f]{64}", output)
     assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
@@ -81,9 +63,7 @@ def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Pa
     assert script.read_text() != text
 
     def ends() -> list[str]:
-        meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-        command = [sys.executable, str(script), str(tmp_path)]
-        team = [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+        team = start_two([sys.executable, str(script), str(tmp_path)])
         lines = [output_of(process) for process in team]
         return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
 
@@ -96,10 +76,8 @@ def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Pa
     """In the middle of a round, with weights that were loaded before the loop was built."""
 
     def workers(folder: Path, *more: str) -> list[subprocess.Popen]:
-        meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
         command = [sys.executable, str(FOLDER / "nanochat_like.py"), "--no-compile"]
-        command += ["--checkpoint-dir", str(folder), *more]
-        return [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+        return start_two([*command, "--checkpoint-dir", str(folder), *more])
 
     def ends(team: list[subprocess.Popen]) -> list[str]:
         lines = [output_of(process).splitlines()[-1] for process in team]

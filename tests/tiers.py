@@ -196,8 +196,10 @@ test_round_waits.py::test_a_round_waits_no_more_often_than_it_may[demo
 test_same_loop.py::test_it_is_the_loop_of_thinwire_train[diloco-lightning
 test_same_loop.py::test_it_is_the_loop_of_thinwire_train[muloco
 tools/test_architecture.py::test_counts_of_the_package
-tools/test_docs_site.py::test_a_built_page
-tools/test_docs_site.py::test_small_text
+tools/test_docs_site.py::test_a_module
+tools/test_docs_site.py::test_a_page_comes
+tools/test_docs_site.py::test_every
+tools/test_docs_site.py::test_the_search
 train/data/test_corpora.py::test_importing_stays_light
 train/test_bucket_train.py::test_a_killed_worker
 train/test_bucket_train.py::test_a_worker_that_is_asked

@@ -64,7 +64,8 @@ def outer_step(theme: Theme) -> Canvas:
     def place(point: tuple[float, float]) -> tuple[float, float]:
         return 34 + 128 * point[0], 240 - 112 * (point[1] + 1.2)
 
-    for path, colour in zip(found.paths, (theme.blue, theme.orange, theme.green), strict=True):
+    colours = (theme.blue, theme.orange, theme.green)
+    for path, colour in zip(found.paths, colours, strict=True):
         points = [place(point) for point in path]
         canvas.line(points, colour, width=2)
         for x, y in points[1:-1]:
@@ -81,7 +82,7 @@ def outer_step(theme: Theme) -> Canvas:
     canvas.text(end[0], end[1] - 14, "new anchor", colour=theme.purple, anchor="middle", bold=True)
     places = ((-10, -8, "end"), (6, 22, "middle"), (-12, 0, "end"))
     for number, (path, colour, (dx, dy, anchor)) in enumerate(
-        zip(found.paths, (theme.blue, theme.orange, theme.green), places, strict=True)
+        zip(found.paths, colours, places, strict=True)
     ):
         x, y = place(path[-1])
         canvas.text(x + dx, y + dy, f"worker {number}", colour=colour, size=12, anchor=anchor)
@@ -118,16 +119,7 @@ def overlap(theme: Theme) -> Canvas:
                 width = (min(end, last) - begin) * scale - 1.5
                 canvas.box(12 + begin * scale, top + 60, width, 20, colour)
                 if name == "parts":
-                    word = str(number)
-                    canvas.text(
-                        12 + begin * scale + width / 2,
-                        top + 75,
-                        word,
-                        colour=theme.background,
-                        size=12,
-                        anchor="middle",
-                        bold=True,
-                    )
+                    canvas.text_on_box(12 + begin * scale + width / 2, top + 75, str(number))
         canvas.text(388, top + 12, "compute, link below", colour=theme.muted, size=12, anchor="end")
     _applied(canvas, lines["parts"], 8 + 116, scale)
     return canvas
@@ -175,14 +167,8 @@ def error_feedback(theme: Theme) -> Canvas:
     canvas.text(left, 216, "residual = wanted - sent", colour=theme.green)
     canvas.text(left - 6, base + 4, "0", colour=theme.muted, size=12, anchor="end")
     canvas.text(left, 289, "round 0", colour=theme.muted, size=12)
-    canvas.text(
-        left + width,
-        289,
-        f"round {len(found.wanted) - 1}",
-        colour=theme.muted,
-        size=12,
-        anchor="end",
-    )
+    last = f"round {len(found.wanted) - 1}"
+    canvas.text(left + width, 289, last, colour=theme.muted, size=12, anchor="end")
     return canvas
 
 
@@ -222,9 +208,7 @@ def quorum(theme: Theme) -> Canvas:
             colour = theme.red if is_lost else colour
             canvas.box(x, y, 38, 34, colour)
             word = "lost" if is_lost else f"v{attended.versions[name]}"
-            canvas.text(
-                x + 19, y + 22, word, colour=theme.background, anchor="middle", size=12, bold=True
-            )
+            canvas.text_on_box(x + 19, y + 22, word)
     _legend(canvas, found)
     return canvas
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import griffe
+from svg_canvas import THEMES
 
 from thinwire import presets
 
@@ -163,10 +164,21 @@ def _output_text(output: dict[str, object]) -> str:
         if kind == "image/png":
             return f"![Picture of the cell above](data:image/png;base64,{value.strip()})"
         if kind == "image/svg+xml":
-            code = base64.b64encode(value.encode()).decode()
-            return f"![Picture of the cell above](data:image/svg+xml;base64,{code})"
+            return in_both_themes(value)
         return value if kind == "text/html" else f"```text\n{value.rstrip()}\n```"
     return ""
+
+
+def in_both_themes(svg: str) -> str:
+    """A picture in the colours of the light theme as Markdown of two, one for each theme."""
+    title = re.search(r"<title>(.*?)</title>", svg)
+    other = dict(zip(THEMES["light"], THEMES["dark"], strict=True))
+    dark = re.sub(r"#[0-9a-f]{6}", lambda colour: other[colour[0]], svg)
+    return "\n".join(
+        f"![{title[1] if title else 'Picture'}](data:image/svg+xml;base64,"
+        f"{base64.b64encode(drawn.encode()).decode()}#gh-{mode}-mode-only)"
+        for mode, drawn in (("light", svg), ("dark", dark))
+    )
 
 
 def identifiers() -> list[str]:
@@ -175,19 +187,21 @@ def identifiers() -> list[str]:
     return [name for page in pages for name in IDENTIFIER.findall(page.read_text("utf-8"))]
 
 
-def without_docstring(names: Iterable[str]) -> Iterator[str]:
-    """Objects, and what is public in them, that have no docstring."""
+def object_flaws(names: Iterable[str]) -> Iterator[str]:
+    """Objects, and what is public in them, that have no docstring or hide behind a module."""
     loader = griffe.GriffeLoader(search_paths=[ROOT / "src"])
     package = loader.load("thinwire")
     loader.resolve_aliases()
     for name in names:
         shown = package[name.removeprefix("thinwire.")]
         own = shown.final_target if shown.is_alias else shown
+        if own.is_module:  # which is shown with all that is in it
+            yield f"{name}: is a module; name what is in it: {name}.{name.rpartition('.')[2]}"
         if not own.has_docstring and not own.is_attribute:
-            yield name
+            yield f"{name}: has no docstring"
         if own.is_class:
             yield from (
-                f"{name}.{member}"
+                f"{name}.{member}: has no docstring"
                 for member, value in own.members.items()
                 if value.is_function and not member.startswith("_")
                 if not value.has_docstring and not _inherits(own, member)
@@ -260,7 +274,7 @@ def pages_out_of_navigation() -> set[str]:
 def build() -> list[str]:
     """Build the site; what is wrong with it."""
     problems = [f"{name}: is in no navigation" for name in sorted(pages_out_of_navigation())]
-    problems += [f"{name}: has no docstring" for name in without_docstring(identifiers())]
+    problems += object_flaws(identifiers())
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.rmtree(ROOT / ".cache", ignore_errors=True)  # it knows nothing of changed docstrings
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
@@ -274,6 +288,9 @@ def build() -> list[str]:
         home = os.path.relpath(SITE / "index.html", file.parent)
         # The logo leads to a folder, which shows its files where no server is asked.
         text = re.sub(r'href="(\.|\./|\./\.\.|(\.\./)*\.\.)"', f'href="{home}"', text)
+        text = re.sub(r"<th[^>]*></th>", "<td></td>", text)  # a heading that says nothing is none
+        # What is below a heading of "On this page" is no landmark of its own.
+        text = re.sub(r'(<nav class="md-nav") aria-label="[^"]*">', r'\1 role="none">', text)
         file.write_text(text.replace(SHIM, shim), encoding="utf-8")
     return [*problems, *sorted(flaws(SITE))]
 

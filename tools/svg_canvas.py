@@ -99,6 +99,11 @@ class Canvas:
             f'{weight} fill="{colour or self.theme.text}">{html.escape(words)}</text>'
         )
 
+    def text_on_box(self, x: float, y: float, words: str) -> None:
+        """A word in the middle of a box, in the background's colour."""
+        ground = self.theme.background
+        self.text(x, y, words, colour=ground, size=12, anchor="middle", bold=True)
+
     def box(self, x: float, y: float, width: float, height: float, fill: str) -> None:
         """A filled rectangle."""
         self.parts.append(

@@ -33,3 +33,9 @@ def test_every_package_of_an_extra_for_users_has_one() -> None:
 )
 def test_an_error_names_what_installs_the_module(name: str | None, do: str) -> None:
     assert install_text(ModuleNotFoundError(name=name)) == do
+
+
+def test_the_page_of_how_to_install_has_every_extra() -> None:
+    page = (PYPROJECT.parent / "docs" / "install.md").read_text(encoding="utf-8")
+    table = page.partition("## Extras")[2].partition("##")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == EXTRAS.keys()

@@ -1,6 +1,9 @@
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +181,17 @@ def test_the_fields_of_the_json_are_frozen(capsys) -> None:
         },
     }
     assert [row["method"] for row in found["methods"]] == list(presets.names())
+    page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+    assert {*names_in(found)} - {*re.findall(r"[`\"]([\w.]+)[`\"]", page)} == set()
+
+
+def names_in(value: dict | list) -> Iterator[str]:
+    """Of all fields, however deep."""
+    if isinstance(value, dict):
+        yield from value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from names_in(each)
 
 
 def test_bytes_are_those_of_the_method(capsys) -> None:

@@ -4,6 +4,7 @@
 network and train nothing are run, too, and what a page says that they print is what they print.
 """
 
+import json
 import os
 import re
 import shlex
@@ -172,12 +173,14 @@ def test_there_are_commands_and_one_with_a_wrong_flag_fails() -> None:
 def test_a_command_prints_what_the_page_shows(
     snippet: Snippet, words: list[str], capsys, monkeypatch
 ) -> None:
-    printed = ""
+    shown, printed = shown_output(snippet), ""
     for width in (80, 120):  # of the terminal
         monkeypatch.setenv("COLUMNS", str(width))
         assert command.run(words) == 0
-        printed += capsys.readouterr().out
-    assert missing(shown_output(snippet), printed) == []
+        out = capsys.readouterr().out
+        assert "--json" not in words or json.loads(shown) == json.loads(out)
+        printed += out
+    assert missing(shown, printed) == []
 
 
 def test_there_is_output_on_pages_and_a_number_that_is_not_printed_is_found_out() -> None:

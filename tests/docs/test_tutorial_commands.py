@@ -147,6 +147,15 @@ def test_a_worker_that_is_killed_and_started_again_heals(
     assert {"joined", "healed"} <= {event["kind"] for event in events}
 
 
+def watching() -> str:
+    return (PAGES.parent / "watching.md").read_text(encoding="utf-8")
+
+
+def without_numbers(text: str) -> list[str]:
+    text = re.sub(r"up for .*?;", "up for", text)  # seconds or minutes
+    return [word for word in text.split() if not any(letter.isdigit() for letter in word)]
+
+
 def test_two_machines_meet_by_the_ticket_that_the_lighthouse_prints(terminals: Terminals) -> None:
     pytest.importorskip("torchft")
     text, port = page("two-machines.md"), free_port()
@@ -170,7 +179,10 @@ def test_two_machines_meet_by_the_ticket_that_the_lighthouse_prints(terminals: T
     second = terminals.start(here(join).replace("runs/here", "runs/there") + " --steps 200")
     second.until(lambda said: "healed by" in said)
     (status,) = re.findall(r"`thinwire (status \S+) --watch`", text)
-    assert "2 workers; the run is under way" in terminals.run(here(status))
+    said = terminals.run(here(status))
+    assert "2 workers; the run is under way" in said
+    (shown,) = re.findall(r"^lighthouse up for .*\n\n .*$", watching(), re.MULTILINE)
+    assert without_numbers(shown) == without_numbers(said)[: len(without_numbers(shown))]
     assert digest(first.end()) == digest(second.end())
 
 

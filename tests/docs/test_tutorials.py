@@ -2,13 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from processes import free_port
+from processes import free_port, output_of, start, start_two
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "tutorials"
@@ -23,22 +22,6 @@ def script_of(page: str, folder: Path) -> Path:
     script = folder / "script.py"
     script.write_text("\n".join(blocks(page)))
     return script
-
-
-def start(command: list[str], **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
-    )
-
-
-def output_of(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return out
 
 
 @pytest.mark.parametrize(
@@ -64,9 +47,7 @@ def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> 
 def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
     script = script_of("fsdp2-nodes.md", tmp_path)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-    team = [start([*launch, str(script)], **meeting, THINWIRE_WORKER=str(w)) for w in range(2)]
-    output = "".join(output_of(process) for process in team)
+    output = "".join(output_of(process) for process in start_two([*launch, str(script)]))
     found = re.findall(r"worker (\d) rank (\d): 4 rounds ([0-9a-f]{64})", output)
     assert sorted((w, r) for w, r, _ in found) == [(w, r) for w in "01" for r in "01"]
     assert len({(rank, digest) for _, rank, digest in found}) == 2

@@ -85,6 +85,7 @@ def test_an_identity_is_taken_until_its_holder_has_been_silent_for_long_enough()
     assert refusal.status == 409
     taken = "identity 'a' is taken by a worker at 10.0.0.1:4000, whose last heartbeat was 0.4 s ago"
     assert refusal.reason == taken
+    assert "--identity NAME" in refusal.do
     assert refusal.retry_s == pytest.approx(EXPIRY_S - 0.4)
     rules.after(EXPIRY_S - 0.4)
     assert rules.there() == ["a"]  # at the limit and not beyond it

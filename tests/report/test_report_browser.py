@@ -12,6 +12,7 @@ from typing import Any, final
 
 import pytest
 
+from accessibility import prepare, violations
 from run_folders import comparison, config_of, shape, write_run
 from thinwire import presets, report
 from thinwire.cli import main
@@ -276,6 +277,20 @@ def test_text_stands_out_from_what_is_behind_it(seen, scheme: str) -> None:
     settled(seen)
     assert seen.evaluate("getComputedStyle(document.body).backgroundColor") == BEHIND[scheme]
     assert seen.evaluate(CONTRAST) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, file, scheme: str) -> None:
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector(".plot .drawing")
+    prepare(page)
+    for width in (400, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        settled(page)
+        assert violations(page) == []
+    context.close()
 
 
 BEHIND = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}

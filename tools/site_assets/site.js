@@ -7,3 +7,7 @@ const reachTables = () => {
 };
 addEventListener("load", reachTables);
 addEventListener("resize", reachTables);
+// Each block of code has a bar with its button, which is no place to go to from elsewhere.
+addEventListener("load", () => {
+  for (const bar of document.querySelectorAll(".md-code__nav")) bar.role = "none";
+});

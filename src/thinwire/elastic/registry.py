@@ -264,7 +264,7 @@ class MemberRegistry:
             status=409,
             reason=reason,
             report=reason,
-            do="give every worker an identity of its own",
+            do="give every worker an identity of its own: --identity NAME, or identity= in Python",
             retry_s=max(0.0, self.expiry_s - silent_s),
         )
 
