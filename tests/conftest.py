@@ -1,3 +1,4 @@
+import hypothesis
 import pytest
 import torch
 
@@ -5,6 +6,10 @@ import tiers
 from emulated_links import real, wan
 
 __all__ = ["one_thread", "real", "wan"]
+
+# An example may take as long as it likes: what else a machine does decides on that.
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 @pytest.hookimpl(tryfirst=True)

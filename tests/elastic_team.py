@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 import forked
 from processes import free_port
 
@@ -205,7 +207,8 @@ class Team:
     # -- what can be done --------------------------------------------------------------------------
 
     def start_lighthouse(self) -> None:
-        """Start the lighthouse."""
+        """Start the lighthouse, which is torchft's."""
+        pytest.importorskip("torchft")
         command = ["lighthouse", "--bind", self.address, "--join-timeout-s", "20"]
         command += ["--heartbeat-timeout-s", str(self.heartbeat_s)]
         errors = self._folder / f"lighthouse-{len(self.lighthouses)}.txt"

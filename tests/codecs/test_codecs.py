@@ -132,7 +132,7 @@ def contract(name: str) -> type[CodecContract]:
 globals().update({f"Test{name}": contract(name) for name in CONTRACTS})
 
 
-FEW = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=40, derandomize=True, database=None)
 
 
 def relative_error(codec, x, layout=None):

@@ -50,7 +50,7 @@ WORKERS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(WORKERS, st.randoms())
 def test_all_conclude_the_same_in_any_order(made, random) -> None:
     everyone = [worker(f"w{number:02}", **fields) for number, fields in made]

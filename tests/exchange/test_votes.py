@@ -8,7 +8,7 @@ from thinwire.exchange.votes import ballot, tally
 from thinwire.rejection import Rejection, RejectReason
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(1, 5))
 def test_all_agree_on_the_worst_that_any_worker_found(data, workers: int) -> None:
     codes = st.lists(st.integers(0, 5), min_size=workers, max_size=workers)

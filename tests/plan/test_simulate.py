@@ -165,7 +165,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenario=scenarios(), steps=st.integers(0, 40), factor=st.floats(1.01, 50))
 def test_a_better_link_never_takes_longer(scenario, steps, factor) -> None:
     wall = simulate(scenario, steps=steps).wall_s
@@ -180,7 +180,7 @@ def test_a_better_link_never_takes_longer(scenario, steps, factor) -> None:
     assert simulate(replace(scenario, link=later), steps=steps).wall_s >= wall * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenario=scenarios(), factor=st.floats(1e-3, 1e3))
 def test_the_unit_of_time_does_not_matter(scenario, factor) -> None:
     link, coding, topology = scenario.link, scenario.coding, scenario.topology
@@ -202,7 +202,7 @@ def test_the_unit_of_time_does_not_matter(scenario, factor) -> None:
     assert same(after.utilisation, before.utilisation)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenario=scenarios(), steps=st.integers(0, 40))
 def test_a_link_carries_one_exchange_at_a_time_and_time_adds_up(scenario, steps) -> None:
     found = simulate(scenario, steps=steps)
@@ -215,7 +215,7 @@ def test_a_link_carries_one_exchange_at_a_time_and_time_adds_up(scenario, steps)
         assert math.isclose(sum(found.wait_s), held_back_s, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenario=scenarios())
 def test_nothing_beats_the_bound(scenario) -> None:
     every = scenario.traffic.sync_every
