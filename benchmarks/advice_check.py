@@ -54,6 +54,7 @@ RESULT = HERE.parent / "results" / "advice-check.json"
 QUEUE_S, ATTEMPTS, ROUNDS, LEAST_STEPS = 2.0, 3, 8, 160
 # Long enough that the workers of a machine compute one after the other, were it on one core.
 STEP_S = {2: 0.25, 4: 0.5, 8: 0.75}
+STREAMING_STEP_S = {2: 0.5, 4: 1.0}
 SMALL = "250k"
 
 
@@ -127,8 +128,10 @@ def small_model(folder: Path, layers: int | None) -> str:
         return SMALL
     size = LLAMA_SIZES[SMALL]
     config = size.configuration(size.counted_with, laptop("diloco").data.sequence_length)
-    config.update({"num_hidden_layers": layers, "hidden_size": 32, "intermediate_size": 96})
-    config.update({"head_dim": 16})
+    # Wide enough that a fragment's message is of hundreds of packets, as one of a large model is
+    # of thousands: of a dozen, each takes a fifteenth of the step that hides them all.
+    config.update({"num_hidden_layers": layers, "hidden_size": 128, "intermediate_size": 384})
+    config.update({"head_dim": 64})
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     return str(folder)
@@ -140,7 +143,7 @@ def recipe(options: argparse.Namespace, workers: int) -> TrainConfig:
     return dataclasses.replace(
         base,
         model=dataclasses.replace(base.model, size=options.model),
-        data=dataclasses.replace(base.data, validation_sequences=16),
+        data=dataclasses.replace(base.data, sequence_length=32, validation_sequences=16),
         global_batch=workers,
         workers=workers,
         steps=options.steps,
@@ -190,8 +193,8 @@ def check(name: str, out: Path) -> dict[str, Any]:
     # Rates of inner steps are those of the laptop recipe; bytes and rounds do not depend on them.
     choice = dataclasses.replace(first.choice, parameters=None)
     steps = max(ROUNDS * (choice.sync_every or 1), LEAST_STEPS)
-    folder, step_s = out / name.replace(" ", "-"), STEP_S[asked.workers]
-    streams = first.choice.layers is not None
+    folder, streams = out / name.replace(" ", "-"), first.choice.layers is not None
+    step_s = (STREAMING_STEP_S if streams else STEP_S)[asked.workers]
     model = small_model(folder.with_name(f"{folder.name}-model"), asked.layers if streams else None)
     small = dataclasses.replace(job, shape=resolve(model), compute=Compute(step_s=step_s))
     sent = small.traffic(choice.method())
@@ -207,7 +210,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
         "promised_utilisation": promised,
         "expected_loss_share": dataclasses.asdict(first.estimate.loss),
         "replay": {
-            "model": small.shape.name if streams else SMALL,
+            "layers": small.shape.layers,
             "parameters": small.shape.parameters,
             "steps": steps,
             "step_s": step_s,
@@ -227,7 +230,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Advice, replayed.")
     parser.add_argument("out", type=Path, help="folder of the runs")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="situations; nothing is written")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="renew these situations alone")
     parser.add_argument("--method", help="(how it starts its workers)")
     parser.add_argument("--model", help="(a worker's)")
     parser.add_argument("--steps", type=int, help="(a worker's)")
@@ -236,7 +239,7 @@ def main() -> None:
     if options.method is not None:
         work(options)
         return
-    rows = {}
+    rows = json.loads(RESULT.read_text())["rows"] if options.only else {}
     for name in options.only or SITUATIONS:
         rows[name] = row = check(name, options.out)
         print(
@@ -246,8 +249,6 @@ def main() -> None:
             f"queued {row['replay']['queued_share']:.1%}",
             flush=True,
         )
-    if options.only:
-        return
     errors = [row["error"] for row in rows.values()]
     result = {
         "what": "utilisation that the first advice promises in ten situations, and what replays "

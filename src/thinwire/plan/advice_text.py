@@ -66,6 +66,9 @@ def advice_notes(advice: Advice) -> Iterator[str]:
     for number, row in enumerate(advice.recommended, start=1):
         if row.estimate.beyond:
             yield f"{number}: no run here had {' or '.join(row.estimate.beyond)}."
+    hidden = [str(n) for n, row in enumerate(advice.recommended, start=1) if row.choice.tau]
+    if hidden:
+        yield f"{', '.join(hidden)}: 15 % of the rate are kept for headers and delays."
     if not advice.recommended:
         yield from _changes(advice)
     if advice.recommended or advice.closest is not None:
