@@ -268,10 +268,13 @@ def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> 
 # -- where torch.compile is around what calls it ---------------------------------------------------
 
 
-# Of itself, when an optimizer is compiled first.
-TORCH_WARNS = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+# Of itself, when an optimizer is compiled first, and of Python 3.13.0.
+TORCH_WARNS = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated", "ignore:Guards may run slower on Python"
+)
 
 
+@TORCH_WARNS
 def test_a_round_is_not_traced_where_its_caller_is_compiled() -> None:
     model, optimizer, outer = worker(METHODS["feedback"])
     graphs = []
