@@ -1,6 +1,6 @@
 """Does what `thinwire plan` advises keep workers as busy as it promises?
 
-    python benchmarks/advice_check.py OUT     root on Linux; a quarter of an hour on two cores
+    python benchmarks/advice_check.py OUT     root on Linux; half an hour on two cores
 
 Ten situations, from two laptops to two sites of 64 GPUs. The first advice for each is replayed: a
 process for each worker trains a small model by the advised method over tools/wan.py, TCP between

@@ -86,7 +86,7 @@ def test_hidden_exchanges_count_on_a_part_of_the_rate_and_say_so():
     assert hidden, "nothing hides its exchanges: the test is void"
     full = planned.scenario(planned.traffic(hidden[0].choice.method()))
     assert steady_utilisation(full) >= hidden[0].forecast.utilisation
-    assert any("15 % of the rate are kept" in note for note in advice_notes(advice))
+    assert any("15 % of the rate is kept" in note for note in advice_notes(advice))
 
 
 def test_on_a_link_as_fast_as_memory_data_parallelism_is_among_the_advice():

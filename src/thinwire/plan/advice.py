@@ -14,13 +14,13 @@ from thinwire.plan.loss import LossEstimate, expected_loss
 from thinwire.plan.required import required_bandwidth, steady_utilisation
 from thinwire.plan.traffic import Traffic
 
-__all__ = ["Advice", "NeededChange", "Recommendation", "advise"]
+__all__ = ["USED_SHARE", "Advice", "NeededChange", "Recommendation", "advise"]
 
 _MOST: Final = 5
 _FEWEST_ROUNDS: Final = 10
 _LONGEST: Final = 100_000
 _NEAR: Final = 8
-_USED_SHARE: Final = 0.85
+USED_SHARE: Final = 0.85
 """Of the rate, where exchanges are hidden behind inner steps: headers take a twentieth, and what
 delays a message that just fits is waited for in each of many. Replays of messages that took as long
 as the steps that were to hide them waited as if they had 0.82 to 0.86 of the rate (docs/log.md)."""
@@ -227,7 +227,7 @@ class _Search:
         if sent is None or self._target >= 1:
             return math.inf
         rate = required_bandwidth(self._target, self._job.scenario(sent))
-        return rate if choice.tau is None else rate / _USED_SHARE
+        return rate if choice.tau is None else rate / USED_SHARE
 
     def _lengthened(self, choice: Choice) -> Choice | None:
         """With rounds longer than those that are tried, if any reach the target."""
@@ -271,8 +271,8 @@ class _Search:
         link = self._job.link
         slower = replace(
             link,
-            up_bits_per_s=_USED_SHARE * link.up_bits_per_s,
-            down_bits_per_s=_USED_SHARE * link.down_bits_per_s,
+            up_bits_per_s=USED_SHARE * link.up_bits_per_s,
+            down_bits_per_s=USED_SHARE * link.down_bits_per_s,
         )
         return replace(self._job, link=slower)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from thinwire.errors import ConfigurationError
-from thinwire.plan.advice import Advice, NeededChange, Recommendation
+from thinwire.plan.advice import USED_SHARE, Advice, NeededChange, Recommendation
 from thinwire.plan.choice import Choice
 from thinwire.plan.job import Job
 from thinwire.plan.loss import LossEstimate
@@ -66,9 +66,12 @@ def advice_notes(advice: Advice) -> Iterator[str]:
     for number, row in enumerate(advice.recommended, start=1):
         if row.estimate.beyond:
             yield f"{number}: no run here had {' or '.join(row.estimate.beyond)}."
-    hidden = [str(n) for n, row in enumerate(advice.recommended, start=1) if row.choice.tau]
+    hidden = [
+        str(n) for n, row in enumerate(advice.recommended, start=1) if row.choice.tau is not None
+    ]
     if hidden:
-        yield f"{', '.join(hidden)}: 15 % of the rate are kept for headers and delays."
+        kept = share_text(1 - USED_SHARE)
+        yield f"{', '.join(hidden)}: {kept} of the rate is kept for headers and delays."
     if not advice.recommended:
         yield from _changes(advice)
     if advice.recommended or advice.closest is not None:
