@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := ddp,diloco,streaming_diloco:tau=2,muloco,muloco:bits=2,sparseloco:density=1/32,sparse_muloco:density=1/32
 
-.PHONY: help demo docs test test-fast test-all claims soak check bench package clean
+.PHONY: help demo docs test test-all claims soak check bench package clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -16,10 +16,7 @@ demo: .venv/.ready  ## train one small model seven ways on this machine and repo
 	  --simulation stacked --jobs 2 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
-test-fast: .venv/.ready  ## run the tests for every save, at most a minute on two cores
-	$(BIN)/python -m pytest -m "not slow and not core"
-
-test: .venv/.ready  ## run the tests for every merge, at most six minutes
+test: .venv/.ready  ## run the tests for every merge, at most five minutes
 	$(BIN)/python -m pytest
 
 test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, network namespaces
@@ -31,12 +28,11 @@ claims: .venv/.ready  ## test the published claims, an hour and a half on two co
 soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for ten minutes
 	$(BIN)/python tools/soak.py --kinds "kill,stop,lighthouse,long stop"
 
-check: .venv/.ready  ## check format, lint, types, import direction and style
+check: .venv/.ready  ## check format, lint, types, and import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python tools/check_style.py src
 
 bench: .venv/.ready  ## measure this machine: ratios against named baselines
 	$(BIN)/thinwire bench --out benchmarks/results

@@ -2,10 +2,9 @@ import hypothesis
 import pytest
 import torch
 
-import tiers
 from emulated_links import real, wan
 
-__all__ = ["one_thread", "real", "wan"]
+__all__ = ["real", "wan"]
 
 # An example may take as long as it likes: what else a machine does decides on that.
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -14,10 +13,13 @@ hypothesis.settings.load_profile("busy machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the `slow` mark to the cases that `slow_cases("beginning of the id", ...)` names."""
     for item in items:
-        tier = tiers.of(item.nodeid)
-        if tier != "fast":
-            item.add_marker(tier)
+        case = item.name.partition("[")[2]
+        for mark in item.iter_markers("slow_cases"):
+            cases, but = mark.args or ("",), mark.kwargs.get("but", ())
+            if case.startswith(tuple(cases)) and not case.startswith(tuple(but) or "\0"):
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

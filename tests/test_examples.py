@@ -29,6 +29,7 @@ def run(command: list[str]) -> str:
     return output_of(start(command))
 
 
+@pytest.mark.slow_cases("hugging_face", "lightning", "nano")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_alone(example: Path) -> None:
     output = run([sys.executable, str(example), *FLAGS.get(example.stem, [])])
@@ -36,6 +37,7 @@ def test_example_alone(example: Path) -> None:
     assert re.search(found, output, re.MULTILINE)
 
 
+@pytest.mark.slow_cases("hugging", "lightning", "nanochat", "nanogpt")
 @pytest.mark.parametrize("example", APART, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_meet(example: Path) -> None:
     team = start_two([sys.executable, str(example), *FLAGS.get(example.stem, [])])
@@ -45,6 +47,7 @@ def test_example_with_two_workers_that_meet(example: Path) -> None:
     assert len(set(digests)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ELASTIC, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path) -> None:
     with Team(tmp_path) as lighthouse:
@@ -55,6 +58,7 @@ def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path
     assert len(re.findall(r"^worker (?:one|two): loss [\d.]+ Stats", output, re.MULTILINE)) == 2
 
 
+@pytest.mark.slow
 def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Path) -> None:
     """The loop is built after the weights were loaded, in the middle of a round."""
     text = (FOLDER / "nanogpt_like.py").read_text()
@@ -72,6 +76,7 @@ def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Pa
     assert ends() == straight
 
 
+@pytest.mark.slow
 def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """In the middle of a round, with weights that were loaded before the loop was built."""
 
@@ -96,6 +101,7 @@ def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Pa
     assert ends(workers(tmp_path / "killed", "--resume-from-step", "15")) == straight
 
 
+@pytest.mark.slow
 def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torchtitan has no CPU mode, and there is no GPU here")
@@ -134,6 +140,7 @@ def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert digests("resumed") == straight
 
 
+@pytest.mark.slow_cases("hugging_face")
 @pytest.mark.parametrize("example", TOGETHER, ids=lambda p: p.stem)
 def test_example_under_torchrun(example: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

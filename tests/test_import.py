@@ -33,6 +33,7 @@ def test_import_pulls_in_nothing_heavy() -> None:
     assert not HEAVY & loaded_by("import thinwire; thinwire.OuterLoop, thinwire.presets")
 
 
+@pytest.mark.slow
 def test_import_loads_nothing_of_elastic_runs() -> None:
     before = loaded_by("import thinwire; thinwire.OuterLoop, thinwire.transport.Distributed")
     assert not [module for module in before if module.startswith("thinwire.elastic")]
@@ -47,6 +48,7 @@ def test_import_loads_torch_where_it_is_used_and_not_before() -> None:
     assert "torch" in loaded_by("import thinwire; thinwire.OuterLoop")
 
 
+@pytest.mark.slow
 def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
     def seconds(module: str) -> float:
         # A collection of what torch has made is due about now, and falls on whoever comes next.
@@ -66,6 +68,7 @@ def test_import_takes_at_most_a_fifth_longer_than_torch() -> None:
 # -- names that are imported when they are asked for -----------------------------------------------
 
 
+@pytest.mark.slow_cases("experiments", "optim", "train", "transport")
 @pytest.mark.parametrize("package", [".", "optim", "transport", "experiments", "train/data"])
 def test_what_type_checkers_see_is_what_there_is(package: str) -> None:
     file = Path(tw.__file__).parent / package / "__init__.py"
@@ -131,12 +134,16 @@ def same_answer(arguments: list[str], folder: Path) -> set[str]:
     return set(modules.read_text().split())
 
 
+@pytest.mark.slow_cases("bench", "doctor", "lighthouse", "serve", "status", "work")
 @pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)], ids=" ".join)
 def test_help_comes_without_torch(tmp_path, arguments: list[str]) -> None:
     loaded = same_answer([*arguments, "--help"], tmp_path)
     assert not loaded & (SLOW | {"rich"})
 
 
+@pytest.mark.slow_cases(
+    "compare", "doctor", "lighthouse", "serve", "status", "train", but=("train --sync-evry",)
+)
 @pytest.mark.parametrize(
     "arguments",
     [

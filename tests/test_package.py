@@ -92,6 +92,7 @@ def names_in_sdist(dist: Path) -> set[str]:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_package_and_nothing_else(dist: Path) -> None:
     names = {name for name in names_in_wheel(dist) if ".dist-info/" not in name}
     source = ROOT / "src"
@@ -99,6 +100,7 @@ def test_the_wheel_has_the_package_and_nothing_else(dist: Path) -> None:
     assert names == {name for name in tree if "__pycache__" not in name}
 
 
+@pytest.mark.slow
 def test_the_sdist_has_what_tests_and_pages_need(dist: Path) -> None:
     names = names_in_sdist(dist)
     folders = ("benchmarks", "docs", "examples", "src/thinwire", "tests", "tools", ".github")
@@ -110,6 +112,7 @@ def test_the_sdist_has_what_tests_and_pages_need(dist: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
+@pytest.mark.slow
 def test_both_are_accepted_as_an_index_would(dist: Path) -> None:
     beside = Path(sys.executable).parent
     files = [str(file) for file in dist.iterdir()]
@@ -120,6 +123,7 @@ def test_both_are_accepted_as_an_index_would(dist: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_tests_run_in_what_the_sdist_unpacks_to(dist: Path, tmp_path: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -133,6 +137,7 @@ def test_tests_run_in_what_the_sdist_unpacks_to(dist: Path, tmp_path: Path) -> N
     assert re.search(r"\d\d passed", done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
 def test_a_users_script_is_checked_by_the_types_of_the_wheel(
     dist: Path, tmp_path: Path, checker: str

@@ -135,6 +135,14 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
     return run
 
 
+@pytest.mark.slow_cases(
+    "diloco, 2 bits, owners",
+    "diloco, outer",
+    "eager, 2 bits",
+    "noloco,",
+    "streaming, no",
+    "streaming, pairs",
+)
 @pytest.mark.parametrize("outer_device", [None, "cpu"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str | None) -> None:

@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).parent / "same_loop.py"
 LARGEST_DIFFERENCE = {"diloco": 1e-5, "muloco": 5e-4}
 
 
+@pytest.mark.slow_cases("diloco-lightning", "muloco")
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
 @pytest.mark.parametrize("method", LARGEST_DIFFERENCE)
 def test_it_is_the_loop_of_thinwire_train(tiny, library: str, method: str, tmp_path: Path) -> None:

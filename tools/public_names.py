@@ -4,6 +4,7 @@ Writes `tests/frozen/public-names.json`, and refuses to drop a name that CHANGEL
 under *Removed*, and under *Deprecated* of an earlier version.
 """
 
+import ast
 import importlib
 import inspect
 import json
@@ -11,7 +12,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "frozen" / "public-names.json"
@@ -39,7 +41,7 @@ def public_names() -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PUBLIC:
         module = importlib.import_module(package)
-        for name in module.__all__:
+        for name in names_of(module):
             value = getattr(module, name)
             found[f"{package}.{name}"] = _parameters(value)
             if inspect.isclass(value):
@@ -47,10 +49,27 @@ def public_names() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def names_of(module: ModuleType) -> list[str]:
+    """What a package lists, or what a module defines without an underscore."""
+    defined: set[str] = set()
+    for node in ast.parse(inspect.getsource(module)).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                defined.add(name)
+            case _:
+                pass
+    variables = {name for name in defined if isinstance(vars(module)[name], TypeVar)}
+    public = [name for name in defined - variables if not name.startswith("_")]
+    return sorted(getattr(module, "__all__", public))
+
+
 def _members(kind: type) -> Iterator[tuple[str, str]]:
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("thinwire"):
-            for name, value in vars(base).items():
+            described = dict.fromkeys(inspect.get_annotations(base))
+            for name, value in (described | vars(base)).items():
                 if not name.startswith("_"):
                     yield name, _parameters(inspect.unwrap(getattr(value, "__func__", value)))
 

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import (
     ComputedVector,
@@ -22,22 +24,7 @@ from thinwire.codecs import BoundCodec
 from thinwire.codecs.base import squared_norm_of
 from thinwire.errors import ConfigurationError, NonFiniteError
 from thinwire.fragments.layout import Layout, Segment
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection, RejectReason
-
-__all__ = [
-    "Aggregate",
-    "ClipNorms",
-    "DropOutliers",
-    "MeanOverSenders",
-    "MeanOverWorkers",
-    "MedianNormClip",
-    "Payloads",
-    "TrimmedMean",
-    "aggregate_valid",
-    "clipped_of",
-    "combined",
-]
 
 _FEWEST_FOR_A_MEDIAN = 3
 # Bits of a factor that scales a contribution down.
@@ -47,7 +34,6 @@ _SMALLEST_NORMAL = 2.0**-126
 _FAR = 1e36
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payloads:
     """The payloads of all workers in one round, still encoded.
@@ -226,14 +212,11 @@ def _segment_at(segments: Sequence[Segment], place: int) -> int:
 class Aggregate(ABC):
     """A rule that combines the workers' vectors into one."""
 
-    @property
-    @abstractmethod
-    def elementwise(self) -> bool:
-        """Whether each coordinate of the result depends on that coordinate of the payloads alone.
-
-        Then shards of a vector may be combined apart from each other. With a transform it is each
-        coefficient; a shard is encoded by itself, so all coefficients of its rows are in it.
-        """
+    elementwise: bool
+    """Whether each coordinate of the result depends on that coordinate of the payloads alone.
+    Then shards of a vector may be combined apart from each other. With a transform it is each
+    coefficient; a shard is encoded by itself, so all coefficients of its rows are in it.
+    """
 
     @abstractmethod
     def combine(self, received: Payloads) -> Tensor:
@@ -250,10 +233,8 @@ class Aggregate(ABC):
         """
         return self.elementwise
 
-    @property
-    def needs_all_numbers(self) -> bool:
-        """Whether a number that was not sent must not be taken for a zero; by default it may."""
-        return False
+    needs_all_numbers: bool = False
+    """Whether a number that was not sent must not be taken for a zero; by default it may."""
 
     def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
         """An elementwise aggregate of payloads that comes to the same, or None.
@@ -280,7 +261,6 @@ class Aggregate(ABC):
         return {}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanOverWorkers(Aggregate):
     """Delta = sum_k (1/K) Delta_k: the mean of DiLoCo (arXiv 2311.08105, Algorithm 1).
@@ -296,10 +276,7 @@ class MeanOverWorkers(Aggregate):
     tensor([0.5000, 0.5000])
     """
 
-    @property
-    def elementwise(self) -> bool:
-        """True."""
-        return True
+    elementwise = True
 
     def combine(self, received: Payloads) -> Tensor:
         """The mean, summed in rank order."""
@@ -308,7 +285,6 @@ class MeanOverWorkers(Aggregate):
         return received.to_vector(out)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanOverSenders(Aggregate):
     """Delta_i = (sum_k Delta_ki) / (number of workers with Delta_ki != 0).
@@ -328,10 +304,7 @@ class MeanOverSenders(Aggregate):
     tensor([3., 6.])
     """
 
-    @property
-    def elementwise(self) -> bool:
-        """True."""
-        return True
+    elementwise = True
 
     def combine(self, received: Payloads) -> Tensor:
         """The sum over the count, in rank order."""
@@ -343,7 +316,6 @@ class MeanOverSenders(Aggregate):
         return received.to_vector(total)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedianNormClip(Aggregate):
     """Scales every worker's tensors down to the median norm, then combines what they are then.
@@ -378,10 +350,7 @@ class MedianNormClip(Aggregate):
 
     aggregate: Aggregate = field(default_factory=MeanOverWorkers)
 
-    @property
-    def elementwise(self) -> bool:
-        """False: a norm needs the whole tensor."""
-        return False
+    elementwise = False
 
     def combine(self, received: Payloads) -> Tensor:
         """The clipped vectors, combined by `aggregate`."""
@@ -411,7 +380,6 @@ class MedianNormClip(Aggregate):
         return self.aggregate.clipped(self._clipped(received))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrimmedMean(Aggregate):
     """The mean of each number without the `trim` highest and the `trim` lowest of the workers'.
@@ -455,15 +423,9 @@ class TrimmedMean(Aggregate):
                 do="pass trim >= 1, or take the plain mean, MeanOverWorkers()",
             )
 
-    @property
-    def elementwise(self) -> bool:
-        """True."""
-        return True
+    elementwise = True
 
-    @property
-    def needs_all_numbers(self) -> bool:
-        """True."""
-        return True
+    needs_all_numbers = True
 
     def combine(self, received: Payloads) -> Tensor:
         """The trimmed mean; numbers of one place are added in an order that they decide."""
@@ -503,7 +465,6 @@ def _without_extremes(rows: Sequence[Tensor]) -> list[Tensor]:
     return between
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipNorms(Aggregate):
     """Scales a contribution longer than `limit` times the median one down to that, then combines.
@@ -561,10 +522,7 @@ class ClipNorms(Aggregate):
                 do="pass a number from 1, such as 2",
             )
 
-    @property
-    def elementwise(self) -> bool:
-        """False: a norm needs the whole vector."""
-        return False
+    elementwise = False
 
     @property
     def allows_shards(self) -> bool:
@@ -629,7 +587,6 @@ def _rounded_down(factor: float) -> float:
     return math.ldexp(math.floor(math.ldexp(mantissa, _FACTOR_BITS)), exponent - _FACTOR_BITS)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropOutliers(Aggregate):
     """Leaves out a contribution longer than `limit` times the median one, then combines the rest.

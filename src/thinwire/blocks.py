@@ -8,23 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
 
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = [
-    "ComputedVector",
-    "DenseVector",
-    "LazyVector",
-    "Ranges",
-    "Span",
-    "StreamedVector",
-    "VectorPart",
-    "block_numel",
-    "copy_all",
-    "joined",
-    "spans",
-]
+import torch
+from torch import Tensor
 
 _CPU_BLOCK, _GPU_BLOCK = 2**18, 2**25
 
@@ -67,12 +53,9 @@ class VectorPart(ABC):
     def write(self, flat: Tensor, x: Tensor, origin: int = 0) -> None:
         """Put `x` [numel] where the part lies; nothing is done if `x` shares its memory."""
 
-    @property
-    def ranges(self) -> Sequence[tuple[int, int]] | None:
-        """The places as ranges in the part's order; None if they are no few ranges."""
-        return None
+    ranges: Sequence[tuple[int, int]] | None = None
+    """The places as ranges in the part's order; None if they are no few ranges."""
 
-    @final
     def shifted(self, by: int) -> VectorPart:
         """The same places of a piece of a vector, as places of the vector; `by` is its start."""
         if not by:
@@ -86,7 +69,6 @@ class VectorPart(ABC):
         """The part, `by` places further on."""
 
 
-@final
 class Span(VectorPart):
     """The places from `start` to before `stop`.
 
@@ -116,7 +98,6 @@ class Span(VectorPart):
         return Span(self.start + by, self.stop + by)
 
 
-@final
 class Ranges(VectorPart):
     """Several ranges, laid one after the other.
 
@@ -152,7 +133,6 @@ def copy_all(targets: list[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(targets, list(sources))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
-@final
 class _Joined(VectorPart):
     """Several parts, one after the other."""
 
@@ -244,7 +224,6 @@ class LazyVector(ABC):
         return out
 
 
-@final
 class _Slice(LazyVector):
     def __init__(self, vector: LazyVector, start: int, stop: int) -> None:
         super().__init__(stop - start, vector.device)
@@ -277,7 +256,6 @@ class StreamedVector(ABC):
         return out
 
 
-@final
 class ComputedVector(StreamedVector):
     """A vector whose blocks a function makes.
 
@@ -301,7 +279,6 @@ class ComputedVector(StreamedVector):
         return self._make()
 
 
-@final
 class DenseVector(LazyVector, StreamedVector):
     """A vector that is there, read as one that is not; it is not changed by what is done to blocks.
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from functools import cache
-from typing import final
 
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["BufferPool"]
+import torch
+from torch import Tensor
 
 
-@final
 class BufferPool:
     """Hands out memory, and hands it out again when no tensor shares it any more.
 

@@ -8,20 +8,14 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import NoReturn, final
+from typing import NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from thinwire.blocks import VectorPart
 from thinwire.errors import NonFiniteError
-from thinwire.lazy_torch import F, Tensor, torch
-
-__all__ = [
-    "BlockSums",
-    "anchor_digest",
-    "checksum",
-    "checksums",
-    "column_sums",
-    "digest_of",
-]
 
 _COLUMNS = 1024
 _ROW_NBYTES = 8 * _COLUMNS
@@ -72,7 +66,6 @@ def digest_of(sums: Tensor) -> bytes:
     return hashlib.sha256(sums.cpu().numpy().tobytes()).digest()[:8]
 
 
-@final
 class BlockSums:
     """The column sums of a vector of fp32 that comes in parts.
 

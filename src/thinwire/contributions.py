@@ -2,18 +2,9 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Self, cast, final
+from typing import Any, Final, Self, cast
 
 from thinwire.rejection import Consequence, Rejection, RejectReason
-
-__all__ = [
-    "CLIPPED",
-    "KINDS",
-    "ContributionCounts",
-    "ContributionLog",
-    "ToldContributions",
-    "kinds_of",
-]
 
 CLIPPED: Final = "clipped"
 """What is said of a contribution that was used, but scaled down."""
@@ -46,7 +37,6 @@ def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dic
     return dict(sorted({**dict.fromkeys(clipped, CLIPPED), **rejected}.items()))
 
 
-@final
 class ContributionCounts:
     """Exchanges in which a member's contribution was rejected or clipped, by member and kind.
 
@@ -83,7 +73,6 @@ class ContributionCounts:
         return read
 
 
-@final
 class ContributionLog:
     """What became of the contributions to a worker's rounds: warns of rejections, counts all.
 
@@ -137,7 +126,6 @@ class ContributionLog:
         self.counts = ContributionCounts.read({m: told[m] for m in members if m in told})
 
 
-@final
 class ToldContributions:
     """Counts what several workers tell of the same outer steps, each of them once.
 

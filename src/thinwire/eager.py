@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from thinwire.lazy_torch import torch
-
-__all__ = ["eager", "prepare_eager"]
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")

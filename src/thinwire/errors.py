@@ -6,23 +6,6 @@ An error says three things: what cannot be done, why, and what to do about it.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "CheckpointError",
-    "ConfigurationError",
-    "CorpusError",
-    "ExchangeError",
-    "ExchangeTimeout",
-    "IncompleteError",
-    "LossyReduceScatterWarning",
-    "MismatchError",
-    "NonFiniteError",
-    "RoundDiscarded",
-    "RunStopped",
-    "ThinwireError",
-    "UnknownNameError",
-    "unknown_name",
-]
-
 
 class ThinwireError(Exception):
     """Cannot do X; because Y; do Z.
@@ -121,3 +104,19 @@ def unknown_name(
     if because is None:
         because = f"there are only {', '.join(spelled.values())}"
     return kind(cannot, because=because, do=guess + do)
+
+
+def check(
+    ok: bool,  # noqa: FBT001 - the condition reads first
+    cannot: str,
+    *,
+    because: str,
+    do: str,
+    kind: type[ThinwireError] = ConfigurationError,
+) -> None:
+    """Raise `kind` unless `ok`.
+
+    >>> check(2 > 1, "go on", because="2 is small", do="count again")
+    """
+    if not ok:
+        raise kind(cannot, because=because, do=do)

@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.codecs import BoundCodec
 from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, choose_storage
-
-__all__ = ["DecoupledMomentum", "ErrorFeedback", "Feedback", "FeedbackState", "NoFeedback"]
 
 
 class FeedbackState(ABC):
@@ -64,17 +63,14 @@ class FeedbackState(ABC):
 class Feedback(ABC):
     """Description of a feedback rule."""
 
-    @property
-    def gives_momentum(self) -> bool:
-        """Whether `FeedbackState.absorb` returns a momentum and not the mean: by default False."""
-        return False
+    gives_momentum: bool = False
+    """Whether `FeedbackState.absorb` returns a momentum and not the mean: by default False."""
 
     @abstractmethod
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A fresh state for a vector of `numel` elements, kept in `storage`."""
 
 
-@final
 class _NoResidual(FeedbackState):
     def encode_to(
         self, out: Tensor, delta: LazyVector, codec: BoundCodec, round: int = 0
@@ -102,7 +98,6 @@ class _NoResidual(FeedbackState):
         pass
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFeedback(Feedback):
     """payload = encode(Delta): the encoding error of a round is dropped.
@@ -118,7 +113,6 @@ class NoFeedback(Feedback):
         return _NoResidual()
 
 
-@final
 class _Residual(FeedbackState):
     def __init__(
         self, decay: float, numel: int, storage: StatePlacement, *, returns_mean: bool = False
@@ -196,7 +190,6 @@ def _not_finite(because: str) -> NonFiniteError:
     )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFeedback(Feedback):
     """e = beta e + Delta; payload = encode(e); e = e - decode(payload); e in fp32.
@@ -230,7 +223,6 @@ class ErrorFeedback(Feedback):
         return _Residual(self.decay, numel, _placed(self.device, storage))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoupledMomentum(Feedback):
     """m = beta m + Delta; payload = encode(m); m = m - decode(payload) + mean of all payloads.
@@ -257,10 +249,7 @@ class DecoupledMomentum(Feedback):
     def __post_init__(self) -> None:
         _check_decay(self.decay)
 
-    @property
-    def gives_momentum(self) -> bool:
-        """True."""
-        return True
+    gives_momentum = True
 
     def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
         """A momentum of zeros."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["replace_file", "replace_folder", "replace_text"]
-
 
 def replace_file(path: Path, write: Callable[[Path], object], *, suffix: str = ".partial") -> None:
     """Let `write` fill a temporary file beside `path`, then put it in the place of `path`.

@@ -3,15 +3,13 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, Protocol, cast, final
+from typing import Any, Protocol, cast
 
 import torch
 
 from thinwire.eager import eager
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.nested_steps import is_nested_step
-
-__all__ = ["OptimizerHooks"]
 
 _KEY = "thinwire"
 _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
@@ -22,7 +20,6 @@ class _Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-@final
 class OptimizerHooks:
     """What an outer loop has hung on the last of its optimizers, and how to take it off.
 

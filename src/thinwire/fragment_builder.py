@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import final
 
 from thinwire.aggregate import MeanOverWorkers
 from thinwire.codecs import Identity
@@ -21,10 +20,7 @@ from thinwire.outer import FragmentContext, OuterState
 from thinwire.storage import OnDevice, StatePlacement
 from thinwire.transport import Transport
 
-__all__ = ["FragmentBuilder"]
 
-
-@final
 class FragmentBuilder:
     """Makes the fragments of one worker, for any number of workers.
 

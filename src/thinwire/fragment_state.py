@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,11 @@ from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.transport import Round, RoundTag, Transport
 
-__all__ = ["FragmentState", "PendingRound"]
-
 # Rounds of which it is known who contributed. A worker that missed more of them drops its local
 # work rather than have it counted twice.
 _ROUNDS_REMEMBERED = 8
 
 
-@final
 @dataclass(
     kw_only=True, slots=True, eq=False
 )  # state: the last rounds are due earlier than planned
@@ -51,7 +48,6 @@ class PendingRound:
     feedback_before: Mapping[str, Tensor] | None = None
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AbandonedRound:
     """A round that this worker gave up, and the feedback it would have had, had the round counted.
@@ -65,7 +61,6 @@ class _AbandonedRound:
     feedback_after: Mapping[str, Tensor]
 
 
-@final
 class FragmentState:
     """A fragment's outer parameters, feedback and pending rounds.
 

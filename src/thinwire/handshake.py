@@ -8,23 +8,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.transport import Announce, Requests
-
-__all__ = [
-    "announce",
-    "check_descriptions",
-    "check_same",
-    "check_same_run",
-    "digest",
-    "encode_description",
-    "first_difference",
-    "flatten_description",
-    "nested_description",
-    "weights_digest",
-]
 
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, final
+from typing import Any
 
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["HostCopy", "lies_on_gpu"]
+import torch
+from torch import Tensor
 
 
 def lies_on_gpu(tensor: Tensor) -> bool:
@@ -19,7 +18,6 @@ def lies_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-@final
 class HostCopy:
     """A tensor on its way to the host, which is waited for only when it is read.
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, final
+from typing import Any
+
+import torch
+from torch import nn
 
 from thinwire import optim
-from thinwire.lazy_torch import nn, torch
 from thinwire.optim.checks import check_hyperparameters
 from thinwire.optim.newton_schulz import NewtonSchulz
-
-__all__ = ["SGD", "AdamW", "InnerOptimizer", "Muon", "NewtonSchulz", "SignSGD"]
 
 
 class InnerOptimizer(ABC):
@@ -36,7 +36,6 @@ class InnerOptimizer(ABC):
         """Make a fresh optimizer of `model`'s parameters; workers must get equal ones."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW(InnerOptimizer):
     """Adam with decoupled weight decay of everything but vectors: DiLoCo's inner optimizer.
@@ -76,7 +75,6 @@ class AdamW(InnerOptimizer):
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Muon(InnerOptimizer):
     """Orthogonalised momentum for hidden matrices, AdamW for the rest: MuLoCo's inner optimizer.
@@ -140,7 +138,6 @@ class Muon(InnerOptimizer):
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGD(InnerOptimizer):
     """Gradient descent, for identities rather than for language models.
@@ -176,7 +173,6 @@ class SGD(InnerOptimizer):
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignSGD(InnerOptimizer):
     """Every weight moves by lr, whatever the size of its gradient: DeMo's optimizer.

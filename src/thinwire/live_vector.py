@@ -5,17 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import final
 from weakref import WeakKeyDictionary
 
+import torch
+from torch import Tensor
+
 from thinwire.blocks import LazyVector, VectorPart, copy_all
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.live_weights import LiveWeights, local_shard
 
-__all__ = ["LiveVector", "OpenWeights"]
 
-
-@final
 class LiveVector:
     """Some of a worker's live weights, laid one after the other.
 
@@ -64,7 +62,6 @@ class LiveVector:
         return self._scratch[:numel]
 
 
-@final
 class _Places:
     """The parameters that a part runs over.
 
@@ -89,7 +86,6 @@ class _Places:
         self.sizes = [stop - start for _, start, stop in self.pieces]
 
 
-@final
 class OpenWeights(LazyVector):
     """A `LiveVector` while it is read or written: what is in the parameters, in fp32.
 

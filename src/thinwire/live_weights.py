@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
 
 from thinwire.blocks import LazyVector
 from thinwire.errors import ConfigurationError, NonFiniteError
-from thinwire.lazy_torch import Tensor, nn, no_grad, torch
-
-__all__ = ["LiveWeights", "local_shard", "with_hooks"]
 
 
 @functools.cache
@@ -53,7 +53,6 @@ def with_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer if has_hooks else getattr(optimizer, "optimizer", optimizer)
 
 
-@final
 class LiveWeights:
     """The trainable parameters of one worker and the optimizers that train them.
 
@@ -142,7 +141,7 @@ class LiveWeights:
         """Put `flat` into the live weights, rounded to their dtype."""
         self.mix(names, flat, 0.0)
 
-    @no_grad
+    @torch.no_grad()
     def mix(self, names: Sequence[str], flat: Tensor, alpha: float) -> None:
         """local = alpha local + (1 - alpha) flat, in fp32; with alpha 0 exactly `flat`."""
         for name, values in self.unflatten(names, flat).items():
@@ -271,7 +270,7 @@ class LiveWeights:
         self._copy_in(names, values.values())
         return partial(self._copy_in, names, kept)
 
-    @no_grad
+    @torch.no_grad()
     def _copy_in(self, names: Sequence[str], values: Iterable[Tensor]) -> None:
         for name, value in zip(names, values, strict=True):
             local_shard(self.parameters[name]).copy_(local_shard(value))

@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +21,12 @@ from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.transport import RoundTag
 
-__all__ = [
-    "MALFORMED",
-    "LoopState",
-    "check_keys",
-    "check_shared_keys",
-    "next_after",
-    "record_of",
-]
-
 _GLANCE_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
 
 MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 """What taking over another worker's data may raise; the worker then asks for other data."""
 
 
-@final
 class LoopState(SharedState):
     """The fragments of one worker, and where they stand in the run.
 

@@ -17,31 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Self, TypeAlias
 
-from thinwire.lazy_torch import Tensor
-
-__all__ = [
-    "Answer",
-    "FixedMembership",
-    "Go",
-    "Load",
-    "Membership",
-    "Over",
-    "Phase",
-    "Progress",
-    "Replay",
-    "RoundPlan",
-    "RoundRecord",
-    "SharedState",
-    "Snapshot",
-    "WorkerMetrics",
-]
+from torch import Tensor
 
 _LARGEST = 10**18
 
 
-@final
 class Phase(Enum):
     """Why the workers meet at the start of a round."""
 
@@ -55,7 +37,6 @@ class Phase(Enum):
     """All others have finished, and this worker has what they had: nothing is left to do."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far a worker's shared state has come.
@@ -88,7 +69,6 @@ class Progress:
         return cls(digest=str(data["digest"]), over=bool(data.get("over", False)), **numbers)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerMetrics:
     """What a worker measured while it trained; None is unknown.
@@ -144,7 +124,6 @@ def _flaw(name: str, value: Any) -> str:
     return "" if least <= value <= _LARGEST else f"{name} is {str(value)[:30]}"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """What all workers share at one version: outer parameters, outer optimizer, schedule.
@@ -158,7 +137,6 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRecord:
     """What a round left: enough to take its outer step again, on another worker.
@@ -174,7 +152,6 @@ class RoundRecord:
     messages: Sequence[Tensor]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundPlan:
     """A round that begins.
@@ -196,7 +173,6 @@ class RoundPlan:
     dealt: int
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Load:
     """Take over `snapshot`; feedback and what was trained locally stay this worker's own."""
@@ -204,7 +180,6 @@ class Load:
     snapshot: Snapshot
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Replay:
     """Take the outer steps of `records`, after which this worker should stand at `until`.
@@ -217,7 +192,6 @@ class Replay:
     until: Progress
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Go:
     """Begin the round; None where the workers are fixed and nothing changes."""
@@ -225,7 +199,6 @@ class Go:
     plan: RoundPlan | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Over:
     """The run is over; `plan` has this worker alone, and its phase is DONE."""
@@ -268,13 +241,10 @@ class SharedState(ABC):
 class Membership(ABC):
     """Decides who takes part in which round."""
 
-    @property
-    @abstractmethod
-    def is_fixed(self) -> bool:
-        """Whether the same workers take part from the beginning to the end.
-
-        If not, a round may be cancelled and bad messages are left out of it.
-        """
+    is_fixed: bool
+    """Whether the same workers take part from the beginning to the end.
+    If not, a round may be cancelled and bad messages are left out of it.
+    """
 
     @abstractmethod
     def join(self, state: SharedState) -> None:
@@ -325,7 +295,6 @@ class Membership(ABC):
         """Tell the others that this worker takes no further part."""
 
 
-@final
 class FixedMembership(Membership):
     """The same workers from the beginning to the end.
 
@@ -333,10 +302,7 @@ class FixedMembership(Membership):
     Go(plan=None)
     """
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the same workers take part to the end: yes."""
-        return True
+    is_fixed = True
 
     def join(self, state: SharedState) -> None:
         """Do nothing: the workers are connected already."""

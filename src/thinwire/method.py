@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
 from thinwire.aggregate import Aggregate, MeanOverWorkers
@@ -30,8 +30,6 @@ from thinwire.fragments import Fragments, Whole
 from thinwire.handshake import first_difference, flatten_description
 from thinwire.inner import InnerOptimizer
 from thinwire.outer import Delay, OuterOptimizer, Overlap
-
-__all__ = ["RENAMED_SLOTS", "Method", "describe", "with_present_names"]
 
 RENAMED_SLOTS = {"Direct": "GradientAveraging", "PerWorkers": "ByWorkerCount"}
 """Class names in descriptions written by earlier versions, and today's."""
@@ -103,7 +101,6 @@ def _counts(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return field.metadata.get("describe", True)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
     """A training method: one choice for every slot of the outer step.
@@ -344,7 +341,7 @@ def _build(value: Any, modules: Sequence[ModuleType]) -> Any:
 def _class_of(kind: str, modules: Sequence[ModuleType]) -> Any:
     # Only descriptions are built, whatever a file says: a run folder may come from anywhere.
     for module in modules:
-        found = getattr(module, kind, None) if kind in module.__all__ else None
+        found = None if kind.startswith("_") else getattr(module, kind, None)
         if isinstance(found, type) and dataclasses.is_dataclass(found):
             return found
     raise _UnknownKindError(kind)

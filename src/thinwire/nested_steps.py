@@ -11,8 +11,6 @@ from thinwire.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["is_nested_step"]
-
 _HOOKED_STEP = "Optimizer.profile_hook_step.<locals>.wrapper"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,9 @@ from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import LiveWeights
 from thinwire.transport import Metered, Round, RoundTag, Transport, TransportCounters
 
-__all__ = ["OuterParameters"]
-
 _TRAFFIC = "consensus_traffic"
 
 
-@final
 class OuterParameters:
     """What a worker evaluates, publishes and digests: its own outer parameters, and the consensus.
 

@@ -26,24 +26,6 @@ from thinwire.inner import InnerOptimizer
 from thinwire.method import Method
 from thinwire.outer import Delay, OuterOptimizer, Overlap
 
-__all__ = [
-    "MethodFields",
-    "async_diloco",
-    "by_name",
-    "ddp",
-    "decoupled_momentum",
-    "demo",
-    "diloco",
-    "from_text",
-    "muloco",
-    "names",
-    "noloco",
-    "sparse_muloco",
-    "sparseloco",
-    "streaming_diloco",
-    "streaming_muloco",
-]
-
 
 class MethodFields(TypedDict, total=False):
     """The fields of a `Method`, all optional."""

@@ -3,14 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import final
 
 from thinwire.errors import RoundDiscarded
 
-__all__ = ["Consequence", "MessageKind", "RejectReason", "Rejection", "check_round_counts"]
 
-
-@final
 class RejectReason(IntEnum):
     """The code that votes carry; a reason's number is part of the wire format."""
 
@@ -41,7 +37,6 @@ _TEXTS = {
 }
 
 
-@final
 class MessageKind(Enum):
     """Where in an exchange a contribution is rejected."""
 
@@ -50,7 +45,6 @@ class MessageKind(Enum):
     RESULT = "an owner's combined shard"
 
 
-@final
 class Consequence(Enum):
     """What follows where the run goes on without a bad message (elastic runs)."""
 
@@ -84,7 +78,6 @@ _CONSEQUENCES: Mapping[tuple[RejectReason, MessageKind], Consequence] = {
 }
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
     """Why one worker's contribution is left out.

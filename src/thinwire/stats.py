@@ -2,12 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
-
-__all__ = ["Stats"]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:
     """What a worker's outer loop has done so far.

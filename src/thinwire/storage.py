@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import final
 from weakref import WeakSet
+
+import torch
+from torch import Tensor
 
 from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["Ledger", "OnDevice", "OnHost", "StatePlacement", "StoredTensor", "choose_storage"]
 
 
 class StoredTensor(ABC):
@@ -49,13 +48,10 @@ class StoredTensor(ABC):
     def device_bytes(self) -> int:
         """Bytes that it takes on the worker's device now."""
 
-    @property
-    @abstractmethod
-    def host_bytes(self) -> int:
-        """Bytes that it takes in the host's memory now."""
+    host_bytes: int
+    """Bytes that it takes in the host's memory now."""
 
 
-@final
 class Ledger:
     """Bytes of outer state on the device and in the host's memory, now and at most.
 
@@ -130,7 +126,6 @@ class StatePlacement(ABC):
         return
 
 
-@final
 class _OnDeviceTensor(StoredTensor):
     def __init__(self, value: Tensor, ledger: Ledger) -> None:
         self._value, self._ledger = value, ledger
@@ -158,12 +153,9 @@ class _OnDeviceTensor(StoredTensor):
     def device_bytes(self) -> int:
         return self._value.nbytes
 
-    @property
-    def host_bytes(self) -> int:
-        return 0
+    host_bytes = 0
 
 
-@final
 class OnDevice(StatePlacement):
     """State stays on the worker's device.
 
@@ -180,7 +172,6 @@ class OnDevice(StatePlacement):
         return self.keep(torch.zeros(numel, device=self.device))
 
 
-@final
 class _OnHostTensor(StoredTensor):
     """Copies to the device run on a stream of their own, beside the training."""
 
@@ -249,7 +240,6 @@ class _OnHostTensor(StoredTensor):
         return self._host.nbytes
 
 
-@final
 class OnHost(StatePlacement):
     """State rests in the host's memory and visits the device only while it is used.
 

@@ -319,6 +319,7 @@ def arrivals(file: Path) -> int:
     return int(torch.load(file)["version"]) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_processes_finish_a_run_and_a_killed_worker_costs_the_others_nothing(tmp_path) -> None:
     port, file = free_port(), tmp_path / "server.pt"
     server = start("serve", f"127.0.0.1:{port}", "--checkpoint", str(file), "--steps", "1200")
@@ -340,6 +341,7 @@ def test_processes_finish_a_run_and_a_killed_worker_costs_the_others_nothing(tmp
     assert re.search(r"steps_done=1200, steps_of=\{0: \d+, 1: \d+, 2: \d+\}", told)
 
 
+@pytest.mark.slow
 def test_workers_and_server_may_be_killed_and_come_back(tmp_path) -> None:
     port, file = free_port(), tmp_path / "server.pt"
     serve = ("serve", f"127.0.0.1:{port}", "--checkpoint", str(file), "--steps", "2400")

@@ -77,6 +77,7 @@ def test_plain_rounds_differ_where_the_outer_optimizer_does() -> None:
     assert not torch.equal(*moved)
 
 
+@pytest.mark.slow
 def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
     """Of a worker, on a model small enough for one batch of a codec."""
     report = bench.round_scaling(
@@ -130,6 +131,7 @@ def test_stacked_workers_are_measured_against_those_on_threads() -> None:
     assert (result.name, result.ours) == ("stacked-simulation", "2 stacked workers")
 
 
+@pytest.mark.slow
 def test_stacked_workers_are_measured_against_a_loop_without_thinwire() -> None:
     threads = torch.get_num_threads()
     report = bench.plain_loop(workers=(1, 2), steps=1, repeats=2)

@@ -196,6 +196,7 @@ def test_the_committed_table_is_of_the_arms_and_claims_there_are():
     assert document == module("claim_page").page(setting, found)
 
 
+@pytest.mark.slow
 def test_a_small_run_of_the_gpu_setting_trains_here(tmp_path):
     text = tmp_path / "corpus.txt"
     text.write_text("\n".join(str(n * n) for n in range(20_000)))

@@ -23,6 +23,7 @@ def command(*arguments: str) -> Forked:
     return Forked(["-m", "thinwire", *arguments], environment)
 
 
+@pytest.mark.slow
 def test_a_run_is_served_and_another_one_is_refused(tiny, corpus, tmp_path) -> None:
     port, out = free_port(), tmp_path / "out"
     run = (

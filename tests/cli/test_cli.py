@@ -116,6 +116,7 @@ def test_compare_takes_a_grid_and_says_what_is_missing(tmp_path, capsys) -> None
     assert [len(runs) for runs in compared.values()] == [0, 1]
 
 
+@pytest.mark.slow
 def test_compare_searches_rates(tmp_path, capsys) -> None:
     tune = ["--tune", "inner-lr=1e-3,8e-3", "diloco:outer-lr=0.5", "ddp:inner-lr=2e-3,4e-3"]
     few = ["--methods", "ddp,diloco", "--seeds", "0,1", "--baseline", "ddp", *SMALL]
@@ -337,6 +338,7 @@ def test_under_torchrun_workers_come_from_the_ranks(monkeypatch, tmp_path, capsy
     assert "without torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_torchrun_without_an_out_folder_reaches_the_digest_of_one_process(tmp_path) -> None:
     """The command of the README, as it stands there."""
     at = SMALL.index("--workers")

@@ -150,6 +150,7 @@ def test_elsewhere_lines_follow_each_other_and_nothing_is_drawn(
     assert "\x1b" not in out.getvalue()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_terminal_that_can_be_used(tmp_path) -> None:
     """A real comparison of two processes on a pseudo-terminal."""
     (tmp_path / "corpus.txt").write_text("thin wires carry little " * 600)

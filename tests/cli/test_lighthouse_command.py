@@ -37,6 +37,7 @@ def test_the_printed_address_is_one_that_others_reach(monkeypatch) -> None:
     assert command._reachable_host("0.0.0.0") == socket.gethostname()
 
 
+@pytest.mark.slow_cases("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number) -> None:
     pytest.importorskip("torchft")

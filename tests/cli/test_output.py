@@ -52,6 +52,7 @@ def test_a_name_that_cannot_be_encoded_loses_no_output(tmp_path, monkeypatch) ->
     assert (tmp_path / "out").read_text() == "runs/\\udcff, and more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_reader_that_goes_away_ends_no_training(tmp_path, command: str) -> None:
     with start(tmp_path, *COMMANDS[command]) as process:
@@ -64,6 +65,7 @@ def test_a_reader_that_goes_away_ends_no_training(tmp_path, command: str) -> Non
     assert all((tmp_path / folder / "summary.json").exists() for folder in FOLDERS[command])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_below_the_output_ends_no_training(tmp_path, command: str) -> None:
     with open("/dev/full", "w") as full:
@@ -72,6 +74,7 @@ def test_a_full_disk_below_the_output_ends_no_training(tmp_path, command: str) -
     assert all((tmp_path / folder / "summary.json").exists() for folder in FOLDERS[command])
 
 
+@pytest.mark.slow
 def test_a_command_whose_output_is_its_result_fails_where_it_is_lost(tmp_path) -> None:
     with open("/dev/full", "w") as full:
         plan = ["plan", "--parameters", "1B", "--layers", "4", "--step-time", "1s", "--json"]

@@ -401,6 +401,7 @@ def refuses(capsys, arguments: list[str], message: str) -> None:
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_plan_starts_without_what_is_slow() -> None:
     code = (
         "import sys; from thinwire.cli import main; "

@@ -49,6 +49,7 @@ def end(folder: Path) -> None:
     (folder.parent / "kept").rename(folder / "summary.json")
 
 
+@pytest.mark.slow
 def test_the_page_follows_a_comparison_to_its_end(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "_PERIOD_S", 0.01)
     runs, page = tmp_path / "runs", tmp_path / "page.html"
@@ -111,6 +112,7 @@ def test_a_comparison_notes_its_runs_before_they_begin(tmp_path, monkeypatch) ->
     assert is_over([tmp_path])
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path) -> None:
     """Two real processes: a comparison, and what watches it."""
     (tmp_path / "corpus.txt").write_text("thin wires carry little " * 600)
@@ -157,6 +159,7 @@ def test_a_comparison_is_gone_with_its_process_of_this_machine(tmp_path) -> None
     assert not was_killed([tmp_path])
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_killed_is_not_waited_for(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "_PERIOD_S", 0.01)
     monkeypatch.setattr(command, "_SILENT_S", 0.05)

@@ -53,6 +53,7 @@ def check_said(error: str, out: Path) -> int:
     return step
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_says_so_and_goes_on_later(tiny, corpus, tmp_path):
     whole = flags(tiny, corpus, tmp_path / "whole", steps=150)
     cut = flags(tiny, corpus, tmp_path / "cut", steps=150)
@@ -87,6 +88,7 @@ def test_ranks_stop_after_the_same_step_though_one_is_asked(tiny, corpus, tmp_pa
             rank.kill()
 
 
+@pytest.mark.slow
 def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, corpus, tmp_path) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     programs: list[Program] = []
@@ -114,6 +116,7 @@ def test_an_elastic_worker_that_is_asked_to_stop_leaves_the_others(tiny, corpus,
                 program.end()
 
 
+@pytest.mark.slow
 def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(tiny, corpus, tmp_path) -> None:
     """Alone below --min-workers it would wait without a limit."""
     out = tmp_path / "a"
@@ -132,6 +135,7 @@ def test_an_elastic_worker_that_waits_for_others_stops_all_the_same(tiny, corpus
             program.end()
 
 
+@pytest.mark.slow
 def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(tiny, corpus, tmp_path) -> None:
     """It waits for another one between two rounds, with work that no round has."""
     programs: list[Program] = []

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 from thinwire import presets
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import public_names  # noqa: E402
+
 REFERENCE = ROOT / "docs" / "reference"
 METHODS = ROOT / "docs" / "methods"
 # Every name of their `__all__` has to be shown.
@@ -45,7 +50,7 @@ def shown() -> set[str]:
 def test_every_public_name_is_on_a_page(module: str) -> None:
     last_names = {name.rpartition(".")[2] for name in shown()}
     modules = {"codecs", "inner", "optim", "outer", "presets", "transport", "__version__"}
-    names = set(importlib.import_module(module).__all__)
+    names = set(public_names.names_of(importlib.import_module(module)))
     if module == "thinwire":
         assert names - last_names <= modules  # modules have pages of their own
     else:

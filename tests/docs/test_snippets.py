@@ -119,6 +119,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, setup in SETUPS.items() if setup.is_slow])
 def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> None:
     for module in SETUPS[page].needs:

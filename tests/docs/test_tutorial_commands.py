@@ -18,6 +18,8 @@ import pytest
 
 from processes import free_port
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "tutorials"
 TOKEN = "a token for tests, long enough"

@@ -35,6 +35,7 @@ def test_a_page_shows_the_example_as_it_is(page: str, example: str) -> None:
     assert [block for block in found if block not in text] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["own-codec.md", "own-outer-optimizer.md"])
 def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> None:
     script = script_of(page, tmp_path)
@@ -44,6 +45,7 @@ def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> 
     assert int(re.findall(r"(\d+) passed", tested)[0]) >= 5
 
 
+@pytest.mark.slow
 def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
     script = script_of("fsdp2-nodes.md", tmp_path)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -53,6 +55,7 @@ def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
     assert len({(rank, digest) for _, rank, digest in found}) == 2
 
 
+@pytest.mark.slow
 def test_workers_by_an_address_run_the_commands_of_the_page(tmp_path: Path) -> None:
     text = (PAGES / "two-machines.md").read_text()
     found = re.findall(r"^THINWIRE_MEET=HOST:29400 (.*) python (\S+) (\S+)$", text, re.M)

@@ -17,6 +17,7 @@ OPTIONS = {"steps": 60, "every": 4, "step_s": 0.03, "terms": {"min_workers": 2}}
 PRIVATE = "192.168.1.10"
 
 
+@pytest.mark.slow
 def test_two_workers_behind_routers_end_as_two_that_reach_each_other(tmp_path, real) -> None:
     for name in ("near", "apart"):
         (tmp_path / name).mkdir()
@@ -37,6 +38,7 @@ def test_two_workers_behind_routers_end_as_two_that_reach_each_other(tmp_path, r
     check_nothing_is_readable(captured.read_bytes(), [*apart])
 
 
+@pytest.mark.slow
 def test_a_worker_behind_a_router_that_was_killed_heals_by_way_of_the_lighthouse(
     tmp_path, real
 ) -> None:
@@ -67,6 +69,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_the_lighthouse_prints_is_all_that_the_others_type(
     tmp_path,
     real,

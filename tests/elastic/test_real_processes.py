@@ -43,6 +43,7 @@ def longest_stall_s(workers: list[Worker]) -> float:
 # -- a worker is killed ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(but=("while",))
 @pytest.mark.parametrize(
     "moment",
     [("step", 18), ("started", 5), ("landed", 5)],
@@ -62,6 +63,7 @@ def test_a_killed_worker_costs_the_others_one_heartbeat_timeout(team: Team, mome
         assert any("w2" in event["who"] for event in worker.events("arrived")), team.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doing", ["fetching", "adopting"])
 def test_a_worker_killed_in_its_healing_costs_the_others_nothing(team: Team, doing) -> None:
     first, second = team.start_all("w0", "w1")
@@ -77,6 +79,7 @@ def test_a_worker_killed_in_its_healing_costs_the_others_nothing(team: Team, doi
     assert again.events("healed")
 
 
+@pytest.mark.slow
 def test_a_worker_killed_before_it_connects_costs_the_others_one_heartbeat_timeout(
     team: Team,
 ) -> None:
@@ -90,6 +93,7 @@ def test_a_worker_killed_before_it_connects_costs_the_others_one_heartbeat_timeo
     assert longest_stall_s([first, second]) <= HEARTBEAT_S + ROUND_S + ALLOWANCE_S
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_the_end_does_not_keep_the_others(team: Team) -> None:
     team.options["steps"] = 42  # half a round is left over
     team.start("w0")
@@ -102,6 +106,7 @@ def test_a_worker_killed_at_the_end_does_not_keep_the_others(team: Team) -> None
         assert worker.last("last_step") == 42
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_the_end_comes_back_to_what_the_others_have(team: Team) -> None:
     team.options["steps"] = 42
     team.start("w0")
@@ -116,6 +121,7 @@ def test_a_worker_killed_at_the_end_comes_back_to_what_the_others_have(team: Tea
 # -- a worker, or the lighthouse, is silent -------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_costs_the_others_one_heartbeat_timeout(team: Team) -> None:
     team.options["steps"] = 200
     first, second, victim = team.start_all("w0", "w1", "w2")
@@ -130,6 +136,7 @@ def test_a_stopped_worker_costs_the_others_one_heartbeat_timeout(team: Team) -> 
     assert victim.events("healed"), team.report()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_as_it_connects_costs_the_others_one_heartbeat_timeout(
     team: Team,
 ) -> None:
@@ -149,6 +156,7 @@ def is_stopped(worker: Worker) -> bool:
     return status.rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone(team: Team) -> None:
     team.options["steps"] = 80
     first, second, victim = team.start_all("w0", "w1", "w2")
@@ -161,6 +169,7 @@ def test_a_worker_that_was_stopped_until_the_run_was_over_does_not_go_on_alone(t
     team.finish()  # no share was dealt twice
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_model(
     team: Team,
 ) -> None:
@@ -174,6 +183,7 @@ def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_
     assert victim.last("last_step") == first.last("last_step")
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_others_were_killed_waits_for_one_of_them(
     team: Team,
 ) -> None:
@@ -190,6 +200,7 @@ def test_a_worker_that_was_stopped_until_the_others_were_killed_waits_for_one_of
     team.check_shares()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_all_of_it_was_killed_and_the_lighthouse_too(
     team: Team, tmp_path
 ) -> None:
@@ -210,6 +221,7 @@ def test_a_run_goes_on_after_all_of_it_was_killed_and_the_lighthouse_too(
     assert max(w.steps()[-1]["step"] for w in before) <= after[0].steps()[0]["step"] + EVERY
 
 
+@pytest.mark.slow
 def test_no_worker_ends_when_the_lighthouse_does(team: Team) -> None:
     team.options["steps"] = 200
     workers = team.start_all("w0", "w1", "w2")
@@ -246,6 +258,7 @@ class BadGateway(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_no_worker_ends_when_another_server_has_the_port_of_the_lighthouse(team: Team) -> None:
     workers = team.start_all("w0", "w1")
     team.kill_lighthouse()
@@ -259,6 +272,7 @@ def test_no_worker_ends_when_another_server_has_the_port_of_the_lighthouse(team:
     assert len(team.finish()) == len(workers)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_cut_off_goes_on_with_the_others(tmp_path, real) -> None:
     with real.Link(nodes=3, rate_bps=100e6, delay_s=0.005) as link:
         options = {"steps": 330, "every": EVERY, "step_s": 0.05}
@@ -280,6 +294,7 @@ def test_a_worker_that_is_cut_off_goes_on_with_the_others(tmp_path, real) -> Non
             assert workers[2].steps()[-1]["workers"] == 3, team.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_that_lose_the_way_to_each_other_go_on_by_way_of_the_lighthouse(
     tmp_path, real, workers: int
@@ -301,6 +316,7 @@ def test_workers_that_lose_the_way_to_each_other_go_on_by_way_of_the_lighthouse(
 # -- payloads are damaged -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round(team: Team) -> None:
     team.options |= {"steps": 80, "terms": {"min_workers": 3}}
     damages = [
@@ -330,6 +346,7 @@ def test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round(
     assert known == {"w1": {"damaged": 1}, "w2": {"damaged": 2}}
 
 
+@pytest.mark.slow
 def test_a_payload_of_another_size_discards_the_round(team: Team) -> None:
     team.options |= {"steps": 60, "terms": {"min_workers": 3}}
     team.start("w0")
@@ -344,6 +361,7 @@ def test_a_payload_of_another_size_discards_the_round(team: Team) -> None:
 # -- a slow worker --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_left_behind_and_its_work_comes_later(tmp_path) -> None:
     heartbeat_s, step_s, every, patience = 0.8, 0.15, 4, 0.5
     options = {"steps": 40, "every": every, "step_s": step_s, "terms": {"patience": patience}}
@@ -373,6 +391,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow_cases(but=("streaming]",))
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_survives_a_kill_and_a_restart(team: Team, name: str) -> None:
     """In streaming runs, fragments are in flight at any step."""
@@ -390,6 +409,7 @@ def test_every_method_survives_a_kill_and_a_restart(team: Team, name: str) -> No
 # -- what cannot take part ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_run_is_refused_with_the_reason_on_both_sides(team: Team) -> None:
     first, second = team.start_all("w0", "w1")
     strangers = {
@@ -419,6 +439,7 @@ def test_a_worker_of_another_run_is_refused_with_the_reason_on_both_sides(team: 
             assert reason in side, (reason, team.report())
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_is_not_there_is_named_in_time(tmp_path) -> None:
     address = f"127.0.0.1:{free_port_pair()}"
     began_s = time.monotonic()
@@ -435,6 +456,7 @@ def test_a_lighthouse_that_is_not_there_is_named_in_time(tmp_path) -> None:
     assert lone.errors.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_worker_that_stays_alone_says_so(team: Team) -> None:
     lone = team.start("w0", terms={"min_workers": 2, "give_up_s": 1.5})
     assert lone.wait(20) == 1, team.report()
@@ -458,6 +480,7 @@ MODEL = {
 }
 
 
+@pytest.mark.slow
 def test_three_workers_of_the_command_line_of_which_one_is_killed(
     team: Team,
     tmp_path,
@@ -523,6 +546,7 @@ def test_three_workers_of_the_command_line_of_which_one_is_killed(
 # -- at random ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_random_schedule_ends_with_equal_digests(tmp_path, seed: int) -> None:
     """`make soak` has more of them."""

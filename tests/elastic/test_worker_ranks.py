@@ -19,6 +19,7 @@ METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
 SHARDED = {"ranks": 2, "layers": 4, "step_s": 0.02, "among": 2}
 
 
+@pytest.mark.slow_cases(but=("diloco-1-landed]",))
 @pytest.mark.parametrize("moment", ["landed", "started"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
@@ -45,6 +46,7 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
 
 
+@pytest.mark.slow
 def test_all_workers_go_on_from_checkpoints_at_a_new_lighthouse(tmp_path) -> None:
     def start(team: Team, name: str):
         files = {rank: {"checkpoint": str(tmp_path / f"{name}{rank}.pt")} for rank in range(2)}
@@ -60,6 +62,7 @@ def test_all_workers_go_on_from_checkpoints_at_a_new_lighthouse(tmp_path) -> Non
         assert after[0].version > 10
 
 
+@pytest.mark.slow
 def test_the_registry_hears_of_a_round_before_the_next_one_begins(tmp_path) -> None:
     """A worker that wakes up from an older version must not be let go on from it."""
     with Team(tmp_path, steps=400, every=8) as team:
@@ -75,6 +78,7 @@ def test_the_registry_hears_of_a_round_before_the_next_one_begins(tmp_path) -> N
             worker.kill_all()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(tmp_path) -> None:
     """An exchange may take half a minute, and is given up as soon as the worker is gone."""
     with Team(tmp_path, steps=200, terms={"timeout_s": 30.0}) as team:
@@ -88,6 +92,7 @@ def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(
         assert len(team.finish()) == 4
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_model(
     tmp_path,
 ) -> None:
@@ -101,6 +106,7 @@ def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_
         assert {rank.last("last_step") for rank in victim.ranks} == {120}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["hsdp", "tensor"])
 def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
     with Team(tmp_path, steps=100, sharding=sharding) as team:
@@ -114,6 +120,7 @@ def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
         assert len(team.finish()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worker(
     tmp_path, rank: int
@@ -134,6 +141,7 @@ def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worke
         assert second.events("healed"), team.report()
 
 
+@pytest.mark.slow
 def test_workers_of_another_number_of_ranks_are_refused(tmp_path) -> None:
     with Team(tmp_path, steps=400) as team:
         first = team.start("a", **SHARDED)
@@ -151,12 +159,14 @@ def check_schedule(team: Team, seed: int, link=None) -> None:
     team.finish(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_random_schedule_for_workers_and_single_ranks(tmp_path, seed: int) -> None:
     with Team(tmp_path, method=METHODS[seed % 3]) as team:
         check_schedule(team, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5, 10))
 def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) -> None:
     with real.Link(nodes=4, rate_bps=100e6, delay_s=0.001) as link:
@@ -166,6 +176,7 @@ def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) ->
             check_schedule(team, seed, link)
 
 
+@pytest.mark.slow
 def test_two_ranks_that_lose_the_way_to_each_other_go_on_by_way_of_the_lighthouse(
     tmp_path, real
 ) -> None:
@@ -190,6 +201,7 @@ FLAGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
     tmp_path,
     monkeypatch,

@@ -88,6 +88,7 @@ def test_a_run_that_somebody_else_writes_is_left_to_them(tmp_path, tiny) -> None
     assert compare(experiment, tmp_path / "o", no_observer).problems() == {}
 
 
+@pytest.mark.slow
 def test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process(tmp_path, tiny) -> None:
     experiment = Experiment(
         recipe=tiny, methods=("failing", "killed", "diloco"), changes={"machine.threads": 1}
@@ -160,6 +161,7 @@ class Heard(Observer):
         self.heard.append((self.title, "ends"))
 
 
+@pytest.mark.slow_cases("runner1")
 @pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
 def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runner) -> None:
     periods = Periods(log_steps=2)
@@ -173,6 +175,7 @@ def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runn
         assert its == ["begins", 2, 4, 6, "ends"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
     experiment = Experiment(recipe=tiny, methods=("always-killed", "diloco"), baseline="diloco")
     heard: list[tuple[str, Any]] = []
@@ -206,6 +209,7 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow_cases("runner1")
 @pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
 def test_a_run_that_fails_says_so_at_once_and_has_a_log(tmp_path, tiny, runner) -> None:
     experiment = Experiment(recipe=tiny, methods=("failing", "diverging"))
@@ -223,6 +227,7 @@ def test_a_run_that_fails_says_so_at_once_and_has_a_log(tmp_path, tiny, runner) 
     assert "on fire" in log.read_text()
 
 
+@pytest.mark.slow
 def test_what_processes_print_is_in_logs_and_not_on_the_terminal(tmp_path, tiny, capfd) -> None:
     experiment = Experiment(recipe=tiny, methods=("noisy", "diloco"), baseline="diloco")
     found = compare(experiment, tmp_path / "out", no_observer, ParallelRunner(2))

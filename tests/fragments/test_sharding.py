@@ -11,6 +11,7 @@ def run(cases: str) -> list[str]:
     return processes[0].stdout.splitlines()
 
 
+@pytest.mark.slow_cases("host_memory", "outer_parameters")
 @pytest.mark.parametrize(
     "cases", ["outer_parameters", "codecs,replicated,hybrid", "host_memory,checkpoints,refused"]
 )

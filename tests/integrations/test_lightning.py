@@ -14,6 +14,7 @@ pytest.importorskip("lightning")
 from thinwire.integrations.lightning import LightningCallback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
 def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
     check_a_killed_team_resumes("lightning", method, tmp_path)
@@ -23,6 +24,7 @@ def last_checkpoint(folder: Path) -> str:
     return str(max(folder.glob("*.ckpt"), key=lambda file: int(file.stem.partition("=")[2])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [None, last_checkpoint], ids=["with nothing", "checkpoint"])
 def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
     logs = check_an_elastic_worker_comes_back("trainer_elastic.under_lightning", tmp_path, resume)

@@ -114,6 +114,7 @@ def test_trainer_resumes_adapters_from_its_checkpoint(tmp_path: Path) -> None:
     assert straight["model_is_anchor"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["diloco", "streaming"])
 def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
     straight = check_a_killed_team_resumes("peft", method, tmp_path)

@@ -22,11 +22,13 @@ from trainer_teams import (
 from trainer_workers import METHODS, Windows, is_anchor, model, train_by_hugging_face
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
 def test_two_workers_killed_and_resumed_end_as_if_left_alone(method: str, tmp_path: Path) -> None:
     check_a_killed_team_resumes("transformers", method, tmp_path)
 
 
+@pytest.mark.slow
 def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
     straight = check_a_killed_team_resumes("transformers", "sparse", tmp_path, ranks=2)
     assert all(each["is_ddp"] for each in straight)
@@ -34,6 +36,7 @@ def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
     assert sum(each["sent_bytes"] for each in straight[:2]) == alone["sent_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [None, lambda _: True], ids=["with nothing", "checkpoint"])
 def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
     logs = check_an_elastic_worker_comes_back(
@@ -53,6 +56,7 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
     assert len(set(evaluated)) == 1
 
 
+@pytest.mark.slow
 def test_elastic_workers_of_two_ddp_ranks_of_which_one_is_killed(tmp_path: Path) -> None:
     """Both ranks read a part of every batch, and so train together what one rank would."""
     folder = str(tmp_path / "out")
@@ -249,6 +253,7 @@ def test_a_trainers_ranks_that_are_the_workers_are_refused() -> None:
     check_apart(FakeLoop(), 1)
 
 
+@pytest.mark.slow
 def test_an_elastic_worker_of_other_ranks_than_the_trainers_is_refused() -> None:
     loop = FakeLoop()
     loop.is_elastic = True

@@ -4,6 +4,8 @@ import pytest
 
 from processes import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("cases", "ranks"),

@@ -148,6 +148,14 @@ def preset(name: str, **fields) -> tw.Method:
 # -- a plan against a run --------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(
+    "ddp-8",
+    "decoupled_momentum-8",
+    "demo-8",
+    "sparseloco-8",
+    "streaming_diloco-8",
+    "streaming_muloco-8",
+)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", tw.presets.names())

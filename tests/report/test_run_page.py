@@ -425,6 +425,7 @@ def test_nothing_to_show_is_one_clear_line(tmp_path, monkeypatch, capsys, argume
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_page_whose_runs_go_on_loads_itself_again(tmp_path) -> None:
     (write_run(tmp_path / "run", config_of("diloco")) / "summary.json").rename(tmp_path / "kept")
     empty = report.read_report_data([tmp_path], may_be_empty=True)

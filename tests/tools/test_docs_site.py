@@ -84,6 +84,7 @@ def test_a_docstrings_table_is_shown_and_its_equation_is_not(tool) -> None:
     assert "every N-th: " not in tool.sources_text("async_diloco")
 
 
+@pytest.mark.slow
 def test_a_module_that_hides_a_function_of_its_name_is_found(tool) -> None:
     names = ["thinwire.report.run_page", "thinwire.report.run_page.run_page", "thinwire.OuterLoop"]
     (flaw,) = tool.object_flaws(names)
@@ -139,6 +140,7 @@ def browser() -> Generator[Any]:
         browser.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # minutes, and more on a busy machine
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_built_page_fits_can_be_read_and_says_nothing(
@@ -172,6 +174,7 @@ def flaws_of(file: Path, context: Any) -> Iterator[str]:
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "is_seen"), [("light", "default"), ("dark", "slate")])
 def test_a_page_comes_in_the_scheme_of_its_reader(
     site: Path, browser: Any, scheme: str, is_seen: str
@@ -183,12 +186,14 @@ def test_a_page_comes_in_the_scheme_of_its_reader(
     context.close()
 
 
+@pytest.mark.slow
 def test_every_object_of_the_reference_is_in_the_index_of_the_search(site: Path, tool) -> None:
     index = json.loads((site / "search.json").read_text(encoding="utf-8"))
     found = {item["location"].partition("#")[2] for item in index["items"]}
     assert [name for name in tool.identifiers() if name not in found] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_served", [False, True])
 def test_the_search_finds_names_and_errors(site: Path, browser: Any, is_served: bool) -> None:
     handler = functools.partial(QuietHandler, directory=site)

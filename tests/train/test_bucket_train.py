@@ -50,6 +50,7 @@ def finished(processes: list[Forked], shared: Path) -> list[dict]:
     ]
 
 
+@pytest.mark.slow_cases("open", "sealed")
 @pytest.mark.parametrize("token", ["", "a secret of many characters"], ids=["open", "sealed"])
 def test_workers_that_share_a_folder_reach_the_digest_of_one_process(
     tiny, tmp_path, token: str
@@ -68,6 +69,7 @@ def test_workers_that_share_a_folder_reach_the_digest_of_one_process(
     assert (tmp_path / "worker1" / "model" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_resumes_alone_and_all_end_as_if_left_alone(tiny, tmp_path) -> None:
     config = tiny("diloco", steps=100)
     first, killed = start(config, tmp_path, 0), start(config, tmp_path, 1)
@@ -83,6 +85,7 @@ def test_a_killed_worker_resumes_alone_and_all_end_as_if_left_alone(tiny, tmp_pa
     assert [summary["outer_digest"] for summary in summaries] == [expected] * 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_asked_to_stop_while_it_waits_stops(tiny, tmp_path) -> None:
     config = tiny("diloco", steps=60)
     waiting, other = (start(config, tmp_path, worker) for worker in range(2))
@@ -167,6 +170,7 @@ def test_ranks_of_torchrun_are_refused(tiny, tmp_path, capsys, monkeypatch) -> N
     assert "train with --bucket under torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_workers_behind_routers_that_share_only_a_bucket(tiny, tmp_path, real) -> None:
     """Neither can be connected to, and the server of S3 sees no number."""
     config, secret = tiny("muloco", steps=11), "a secret of many characters"

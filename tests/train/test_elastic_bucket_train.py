@@ -92,6 +92,7 @@ def status(capsys, *where: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow_cases("file", "variable")
 @pytest.mark.parametrize("token", ["none", "variable", "file"])
 def test_two_workers_that_share_a_folder_end_as_one_run(
     tiny, tmp_path, capsys, monkeypatch, token: str
@@ -144,6 +145,7 @@ def check_all_came(team: Team, summaries: dict[str, dict]) -> None:
     assert (team.folder / "c" / "model" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_one_is_killed_and_comes_back_and_a_third_joins_over_a_folder(
     tiny, tmp_path, capsys
 ) -> None:
@@ -172,6 +174,7 @@ def as_admin(s3, monkeypatch) -> str:
     return s3
 
 
+@pytest.mark.slow
 def test_one_is_killed_and_comes_back_and_a_third_joins_over_s3(
     tiny, tmp_path, capsys, as_admin, monkeypatch
 ) -> None:
@@ -228,6 +231,7 @@ def test_another_method_under_the_name_of_a_run_is_refused(run, tmp_path, capsys
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_another_token_than_the_runs_is_refused(run, tmp_path, capsys, monkeypatch) -> None:
     _, place, other = run
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
@@ -245,6 +249,7 @@ def test_a_run_that_is_not_there_is_said_and_nothing_is_made(run, tmp_path, caps
     assert not (tmp_path / "missing").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
     tiny, tmp_path, capsys
 ) -> None:
@@ -263,6 +268,7 @@ def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
         assert (waiting.returncode, "was asked to stop" in error) == (143, True)
 
 
+@pytest.mark.slow
 def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
     place = f"file://{tmp_path}/shared"
     with Team(tmp_path, tiny("diloco", steps=400), place) as team:
@@ -327,6 +333,7 @@ def test_ranks_of_torchrun_are_refused(tiny, tmp_path, capsys, monkeypatch) -> N
     assert "a worker of a run over an object store is one process" in told
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_and_keys_that_only_read_are_refused(
     tiny, tmp_path, capsys, as_admin, monkeypatch
 ) -> None:
@@ -347,6 +354,7 @@ def test_a_bucket_that_is_not_there_and_keys_that_only_read_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_it_runs_without_torchft(tiny, tmp_path) -> None:
     """The control is a lighthouse, which does not."""
     code = (
@@ -379,6 +387,7 @@ def test_it_runs_without_torchft(tiny, tmp_path) -> None:
     assert "torchft" in error
 
 
+@pytest.mark.slow
 def test_watching_goes_on_until_it_is_interrupted(run) -> None:
     _, place, _ = run
     process = subprocess.Popen(

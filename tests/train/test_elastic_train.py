@@ -644,6 +644,7 @@ def started(config, out: Path, monkeypatch):
 METHODS = ["ddp", "diloco", "muloco", "sparseloco", "streaming_diloco:tau=3"]
 
 
+@pytest.mark.slow_cases("ddp", "muloco", "sparse")
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_goes_on_with_another_number_of_workers(
@@ -710,6 +711,7 @@ def test_eager_workers_go_on_in_their_own_number_only(make, tmp_path, monkeypatc
     assert resume(make(method=method), out)["steps"] == 20
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_with_what_simulated_workers_left(make, tmp_path, monkeypatch) -> None:
     out = tmp_path / "run"
     stop_after(make(workers=4), out, monkeypatch, 9)

@@ -7,6 +7,7 @@ from thinwire.train.trainer import train
 from training import run_ranked
 
 
+@pytest.mark.slow_cases("streaming")
 @pytest.mark.parametrize("method", ["diloco", "streaming_diloco"])
 def test_ranks_with_a_token_seal_and_reach_the_digest_of_one_process(
     tiny, tmp_path, monkeypatch, method: str

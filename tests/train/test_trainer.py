@@ -140,6 +140,7 @@ def test_equal_seeds_give_equal_digests_and_others_do_not(tiny, tmp_path) -> Non
 # -- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("muloco", "noloco")
 @pytest.mark.parametrize(("method", "workers"), [("diloco", 2), ("muloco", 2), ("noloco", 3)])
 def test_torchrun_reaches_the_digest_of_one_process(tiny, tmp_path, method, workers) -> None:
     config = tiny(method, model=Model(), workers=workers, steps=11, global_batch=4 * workers)
@@ -150,6 +151,7 @@ def test_torchrun_reaches_the_digest_of_one_process(tiny, tmp_path, method, work
     assert simulated["sent_bytes_per_worker"] == ranked["sent_bytes_per_worker"]
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_numbers_in_both_worlds(tiny, tmp_path) -> None:
     file = tmp_path / "dropout.json"
     file.write_text(
@@ -172,6 +174,7 @@ def test_dropout_draws_the_same_numbers_in_both_worlds(tiny, tmp_path) -> None:
     assert simulated["outer_digest"] == ranked["outer_digest"]
 
 
+@pytest.mark.slow
 def test_nothing_of_the_process_group_outlives_a_run(tiny, tmp_path) -> None:
     """A gloo thread that is still there when the interpreter ends can abort the process."""
     config = tiny("diloco")
@@ -197,6 +200,7 @@ def kill_when(process: Forked, ready) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow_cases("1", "2", "3")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     tiny, tmp_path, seed: int
@@ -227,6 +231,7 @@ def test_a_run_killed_at_any_moment_and_resumed_ends_as_if_it_had_not_been(
     ]
 
 
+@pytest.mark.slow_cases("noloco", "streaming")
 @pytest.mark.parametrize("method", ["diloco", "streaming_diloco:tau=3", "noloco"])
 def test_a_killed_rank_ends_the_others_and_all_resume(tiny, tmp_path, method: str) -> None:
     config = tiny(method, steps=120, global_batch=8)

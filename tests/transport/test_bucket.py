@@ -139,6 +139,7 @@ def check_counts(
     assert told["requests"]["deletes"] < told["requests"]["puts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
 def test_processes_that_share_a_folder_reach_the_digests_of_one_process(
@@ -150,6 +151,7 @@ def test_processes_that_share_a_folder_reach_the_digests_of_one_process(
     assert [text in written for text in (b"TWIR", b"initial weights")] == [token is None] * 2
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("workers", [2, 4])
 def test_processes_that_share_a_bucket_reach_the_digests_of_one_process(s3, workers: int) -> None:
     check_digests(f"s3://run/digests{workers}", workers, THINWIRE_TOKEN=SECRET, **in_aws(s3))
@@ -175,6 +177,7 @@ def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
 # -- a worker that is killed and comes back --------------------------------------------------------
 
 
+@pytest.mark.slow_cases("5", "8-diloco")
 @pytest.mark.parametrize("method", [0, 3], ids=["diloco", "streaming"])
 @pytest.mark.parametrize("kill_at", [5, 8])
 def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
@@ -211,6 +214,7 @@ def test_a_worker_that_comes_back_with_other_numbers_is_refused_by_name(tmp_path
     assert "another message of this worker" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_too_late_is_told(tmp_path) -> None:
     """The others went on without it: their messages since its checkpoint are deleted."""
     transports = team(f"file://{tmp_path}", 2, keep=1, timeout_s=5)
@@ -302,6 +306,7 @@ def test_a_store_that_may_not_be_deleted_from_ends_no_run(s3) -> None:
         proxy.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_to_delete_once_is_asked_again(s3) -> None:
     failed: list[str] = []
 
@@ -433,6 +438,7 @@ def expected() -> list[str]:
     return [loop.digest() for loop in Team(method, adamw, 2).train(9).loops]
 
 
+@pytest.mark.slow_cases("409", "50", "c", "lost")
 @pytest.mark.parametrize("fault", ["503", "500", "409", "cut", "lost", "half"])
 def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
     """Every third request, of all kinds, by both workers."""
@@ -449,6 +455,7 @@ def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
         proxy.close()
 
 
+@pytest.mark.slow
 def test_a_slow_store_delays_and_changes_nothing(s3) -> None:
     proxy = Proxy(s3, lambda count, line: "late" if count % 7 == 0 else "")
     try:
@@ -459,6 +466,7 @@ def test_a_slow_store_delays_and_changes_nothing(s3) -> None:
         proxy.close()
 
 
+@pytest.mark.slow
 def test_silence_is_broken_off_and_asked_again(s3, monkeypatch) -> None:
     monkeypatch.setattr(object_store, "_REQUEST_S", 0.3)
     proxy = Proxy(s3, lambda count, line: "late" if count in (5, 8) else "")

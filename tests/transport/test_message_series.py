@@ -11,6 +11,7 @@ def said(case: str, ranks: int) -> list[list[str]]:
     return [process.stdout.splitlines() for process in processes]
 
 
+@pytest.mark.slow_cases("at_once-3", "one_after_another-3")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("case", ["one_after_another", "at_once"])
 def test_more_loops_than_ever_on_one_group_reach_the_bits_of_one_process(
@@ -19,11 +20,13 @@ def test_more_loops_than_ever_on_one_group_reach_the_bits_of_one_process(
     assert said(case, ranks) == [expected(LOOPS, ranks)] * ranks
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_no_later_transport_takes_a_message_that_was_left_under_way(ranks: int) -> None:
     assert said("left_under_way", ranks) == [["done"]] * ranks
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_transport_too_many_is_refused_on_every_rank_until_one_is_gone(ranks: int) -> None:
     first, *others = said("too_many", ranks)

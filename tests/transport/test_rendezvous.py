@@ -78,6 +78,7 @@ def test_workers_that_do_not_belong_together_are_named(fields, error, match) -> 
     assert time.monotonic() - started_s < 15
 
 
+@pytest.mark.slow
 def test_a_number_that_is_taken_is_named() -> None:
     port = free_port()
     with ThreadPoolExecutor(3) as threads:
@@ -180,6 +181,7 @@ def run(case: str, workers: int, ranks: int) -> list[dict]:
     return said
 
 
+@pytest.mark.slow
 def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
     whole = run("train", workers=2, ranks=1)
     assert len({each["digest"] for each in whole}) == 1
@@ -190,6 +192,7 @@ def test_two_workers_of_two_fsdp_ranks_train_as_two_of_one_do() -> None:
         assert torch.tensor(mine) == pytest.approx(torch.tensor(theirs), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_that_hold_the_same_send_it_once() -> None:
     """As if a worker were one rank of twice the batch, bit for bit, and in as many bytes."""
     divided = run("train_ddp", workers=2, ranks=3)

@@ -23,6 +23,7 @@ UNDIVIDED = r"MismatchError: .* ranks of ddp_group; because worker 0 has 2 and w
 UNMATCHED = r"Exchange.*: .* not every rank of the group passed it as ddp_group"
 
 
+@pytest.mark.slow_cases("first_ranks", "not_in_group-patterns4", "other_mesh")
 @pytest.mark.parametrize(
     ("case", "patterns"),
     [

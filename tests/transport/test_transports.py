@@ -187,6 +187,7 @@ def test_one_dimension_of_a_mesh_joins_the_workers() -> None:
         assert "do: pass mesh['worker']" in error
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_processes_reach_the_bits_of_one_process_with_every_method(ranks: int) -> None:
     expected = train_in_process(ranks)
@@ -230,6 +231,7 @@ def test_a_peer_that_dies_is_an_error_that_names_the_exchange() -> None:
     assert "in round 2" in survivor.stdout
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
     first, *_others = run_ranks("silent", ranks)
@@ -238,6 +240,7 @@ def test_a_silent_peer_is_an_error_within_the_timeout(ranks: int) -> None:
     assert 2.0 <= seconds < 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_worker_that_lags_is_named(ranks: int) -> None:
     *waiting, _last = run_ranks("lag", ranks)
@@ -249,6 +252,7 @@ def test_a_worker_that_lags_is_named(ranks: int) -> None:
     assert any(process.stdout.startswith("ExchangeTimeout") for process in waiting)
 
 
+@pytest.mark.slow_cases("kinds_of", "sizes_of_gathers-3", "sizes_of_r", "sizes_of_sw")
 @pytest.mark.parametrize(
     ("case", "ranks"),
     [
@@ -291,6 +295,7 @@ def test_what_fails_between_the_halves_is_told_to_who_waits(ranks: int) -> None:
         assert "exchange a test payload in round 3" in process.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
     *leaving, last = start_ranks("leave", ranks)
@@ -307,6 +312,7 @@ def test_a_process_leaves_promptly_with_exchanges_under_way(ranks: int) -> None:
             process.communicate()
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_exits_leaves_exchanges_alone() -> None:
     processes = start_ranks("child_exits", 2)
     try:

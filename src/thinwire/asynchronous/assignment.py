@@ -3,25 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError
 from thinwire.rejection import Rejection
 
-__all__ = [
-    "Assignment",
-    "AsyncOptions",
-    "AsyncStats",
-    "Receipt",
-    "RunFinished",
-    "TryLater",
-    "dynamic_steps",
-]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsyncOptions:
     """How a server treats workers of different speeds.
@@ -79,7 +67,6 @@ def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:
 # -- what a server answers a worker that asks for work ---------------------------------------------
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """Train so many inner steps from this theta.
@@ -99,7 +86,6 @@ class Assignment:
     steps_done: int
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TryLater:
     """Nothing yet: ask again after `after_s` seconds, for others are waited for."""
@@ -107,7 +93,6 @@ class TryLater:
     after_s: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RunFinished:
     """All steps of the run are in theta."""
@@ -116,7 +101,6 @@ class RunFinished:
 # -- what a server answers a worker that sends a pseudo-gradient -----------------------------------
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
     """What became of a pseudo-gradient.
@@ -133,7 +117,6 @@ class Receipt:
     is_repeated: bool = False
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsyncStats:
     """What a server has done so far.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError, 
 from thinwire.files import replace_file
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.security.token import Token
-
-__all__ = ["AsyncClient", "AsyncHttpServer"]
 
 T = TypeVar("T")
 
@@ -44,7 +42,6 @@ def _nothing(line: str) -> None:
     del line
 
 
-@final
 class AsyncHttpServer:
     """Lets workers reach a server; it answers in threads of its own until it is closed.
 
@@ -192,7 +189,6 @@ class AsyncHttpServer:
             self._finished.set()
 
 
-@final
 class AsyncClient:
     """A worker's connection to the server; it tries again where the server does not answer.
 

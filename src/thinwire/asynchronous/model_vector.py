@@ -1,7 +1,6 @@
 """The whole model as one vector, laid out alike by a server and its workers."""
 
 from dataclasses import replace
-from typing import final
 
 import torch
 from torch import Tensor
@@ -34,12 +33,9 @@ from thinwire.storage import OnDevice, StatePlacement
 from thinwire.transport import RoundTag, in_process
 from thinwire.version import __version__
 
-__all__ = ["ModelVector", "tag_of"]
-
 _WHAT = "the whole model"
 
 
-@final
 class ModelVector:
     """Where the model's parameters lie in the vector that travels, and the messages that carry it.
 

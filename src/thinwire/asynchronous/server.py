@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,9 @@ from thinwire.method import Method
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.storage import choose_storage
 
-__all__ = ["AsyncServer"]
-
 _POLL_S = 0.2
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Given:
     """An assignment that was not answered yet.
@@ -52,7 +49,6 @@ class _Given:
     since_s: float
 
 
-@final
 class AsyncServer:
     """Holds theta and the outer optimizer, hands out theta, and steps once for every arrival.
 

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor
 
@@ -13,10 +13,7 @@ from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Simulation", "WorkerSpeeds"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpeeds:
     """How fast simulated workers compute, and how long their messages travel.
@@ -68,7 +65,6 @@ class WorkerSpeeds:
         return compute_s + self.transfer_s(sent) + self.transfer_s(received)
 
 
-@final
 class Simulation:
     """Runs a server and its workers by a virtual clock, event by event.
 

@@ -1,7 +1,7 @@
 """A worker of an asynchronous run, as a state without a network."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,7 @@ from thinwire.method import Method
 from thinwire.rejection import RejectReason
 from thinwire.storage import choose_storage
 
-__all__ = ["AsyncWorker"]
 
-
-@final
 class AsyncWorker:
     """Takes theta into the model, and makes a message of what training moved it by.
 

@@ -12,7 +12,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,8 +39,6 @@ from thinwire.feedback import ErrorFeedback
 from thinwire.fragments.layout import Layout
 from thinwire.storage import OnDevice
 
-__all__ = ["CodecReport", "CodecTimes", "codecs"]
-
 P = TypeVar("P")
 
 _DECAY = 0.95
@@ -59,7 +57,6 @@ _COMPARED: tuple[Codec, ...] = (
 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodecTimes:
     """What was measured of one codec, or of one baseline.
@@ -101,7 +98,6 @@ class CodecTimes:
         }
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodecReport(BenchReport):
     """Codecs and baselines on one thread and on all.
@@ -173,7 +169,6 @@ def codecs(
     return CodecReport(parameters=setting.layout.numel, workers=workers, blocks=blocks)
 
 
-@final
 class _Conditions:
     """Same for all codecs: the vector, the floors, and when to stop."""
 
@@ -215,7 +210,6 @@ class _Subject(ABC, Generic[P]):
         """Bytes of the numbers in it."""
 
 
-@final
 class _CodecSubject(_Subject[Tensor]):
     def __init__(self, codec: Codec, layout: Layout) -> None:
         super().__init__(codec.id)
@@ -239,7 +233,6 @@ class _CodecSubject(_Subject[Tensor]):
         return payload.nbytes
 
 
-@final
 class _NaiveSubject(_Subject[list[Record]]):
     def __init__(self, naive: NaiveTopK) -> None:
         super().__init__(naive.name)
@@ -255,7 +248,6 @@ class _NaiveSubject(_Subject[list[Record]]):
         return self._naive.nbytes(payload)
 
 
-@final
 class _Measurement(Generic[P]):
     """The repetitions of one subject; the first ones, which are not timed, count its memory."""
 

@@ -10,7 +10,7 @@ Each is timed by the device's own clock, in turns with a copy of as many numbers
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ from thinwire.codecs.row_format import GroupedCodec, RoundKey
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK
 
-__all__ = ["GpuKernelReport", "KernelTimes", "gpu_kernels"]
-
 _DECAY = 0.95
 _SECTOR_NBYTES = 32
 _TORCH_ROWS = 256  # as many as torch's path takes at once
@@ -36,7 +34,6 @@ _COMPARED: tuple[GroupedCodec, ...] = (
 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTimes:
     """What was measured of one kernel.
@@ -58,7 +55,6 @@ class KernelTimes:
     torch_s: float
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuKernelReport(BenchReport):
     """Kernels of one device.
@@ -151,7 +147,6 @@ def gpu_kernels(
     )
 
 
-@final
 class _Setting:
     """Same for all kernels: the vectors, and the clock."""
 

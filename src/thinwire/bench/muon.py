@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,12 +12,9 @@ from thinwire.bench.result import BenchReport, BenchTable
 from thinwire.bench.temporaries import peak_temporary_nbytes
 from thinwire.optim import Muon
 
-__all__ = ["MuonReport", "MuonTimes", "muon"]
-
 _LAYERS = {128: 8, 256: 5, 512: 3, 1024: 1}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MuonTimes:
     """The hidden matrices of one width.
@@ -44,7 +41,6 @@ class MuonTimes:
         return min(self.ours_cpu_s) / min(self.torch_cpu_s)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class MuonReport(BenchReport):
     """A row for each width."""

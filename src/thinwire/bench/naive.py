@@ -2,14 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import final
 
 import torch
 from torch import Tensor
 
 from thinwire.fragments.layout import CHUNK, Layout, Segment
-
-__all__ = ["ChunkedTopK", "NaiveTopK", "Record", "TensorTopK"]
 
 Record = tuple[Tensor, Tensor]
 """int64 indices and fp32 values of one tensor."""
@@ -57,7 +54,6 @@ class NaiveTopK(ABC):
         return sum(part.nbytes for record in payload for part in record)
 
 
-@final
 class TensorTopK(NaiveTopK):
     """torch.topk over a whole tensor."""
 
@@ -74,7 +70,6 @@ class TensorTopK(NaiveTopK):
         return [_take_largest(e, max(1, len(e) // _ONE_OF))]
 
 
-@final
 class ChunkedTopK(NaiveTopK):
     """torch.topk over the chunks of a tensor, and over what is left of it."""
 

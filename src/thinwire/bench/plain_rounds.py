@@ -4,7 +4,7 @@ They check nothing: neither that numbers are finite, nor that messages are whole
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,10 @@ from thinwire.elastic.torchft import load
 from thinwire.method import Method
 from thinwire.outer import SGD
 
-__all__ = ["TorchBlocks", "TorchFT", "TorchForeach"]
-
 _BLOCK = 1 << 18
 _TORCH: Any = torch  # whose _foreach operations are private by name alone
 
 
-@final
 class TorchForeach(Rounds):
     """torch._foreach over the tensors of the model, with nothing allocated in a round.
 
@@ -64,7 +61,6 @@ class TorchForeach(Rounds):
             _TORCH._foreach_copy_(live, anchor)
 
 
-@final
 class TorchBlocks(Rounds):
     """Vectors that are kept, a block at a time through all operations while it is in the cache.
 
@@ -114,7 +110,6 @@ def _pieces(live: list[Tensor], *flats: Tensor) -> list[tuple[Tensor, ...]]:
     ]
 
 
-@final
 class TorchFT(Rounds):
     """torchft's fragment of DiLoCo that holds the whole model, K=1.
 
@@ -148,7 +143,6 @@ class TorchFT(Rounds):
         self._fragment.perform_sync()
 
 
-@final
 class _Manager:
     """What torchft's fragment asks of its manager, for one worker without a network."""
 

@@ -7,24 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 
-__all__ = [
-    "BenchReport",
-    "BenchResult",
-    "BenchTable",
-    "Spent",
-    "compare_alternating",
-    "one_core",
-    "seconds",
-    "spent",
-    "threads",
-]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchTable:
     """Text in rows and columns; tables of one title are one table.
@@ -54,7 +41,6 @@ class BenchReport(ABC):
         """Everything, all repetitions included, as JSON-able data."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class BenchResult(BenchReport):
     """`ours` against `baseline`, both in seconds per repetition.
@@ -125,7 +111,6 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
     """What a call took.

@@ -4,7 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,9 @@ from thinwire.errors import ConfigurationError
 from thinwire.feedback import ErrorFeedback
 from thinwire.method import Method
 
-__all__ = ["RoundReport", "RoundTimes", "round"]
-
 _COPIED_BYTES = 8  # a parameter that is copied in fp32 is read and written
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
     """The repetitions of one round, all workers of it together.
@@ -90,7 +87,6 @@ class RoundTimes:
         return row
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundReport(BenchReport):
     """Rounds and their baselines, by number of threads and of workers.
@@ -125,7 +121,6 @@ class RoundReport(BenchReport):
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Case:
     """A method, and the bytes a parameter that its round reads and writes at least.
@@ -243,7 +238,6 @@ def _rows(
     ]
 
 
-@final
 @dataclass(eq=False)  # state: it fills up with repetitions
 class _Measured:
     """Rounds, and what each took."""

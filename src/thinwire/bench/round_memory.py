@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,12 +14,9 @@ from thinwire.bench.shapes import llama
 from thinwire.bench.workers import ObservedWorker
 from thinwire.method import Method
 
-__all__ = ["RoundMemory", "RoundMemoryReport", "round_memory", "with_short_rounds"]
-
 _SMALL = partial(llama, vocabulary=8192, width=256, layers=3)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundMemory:
     """Bytes a parameter of the largest fragment, beside state and payload.
@@ -66,7 +63,6 @@ class RoundMemory:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundMemoryReport(BenchReport):
     """Temporaries of every method.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +15,9 @@ from thinwire.bench.workers import LoopRounds
 from thinwire.fragments import Strided
 from thinwire.method import Method
 
-__all__ = ["RoundCost", "RoundScalingReport", "ragged", "round_scaling"]
-
 _LAYERS = 32
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundCost:
     """A round, per parameter and worker.
@@ -91,7 +88,6 @@ class RoundCost:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundScalingReport(BenchReport):
     """Costs by number of workers, of fragments and of tensors.
@@ -213,7 +209,6 @@ def ragged(*, tensors: int, parameters: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-@final
 class _Kernels(TorchDispatchMode):
     """Counts operations that are no views."""
 

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from thinwire.fragments.layout import Layout, wire_order
 
-__all__ = ["gpt2", "heavy_tailed", "llama"]
-
 
 def gpt2(
     *, vocabulary: int = 50_257, positions: int = 1024, width: int = 512, layers: int = 8

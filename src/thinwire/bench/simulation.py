@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +22,6 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.worker import token_losses
-
-__all__ = ["PlainLoopReport", "plain_loop", "simulation", "stacked_simulation"]
 
 _PLAIN = "plain loop"
 
@@ -72,7 +70,6 @@ def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -
     )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class PlainLoopReport(BenchReport):
     """CPU seconds of a step of the whole batch, by inner optimizer and by who takes it.

@@ -2,13 +2,11 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-__all__ = ["peak_temporary_nbytes"]
 
 T = TypeVar("T")
 
@@ -29,7 +27,6 @@ def peak_temporary_nbytes(work: Callable[[], T]) -> tuple[T, int]:
     return result, living.peak_nbytes - living.nbytes_of(_tensors(result))
 
 
-@final
 class _Living(TorchDispatchMode):
     """Adds up the storages made by every operation, until they are freed."""
 

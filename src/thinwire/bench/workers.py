@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,6 @@ from thinwire.transport.base import (
     Transport,
     WrappedTransport,
 )
-
-__all__ = ["LoopRounds", "ObservedWorker", "Rounds", "train_on_noise"]
 
 T = TypeVar("T")
 
@@ -85,7 +83,6 @@ class Rounds(ABC):
         return [p.detach() for p in self.models[0].parameters()]
 
 
-@final
 class LoopRounds(Rounds):
     """Those of `OuterLoop`.
 
@@ -117,7 +114,6 @@ class LoopRounds(Rounds):
 # -- one worker, seen alone ------------------------------------------------------------------------
 
 
-@final
 class ObservedWorker:
     """The first of K workers, alone: what the others send was recorded from a twin's round.
 
@@ -171,7 +167,6 @@ def _loop(model: nn.Module, method: Method, transport: Transport) -> OuterLoop:
     return OuterLoop(model, optimizer, method, transport=transport)
 
 
-@final
 class _Recorded:
     """Transports of which the first notes the answers that its exchanges get."""
 
@@ -180,7 +175,6 @@ class _Recorded:
         self.ends = [_Noting(ends[0], self.answers), *ends[1:]]
 
 
-@final
 class _Noting(WrappedTransport):
     def __init__(self, inner: Transport, answers: list[list[Any]]) -> None:
         super().__init__(inner)
@@ -202,7 +196,6 @@ def _noting(requests: Requests[T], answers: list[Any]) -> Generator[Any, Any, T]
         answers.append(answer)
 
 
-@final
 class _Replayed(Transport):
     """Rank 0 of a world whose answers are known: the n-th exchange gets those of the n-th list."""
 
@@ -228,7 +221,6 @@ class _Replayed(Transport):
         return round
 
 
-@final
 class _ReplayedRound(Round[T]):
     def __init__(self, running: RunningExchange[T], answers: list[Any]) -> None:
         self._running, self._answers = running, answers

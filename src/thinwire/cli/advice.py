@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from thinwire.plan.advice import Advice
     from thinwire.plan.job import Job
 
-__all__ = ["plain_table", "show_advice"]
-
 
 def show_advice(
     console: Console,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from thinwire.train.config import TrainConfig
 
-__all__ = ["ServeCommand", "WorkCommand"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
     """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
@@ -91,7 +88,6 @@ class ServeCommand:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class WorkCommand:
     """Train as one worker of an asynchronous run; with the flags of the run that the server has.

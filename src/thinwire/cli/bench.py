@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
     from thinwire import bench
 
-__all__ = ["BenchCommand"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand:
     """Measure this machine: ratios against a named baseline in the same run.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from thinwire.train.workers.bucket import BucketConfig
 
-__all__ = ["BucketFlags"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class BucketFlags:
     """Makes this process one worker of a run over an object store; each has its own --out."""

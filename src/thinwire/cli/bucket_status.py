@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from thinwire.elastic.bucket.roll import Call, Roll
     from thinwire.elastic.bucket.watch import BucketStatus
 
-__all__ = ["bucket_page"]
-
 _UNKNOWN = "unknown"
 
 

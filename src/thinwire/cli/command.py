@@ -26,8 +26,6 @@ from thinwire.cli.status import StatusCommand
 from thinwire.cli.train import Train
 from thinwire.errors import RunStopped, ThinwireError, UnknownNameError
 
-__all__ = ["COMMANDS", "run"]
-
 _GROUPS: Final[Mapping[str, Mapping[str, type]]] = {
     "train, compare and plan": {
         "train": Train,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     from thinwire.experiments import Comparison, RunStatus
 
-__all__ = ["CompareCommand"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class CompareCommand:
     """Train the same model on the same data, tokens and seeds under several methods.

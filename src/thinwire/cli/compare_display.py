@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -21,8 +21,6 @@ from thinwire.plan.units import duration_text
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.train.observers import Observer, Terminal, shows_bars
 
-__all__ = ["CompareDisplay"]
-
 _REFRESHES_PER_S = 2
 """Training pays for them: the simplest comparison trains in this very process."""
 _TRAINS, _WAITS, _DONE = "trains", "waits", "done"
@@ -30,7 +28,6 @@ _FIRST = (_TRAINS, "failed", "diverged", _WAITS)
 """States whose runs are shown where there are more than a terminal has lines, in this order."""
 
 
-@final
 class _Row:
     """How far a run is.
 
@@ -112,7 +109,6 @@ def _row_of(run: PlannedRun, status: RunStatus, clock: Callable[[], float]) -> _
     return row
 
 
-@final
 class CompareDisplay:
     """A line for each run on a terminal, and lines that follow each other elsewhere.
 
@@ -196,7 +192,6 @@ class CompareDisplay:
         return [*found, *told]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Shown:
     display: CompareDisplay
@@ -270,7 +265,6 @@ def _duration(seconds: float) -> str:
     return duration_text(max(1.0, float(round(seconds))))
 
 
-@final
 class _RowObserver(Observer):
     def __init__(self, row: _Row) -> None:
         self._row = row
@@ -285,7 +279,6 @@ class _RowObserver(Observer):
         self._row.end()
 
 
-@final
 class _Lines(Observer):
     """Lines that name their run, because those of several may follow each other."""
 

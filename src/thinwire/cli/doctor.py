@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from thinwire.doctor import Finding
     from thinwire.plan.shape import Shape
 
-__all__ = ["DoctorCommand"]
-
 _OF_THE_MODEL = ("parameters", "layers", "model")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class DoctorCommand:
     """Check this machine, and the network to a run, before taking part in it.

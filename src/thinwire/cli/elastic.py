@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from thinwire.cli.tickets import address_in, is_store
 from thinwire.errors import ConfigurationError
@@ -12,10 +12,7 @@ from thinwire.errors import ConfigurationError
 if TYPE_CHECKING:
     from thinwire.train.workers.elastic import ElasticConfig
 
-__all__ = ["ElasticFlags"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class ElasticFlags:
     """Makes this process one worker of an elastic run; each has its own --out."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["EXTRA_OF", "install_text"]
-
 EXTRA_OF: Final = {
     "accelerate": "transformers",
     "cryptography": "secure",

@@ -18,15 +18,12 @@ from typing import (
     Final,
     Literal,
     Union,
-    final,
     get_args,
     get_origin,
     get_type_hints,
 )
 
 import tyro
-
-__all__ = ["Called", "FlagDescription", "describe_flags", "group_names"]
 
 # Which flags stand together in help, in this order, and what stands for a value whose type says too
 # little. A name means the same in all commands that have it.
@@ -62,7 +59,6 @@ _BY_TYPE: Final = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
 OTHERS: Final = "other flags"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Called:
     """Marks a field whose flag has another name than the field."""
@@ -70,7 +66,6 @@ class Called:
     name: str
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlagDescription:
     """A flag or a positional argument of a command.

@@ -5,8 +5,6 @@ from typing import Final, TypeVar
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["RUN", "check_flags", "flag", "read_flag"]
-
 T = TypeVar("T")
 
 RUN: Final = "from"

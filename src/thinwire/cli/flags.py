@@ -7,23 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from thinwire.train.config import TrainConfig
 
-__all__ = [
-    "RateFlags",
-    "RunFlags",
-    "apply_flags",
-    "changes_of",
-    "default_out",
-    "recipe_values",
-    "typed_value",
-]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
     """Settings of a recipe that flags can replace; without a flag the recipe's value stays."""
@@ -76,7 +65,6 @@ class RunFlags:
     """Between two measurements of how far simulated workers agree; 0: none."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class RateFlags:
     """The flags of which thinwire compare takes several values, and thinwire train one."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.cli.flags import RunFlags, changes_of
 from thinwire.errors import ConfigurationError
@@ -14,12 +14,9 @@ from thinwire.errors import ConfigurationError
 if TYPE_CHECKING:
     from thinwire.experiments import Experiment, Rates, Tuning
 
-__all__ = ["GridFlags", "experiment_of"]
-
 T = TypeVar("T", int, float)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
     """What is crossed with the methods that have it; one value sets it for all of them."""

@@ -12,8 +12,6 @@ from typing import Final
 
 from thinwire.cli.flag_descriptions import FlagDescription, describe_flags, group_names
 
-__all__ = ["command_help", "first_steps", "overview"]
-
 _WIDEST: Final = 100
 _NARROWEST: Final = 40
 _BESIDE: Final = 70

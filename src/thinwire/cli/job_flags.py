@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_type_hints
 
 import tyro
 
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from thinwire.plan.money import Prices
     from thinwire.plan.shape import Shape
 
-__all__ = ["JobFlags", "values_in_force"]
-
 _MFU: Final = 0.4
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReadBy:
     """What reads the text of a flag; tyro would print its errors in another form."""
@@ -53,7 +50,6 @@ _Latency: TypeAlias = Annotated[str, _ReadBy(parse=parse_latency)]
 _Accelerator: TypeAlias = Annotated[str | None, _ReadBy(parse=peak_flops_per_s)]
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
     """A model, how fast its workers compute, and what joins them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["JoinCommand"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class JoinCommand:
     """Take part in a run whose workers come and go: thinwire train --elastic, with all its flags.

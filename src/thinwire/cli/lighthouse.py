@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
     from thinwire.elastic.lighthouse import LighthouseServer
 
-__all__ = ["LighthouseCommand"]
-
 _POLL_S = 0.2
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class LighthouseCommand:
     """Start the server that the workers of an elastic run meet at; prints joins and losses.

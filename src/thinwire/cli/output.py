@@ -6,12 +6,10 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any, TextIO, final
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["lasting_output", "say"]
 
 
 def say(console: Console, text: str) -> None:
@@ -32,7 +30,6 @@ def lasting_output() -> Generator[None]:
         yield
 
 
-@final
 class _LastingStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, final
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from thinwire.plan.forecast import Row
     from thinwire.plan.job import Job
 
-__all__ = ["PlanCommand"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
     """What a link allows, before you rent it: bytes, seconds and utilisation of every method.

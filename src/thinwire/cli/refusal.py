@@ -8,8 +8,6 @@ from typing import Final
 from thinwire.cli.flag_descriptions import FlagDescription, describe_flags
 from thinwire.errors import ConfigurationError, ThinwireError, unknown_name
 
-__all__ = ["empty_value", "refusal", "unknown_command"]
-
 _NUMBERS: Final = {int: "a whole number", float: "a number"}
 
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from thinwire.report import ReportData
     from thinwire.runs.status import RunStatus
 
-__all__ = ["ReportCommand"]
-
 _PERIOD_S = 3.0
 # Runs of a comparison that is gone may outlast it, and record something from time to time.
 _SILENT_S = 30.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
     """Turn run folders into one HTML file that opens without a network.

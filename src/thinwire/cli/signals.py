@@ -5,8 +5,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["noted_signals"]
-
 
 @contextmanager
 def noted_signals(*numbers: int) -> Generator[list[int]]:

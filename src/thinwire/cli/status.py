@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -27,12 +27,9 @@ if TYPE_CHECKING:
     from thinwire.elastic.quorum import Member
     from thinwire.elastic.registry_server import RegistryReply
 
-__all__ = ["StatusCommand"]
-
 _PERIOD_S, _STORE_PERIOD_S = 1.0, 5.0  # a store charges for requests
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class StatusCommand:
     """Show who takes part in an elastic run, how far each is, what each measured and who waits.

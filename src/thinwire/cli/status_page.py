@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thinwire.membership import WorkerMetrics
-
-__all__ = ["StatusPage", "metric_cells"]
 
 T = TypeVar("T")
 
@@ -27,7 +25,6 @@ _NUMBERS = {"outer": 5, "inner": 5, "loss": 6, "tokens/s": 6, "sent": 7, "receiv
 """Columns of numbers, and how many characters of each are never cut."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
     """What is shown of a run.

@@ -11,8 +11,6 @@ from thinwire.experiments.tuning import TuningResult
 from thinwire.plan.units import nbytes_text
 from thinwire.runs.variants import Variant
 
-__all__ = ["difference_table", "problem_table", "row_table", "tuning_table"]
-
 
 def _table(title: str, first: str, *columns: str, caption: str | None = None) -> Table:
     # No borders: seven columns and a method's text have to fit into 80 columns.

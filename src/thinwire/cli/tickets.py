@@ -8,8 +8,6 @@ from thinwire.errors import ConfigurationError
 from thinwire.security.ticket import Ticket, is_ticket
 from thinwire.security.token import TOKEN_VARIABLE
 
-__all__ = ["address_in", "is_store"]
-
 
 def is_store(where: str) -> bool:
     """Whether `where` is meant to be the URL of an object store.

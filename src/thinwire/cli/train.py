@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from thinwire.train.workers.bucket import BucketConfig
     from thinwire.train.workers.elastic import ElasticConfig
 
-__all__ = ["Train"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.

@@ -6,22 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import Span, VectorPart
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = [
-    "BoundCodec",
-    "Codec",
-    "CodecPiece",
-    "PiecewiseCodec",
-    "check_payload",
-    "pieces_of",
-    "squared_norm_of",
-]
 
 
 class BoundCodec(ABC):
@@ -89,14 +80,12 @@ class BoundCodec(ABC):
         residual.mul_(decay).add_(delta)
         self.encode_residual_to(out, residual, round)
 
-    @final
     def encode(self, x: Tensor, round: int = 0) -> Tensor:
         """`x` [numel] (fp32, finite, contiguous) as a new uint8 [nbytes]; `x` is not modified."""
         out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
         self.encode_to(out, x, round)
         return out
 
-    @final
     def encode_residual(self, x: Tensor, round: int = 0) -> Tensor:
         """Encode `x` [numel] and replace it, in place, by the error: x - decode(payload)."""
         out = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
@@ -182,13 +171,11 @@ class BoundCodec(ABC):
         self.add_to(out, [payload], weight=1.0, round=round)
         return out
 
-    @final
     def decode(self, payload: Tensor, round: int = 0) -> Tensor:
         """The fp32 vector [numel] that `payload` stands for; it may share the payload's memory."""
         return self.to_vector(self.coefficients(payload, round))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodecPiece:
     """A part of a vector, and how it is encoded.
@@ -204,7 +191,6 @@ class CodecPiece:
     where: slice
 
 
-@final
 class PiecewiseCodec(BoundCodec):
     """A codec of several pieces: what is done to a vector is done to one part after the other.
 
@@ -334,23 +320,17 @@ def pieces_of(codec: BoundCodec, *, start: int) -> list[CodecPiece]:
 class Codec(ABC):
     """fp32 vectors to bytes and back. Numbers are little-endian."""
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The name of the byte format. An id never changes its meaning: new bytes need a new id."""
+    id: str
+    """The name of the byte format. An id never changes its meaning: new bytes need a new id."""
 
-    @property
-    def sharding_loss(self) -> str | None:
-        """Why a shard's owner, which encodes a mean again, loses much of it; None if it does not.
+    sharding_loss: str | None = None
+    """Why a shard's owner, which encodes a mean again, loses much of it; None if it does not.
 
-        `Method` warns with it of a reduce-scatter without owner feedback.
-        """
-        return None
+    `Method` warns with it of a reduce-scatter without owner feedback.
+    """
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it leaves numbers out, which then decode to zero. By default it does not."""
-        return False
+    is_sparse: bool = False
+    """Whether it leaves numbers out, which then decode to zero. By default it does not."""
 
     @abstractmethod
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:

@@ -6,18 +6,11 @@ where m = ceil(n b / 8) is the number of bytes. Codes past the end count as 0.
 
 from __future__ import annotations
 
-from thinwire.errors import ExchangeError
-from thinwire.lazy_torch import F, Tensor, torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-__all__ = [
-    "elias_fano_nbytes",
-    "no_indices",
-    "pack",
-    "pack_indices",
-    "packed_nbytes",
-    "unpack",
-    "unpack_indices",
-]
+from thinwire.errors import ExchangeError
 
 
 def packed_nbytes(count: int, bits: int) -> int:

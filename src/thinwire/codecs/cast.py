@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import block_numel, spans
 from thinwire.codecs.base import (
@@ -17,9 +19,6 @@ from thinwire.codecs.base import (
     squared_norm_of,
 )
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["CastBF16", "CastFP16", "Identity", "saturating_cast"]
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -36,7 +35,6 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-limit, limit).to(dtype)
 
 
-@final
 class _CastSpan(BoundCodec):
     """The numbers of one span, one after the other."""
 
@@ -113,10 +111,8 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Cast(Codec):
     _itemsize: ClassVar[int] = 2
 
-    @property
-    @abstractmethod
-    def _dtype(self) -> torch.dtype:
-        """Type of a number on the wire."""
+    _dtype: torch.dtype
+    """Type of a number on the wire."""
 
     def payload_nbytes(self, layout: Layout) -> int:
         """All numbers of the segments, without torch's types."""
@@ -134,7 +130,6 @@ class _Cast(Codec):
         return PiecewiseCodec(self.id, layout, pieces, is_exact=True)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity(_Cast):
     """decode(encode(x)) = x, 4 bytes an element.
@@ -145,17 +140,11 @@ class Identity(_Cast):
 
     _itemsize: ClassVar[int] = 4
 
-    @property
-    def id(self) -> str:
-        """identity/f32."""
-        return "identity/f32"
+    id = "identity/f32"
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float32
+    _dtype: ClassVar[torch.dtype] = torch.float32
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CastBF16(_Cast):
     """bfloat16, rounded to nearest even, saturating: 8 bits of precision, 2 bytes an element.
@@ -164,17 +153,11 @@ class CastBF16(_Cast):
     tensor([1.])
     """
 
-    @property
-    def id(self) -> str:
-        """cast/bf16."""
-        return "cast/bf16"
+    id = "cast/bf16"
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.bfloat16
+    _dtype: ClassVar[torch.dtype] = torch.bfloat16
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CastFP16(_Cast):
     """IEEE half precision, saturating: 11 bits of precision up to 65504, 2 bytes an element.
@@ -183,11 +166,6 @@ class CastFP16(_Cast):
     tensor([0.1000])
     """
 
-    @property
-    def id(self) -> str:
-        """cast/fp16."""
-        return "cast/fp16"
+    id = "cast/fp16"
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.float16
+    _dtype: ClassVar[torch.dtype] = torch.float16

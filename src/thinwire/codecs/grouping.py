@@ -9,19 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import final
+
+from torch import Tensor
 
 from thinwire.blocks import Ranges, Span, VectorPart, block_numel
 from thinwire.fragments.layout import CHUNK, Layout, Segment
-from thinwire.lazy_torch import Tensor
-
-__all__ = ["Blocks", "Chunks", "Grouping", "RowBatch", "Rows", "Tensors"]
 
 _SIDE = 64
 _BATCH = block_numel()
 
 
-@final
 class RowBatch:
     """A part of a vector as a matrix whose rows are records.
 
@@ -63,7 +60,6 @@ class RowBatch:
         return x.view(-1, _SIDE, self.across, _SIDE).transpose(1, 2)
 
 
-@final
 class _Tiles(VectorPart):
     """Some rows of 64x64 blocks of a matrix that has further columns at its right, block by block.
 
@@ -109,15 +105,11 @@ class Grouping(ABC):
         for section in self.sections(layout):
             yield [(batch.rows, batch.columns) for batch in section]
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """Part of the codec's id."""
+    id: str
+    """Part of the codec's id."""
 
-    @property
-    def spans_tensors(self) -> bool:
-        """Whether a record covers a whole parameter, whatever its size: by default not."""
-        return False
+    spans_tensors: bool = False
+    """Whether a record covers a whole parameter, whatever its size: by default not."""
 
     @abstractmethod
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
@@ -137,7 +129,6 @@ class Grouping(ABC):
             yield list(self.batches(Layout(segments=(s,), numel=layout.numel), numel))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensors(Grouping):
     """One record per parameter.
@@ -151,15 +142,9 @@ class Tensors(Grouping):
         for s in layout.segments:
             yield [(1, s.numel)] if s.numel else []
 
-    @property
-    def id(self) -> str:
-        """tensor."""
-        return "tensor"
+    id = "tensor"
 
-    @property
-    def spans_tensors(self) -> bool:
-        """True."""
-        return True
+    spans_tensors = True
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """A batch of one row per parameter."""
@@ -169,7 +154,6 @@ class Tensors(Grouping):
                 yield RowBatch(Span(s.start, s.stop), 1, s.numel)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows(Grouping):
     """One record per row: the first dimension counts rows, a vector is a single one.
@@ -183,10 +167,7 @@ class Rows(Grouping):
         for s in layout.segments:
             yield [s.matrix] if s.numel else []
 
-    @property
-    def id(self) -> str:
-        """row."""
-        return "row"
+    id = "row"
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Batches of whole rows of a parameter."""
@@ -195,7 +176,6 @@ class Rows(Grouping):
                 yield from _strips([(s.start, s.stop)], s.matrix[1], numel)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunks(Grouping):
     """Runs of 4096 elements of a parameter; the leftovers of all parameters share further chunks.
@@ -216,10 +196,7 @@ class Chunks(Grouping):
             left += s.numel % CHUNK
         yield _chunks_in(left)
 
-    @property
-    def id(self) -> str:
-        """chunk."""
-        return "chunk"
+    id = "chunk"
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Runs of whole chunks, then the leftovers."""
@@ -242,7 +219,6 @@ class Chunks(Grouping):
         yield list(_strips(left, CHUNK, numel))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks(Grouping):
     """64x64 blocks of matrices; edges, vectors and other leftovers share chunks of 4096.
@@ -267,10 +243,7 @@ class Blocks(Grouping):
             left += s.numel - inside
         yield _chunks_in(left)
 
-    @property
-    def id(self) -> str:
-        """block."""
-        return "block"
+    id = "block"
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
         """Rows of blocks, then the leftovers."""

@@ -10,23 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.codecs.sums import root_mean_square, sum_by_halves
-from thinwire.lazy_torch import FP32_MAX, Tensor, torch
-
-__all__ = [
-    "FAR",
-    "MAX_STEPS",
-    "TINY",
-    "Levels",
-    "Linear",
-    "MidRise",
-    "Statistical",
-    "bin_means",
-    "mean_and_sigma",
-    "steps",
-]
 
 MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
 """By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error.
@@ -37,24 +25,21 @@ Source: J. Max, Quantizing for minimum distortion (1960), table II.
 TINY = 3e-39
 """The reciprocal of anything smaller is not finite."""
 
-FAR = 0.5 * FP32_MAX
+FAR = 0.5 * torch.finfo(torch.float32).max
 """An origin and all steps together stay finite if neither is larger."""
 
 
 class Levels(ABC):
     """A rule for the levels of a row."""
 
-    @property
-    @abstractmethod
-    def means(self) -> bool:
-        """Whether a level is the mean of the numbers that fell into its bin."""
+    means: bool
+    """Whether a level is the mean of the numbers that fell into its bin."""
 
     @abstractmethod
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """Origin (the level of code 0) and step, fp32 [rows, 1], for the rows of `x`."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear(Levels):
     """Levels evenly from the smallest to the largest number of the row.
@@ -65,10 +50,7 @@ class Linear(Levels):
     (tensor([[0.]]), tensor([[1.]]))
     """
 
-    @property
-    def means(self) -> bool:
-        """False: levels are evenly spaced."""
-        return False
+    means = False
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """The row's minimum, and (max - min) / (2^bits - 1)."""
@@ -79,7 +61,6 @@ class Linear(Levels):
         return low, high * share - low * share
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistical(Levels):
     """Bins of 6 sigma / 2^bits around mean + k bins: off centre, as published.
@@ -93,10 +74,7 @@ class Statistical(Levels):
     tensor([[1.5000]])
     """
 
-    @property
-    def means(self) -> bool:
-        """True."""
-        return True
+    means = True
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """mean - 2^bits / 2 steps, and the step."""
@@ -105,7 +83,6 @@ class Statistical(Levels):
         return mean - step * 2 ** (bits - 1), step
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MidRise(Levels):
     """Bins on both sides of zero, with the step that suits a Gaussian best; levels are bin means.
@@ -119,10 +96,7 @@ class MidRise(Levels):
     (tensor([[-0.7980]]), tensor([[1.5960]]))
     """
 
-    @property
-    def means(self) -> bool:
-        """True: bin means take another twentieth off the error."""
-        return True
+    means = True
 
     def place(self, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """The middle of the lowest bin, and the step."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+
+import torch
 
 from thinwire.codecs.base import BoundCodec, Codec, CodecPiece, PiecewiseCodec, pieces_of
 from thinwire.fragments.layout import Layout, Segment
-from thinwire.lazy_torch import torch
-
-__all__ = ["PerRole"]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerRole(Codec):
     """Parameters are written by the codec of their role: matrix, embedding, head or vector.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
@@ -24,9 +26,6 @@ from thinwire.codecs.row_format import (
 from thinwire.codecs.transforms import Transform
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["E3M0", "Quantise"]
 
 
 def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -43,7 +42,6 @@ def _place(grid: Levels, x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return origin, step.masked_fill(flat, 0.0).clamp(max=FAR / top)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TableRows(RowFormat):
     """The levels of all codes in bf16, then planar codes."""
@@ -91,7 +89,6 @@ def _look_up(levels: Tensor, codes: Tensor) -> DenseRows:
     return DenseRows(values=levels.float().gather(1, codes.to(torch.int64)))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AffineRows(RowFormat):
     """Origin and step in fp32, then a byte a number."""
@@ -99,9 +96,7 @@ class _AffineRows(RowFormat):
     grid: Levels
     rounding: Rounding
 
-    @property
-    def id(self) -> str:
-        return "affine-8"
+    id = "affine-8"
 
     def nbytes(self, columns: int) -> int:
         return 8 + columns
@@ -134,7 +129,6 @@ def _on_line(affine: Tensor, codes: Tensor) -> DenseRows:
     return DenseRows(values=(codes.float() * affine[:, 1:]).add_(affine[:, :1]))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantise(GroupedCodec):
     """1, 2, 4 or 8 bits a number, on a grid of levels for each row.
@@ -185,16 +179,13 @@ _MAGNITUDES = (0.0, *(2.0**-e for e in range(6, -1, -1)))
 _ZERO = 120  # the biased exponent that would be code 0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _E3M0Rows(RowFormat):
     """A scale in bf16, then planar codes of a sign and three bits of exponent."""
 
     rounding: Rounding
 
-    @property
-    def id(self) -> str:
-        return "e3m0"
+    id = "e3m0"
 
     def nbytes(self, columns: int) -> int:
         return 2 + packed_nbytes(columns, 4)
@@ -247,7 +238,6 @@ def _powers(scale: Tensor, codes: Tensor) -> DenseRows:
     return DenseRows(values=levels.gather(1, codes.to(torch.int64)))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class E3M0(GroupedCodec):
     """FP4 without mantissa: 0 and +-scale * 2^-6 ... 2^0; 4 bits a number and a scale for each row.

@@ -19,8 +19,6 @@ from thinwire.codecs.transforms import DCT, Hadamard, Transform
 from thinwire.codecs.values import BF16, F32, SignLevels, SignMean, TensorLevels, Values
 from thinwire.errors import ConfigurationError
 
-__all__ = ["from_id", "register"]
-
 _FAMILY = re.compile(r"[^/(]*?(?=[/(]|-\d|$)")
 _GROUPS: Mapping[str, Grouping] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
 _VALUES: Mapping[str, Values] = {

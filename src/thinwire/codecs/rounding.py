@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.codecs.row_format import RoundKey
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["Nearest", "Rounding", "Stochastic"]
 
 
 class Rounding(ABC):
     """The r of floor(t + r), where t is a number in steps of the grid."""
 
-    @property
-    @abstractmethod
-    def unbiased(self) -> bool:
-        """Whether rounding is right on average; then levels must stay on the grid."""
+    unbiased: bool
+    """Whether rounding is right on average; then levels must stay on the grid."""
 
     @abstractmethod
     def offsets(self, like: Tensor, key: RoundKey) -> Tensor | float:
         """r for every number of `like`: fp32 of its shape, or one for all."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nearest(Rounding):
     """r = 1/2: to the nearest level, ties upwards.
@@ -34,10 +30,7 @@ class Nearest(Rounding):
     0.5
     """
 
-    @property
-    def unbiased(self) -> bool:
-        """False: a number always goes to the same level."""
-        return False
+    unbiased = False
 
     def offsets(self, like: Tensor, key: RoundKey) -> float:
         """One half."""
@@ -45,7 +38,6 @@ class Nearest(Rounding):
         return 0.5
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stochastic(Rounding):
     """r uniform in [0, 1), from a seed that all workers share and the round.
@@ -63,10 +55,7 @@ class Stochastic(Rounding):
 
     seed: int = 0
 
-    @property
-    def unbiased(self) -> bool:
-        """True."""
-        return True
+    unbiased = True
 
     def offsets(self, like: Tensor, key: RoundKey) -> Tensor:
         """One number for each, drawn on the host so that every device draws the same."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import block_numel
 from thinwire.codecs.base import (
@@ -25,22 +28,8 @@ from thinwire.codecs.kernels import find_kernel
 from thinwire.codecs.kernels.base import KernelSpec, RowKernel
 from thinwire.codecs.transforms import Transform
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = [
-    "Decoded",
-    "DenseRows",
-    "GroupedCodec",
-    "Raw",
-    "RoundKey",
-    "RowFormat",
-    "SparseRows",
-    "bytes_of",
-    "floats",
-]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundKey:
     """The seed of a batch's shared random numbers, which all workers draw alike.
@@ -72,7 +61,6 @@ class Decoded(ABC):
         """senders += 1 where a number is not zero; `senders` is fp32 [rows, columns]."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRows(Decoded):
     """All numbers of the rows: fp32 [rows, columns]."""
@@ -88,7 +76,6 @@ class DenseRows(Decoded):
         senders += self.values != 0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseRows(Decoded):
     """`values` (fp32) at `indices` (int64), both [rows, k]; no index twice in a row."""
@@ -108,10 +95,8 @@ class SparseRows(Decoded):
 class RowFormat(ABC):
     """A format for rows of `columns` numbers."""
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """Part of the codec's id."""
+    id: str
+    """Part of the codec's id."""
 
     @property
     def verbatim(self) -> RowFormat:
@@ -153,7 +138,6 @@ class RowFormat(ABC):
         return self if self.nbytes(columns) < plain.nbytes(columns) else plain
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raw(RowFormat):
     """The numbers themselves, one after the other.
@@ -210,7 +194,6 @@ def floats(records: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return copied.view(dtype or torch.bfloat16).float()
 
 
-@final
 class _RowsCodec(BoundCodec):
     """The rows of one batch, one record after the other."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["largest", "largest_reference", "random_places"]
+import torch
+from torch import Tensor
 
 _PER_GROUP = 8
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import block_numel, joined
 from thinwire.codecs.base import (
@@ -29,9 +31,6 @@ from thinwire.codecs.transforms import Transform
 from thinwire.codecs.values import SignLevels, SignMean, Values
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK, Layout
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["RandomK", "TopK", "k_for_density"]
 
 
 def k_for_density(density: float) -> int:
@@ -67,7 +66,6 @@ def _k_of(k: int, columns: int) -> int:
     return max(1, (2 * k * columns + CHUNK) // (2 * CHUNK))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TopKRows(RowFormat):
     """Elias-Fano coded places of the k largest numbers, then their values."""
@@ -115,7 +113,6 @@ class _TopKRows(RowFormat):
             yield SparseRows(indices=i, values=v)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK(GroupedCodec):
     """The k numbers of largest magnitude of every 4096, exactly, with Elias-Fano coded places.
@@ -205,7 +202,6 @@ class TopK(GroupedCodec):
         return PiecewiseCodec(self.id, layout, pieces)
 
 
-@final
 class _SectionCodec(BoundCodec):
     """The places of every row of a parameter, then the kept values of all its rows as one."""
 
@@ -311,7 +307,6 @@ class _SectionCodec(BoundCodec):
         return batch.rows * self._plain.nbytes(batch.columns)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RandomKRows(RowFormat):
     """Values alone: every worker computes the places from the seed and the round."""
@@ -352,7 +347,6 @@ class _RandomKRows(RowFormat):
         return (first + key.row + torch.arange(rows)[:, None]) % columns
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomK(GroupedCodec):
     """k numbers of every 4096 at places drawn from a shared seed and the round, which are not sent.

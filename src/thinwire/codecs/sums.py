@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["root_mean_square", "sum_by_halves"]
+import torch
+from torch import Tensor
 
 
 def sum_by_halves(x: Tensor) -> Tensor:

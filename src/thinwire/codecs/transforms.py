@@ -16,11 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import final
 
-from thinwire.lazy_torch import FP32_MAX, Tensor, torch
-
-__all__ = ["DCT", "Hadamard", "Transform"]
+import torch
+from torch import Tensor
 
 _SIDE = 64
 _MATRIX_BITS = 25
@@ -33,16 +31,13 @@ class Transform(ABC):
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """Part of the codec's id."""
+    id: str
+    """Part of the codec's id."""
 
     @abstractmethod
     def matrix(self, n: int) -> Tensor:
         """M for n numbers, n in 1..64: fp64 [n, n] on the host, a basis vector in each row."""
 
-    @final
     def forward(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The coefficients of the rows of `x`, in a new tensor; what leaves fp32 saturates.
 
@@ -52,13 +47,11 @@ class Transform(ABC):
         """
         return _in_parts(x, shape, lambda n: _integers(self, n, x.device).mT)
 
-    @final
     def inverse(self, c: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The rows whose coefficients are `c`, in a new tensor; see `forward`."""
         return _in_parts(c, shape, lambda n: _integers(self, n, c.device))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DCT(Transform):
     """The discrete cosine transform: M_ij = sqrt(2/n) cos(pi i (2j + 1) / 2n), row 0 over sqrt 2.
@@ -72,10 +65,7 @@ class DCT(Transform):
     tensor([[2., 0., 0., 0.]])
     """
 
-    @property
-    def id(self) -> str:
-        """dct."""
-        return "dct"
+    id = "dct"
 
     def matrix(self, n: int) -> Tensor:
         """The cosines."""
@@ -85,7 +75,6 @@ class DCT(Transform):
         return cosines
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Hadamard(Transform):
     """Sums and differences: M_ij = (-1)^(number of ones in the bits of i and j) / sqrt(n).
@@ -99,10 +88,7 @@ class Hadamard(Transform):
     tensor([[3., 1., 1., 1.]])
     """
 
-    @property
-    def id(self) -> str:
-        """hadamard."""
-        return "hadamard"
+    id = "hadamard"
 
     def matrix(self, n: int) -> Tensor:
         """Plus and minus one over the root of a power of two."""
@@ -141,7 +127,7 @@ def _apply(x: Tensor, shape: tuple[int, ...], right: Callable[[int], Tensor]) ->
     if whole < columns:
         out = torch.cat([out, _product(wide[:, whole:], right(columns - whole))], 1)
     # An input that is not finite has become NaN, and stays so.
-    return out.clamp_(-FP32_MAX, FP32_MAX).float()
+    return out.clamp_(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max).float()
 
 
 def _product(x: Tensor, matrix: Tensor) -> Tensor:

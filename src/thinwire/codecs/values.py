@@ -5,35 +5,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.cast import saturating_cast
 from thinwire.codecs.levels import bin_means, mean_and_sigma, steps
 from thinwire.codecs.row_format import Raw, RowFormat, bytes_of, floats
 from thinwire.codecs.sums import sum_by_halves
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["BF16", "F32", "SignLevels", "SignMean", "TensorLevels", "Values"]
 
 
 class Values(ABC):
     """A format for the k kept values of a row."""
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """Part of the codec's id."""
+    id: str
+    """Part of the codec's id."""
 
-    @property
-    def verbatim(self) -> RowFormat:
-        """The format of whole rows whose sparse record would not be smaller."""
-        return Raw(number="bf16")
+    verbatim: RowFormat = Raw(number="bf16")
+    """The format of whole rows whose sparse record would not be smaller."""
 
-    @property
-    def spans_rows(self) -> bool:
-        """Whether the kept values of all rows of a tensor are written as one: by default not."""
-        return False
+    spans_rows: bool = False
+    """Whether the kept values of all rows of a tensor are written as one: by default not."""
 
     @abstractmethod
     def nbytes(self, k: int) -> int:
@@ -48,7 +42,6 @@ class Values(ABC):
         """`packed` decoded, fp32 [rows, k]: the second result of `write`."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignMean(Values):
     """A bit each: +-m, where m is the mean magnitude of the row's kept values, in bf16.
@@ -59,10 +52,7 @@ class SignMean(Values):
     10
     """
 
-    @property
-    def id(self) -> str:
-        """sign-mean."""
-        return "sign-mean"
+    id = "sign-mean"
 
     def nbytes(self, k: int) -> int:
         """The level, then k bits."""
@@ -82,7 +72,6 @@ class SignMean(Values):
         return _signed(floats(packed[:, :2]), unpack(packed[:, 2:], 1, k).bool())
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignLevels(Values):
     """Two bits each: a sign and one of two magnitudes.
@@ -94,10 +83,7 @@ class SignLevels(Values):
     20
     """
 
-    @property
-    def id(self) -> str:
-        """sign-levels."""
-        return "sign-levels"
+    id = "sign-levels"
 
     def nbytes(self, k: int) -> int:
         """The low level, the high level, then k codes of 2 bits."""
@@ -125,7 +111,6 @@ class SignLevels(Values):
         return _pick(floats(packed[:, :4]), unpack(packed[:, 4:], 2, k))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorLevels(Values):
     """Two bits each: one of four levels that the kept values of a whole tensor share, in fp32.
@@ -141,15 +126,9 @@ class TensorLevels(Values):
     272
     """
 
-    @property
-    def id(self) -> str:
-        """tensor-levels."""
-        return "tensor-levels"
+    id = "tensor-levels"
 
-    @property
-    def spans_rows(self) -> bool:
-        """True."""
-        return True
+    spans_rows = True
 
     def nbytes(self, k: int) -> int:
         """Four levels, then k codes of 2 bits."""
@@ -169,7 +148,6 @@ class TensorLevels(Values):
         return _look_up(floats(packed[:, :16], torch.float32), unpack(packed[:, 16:], 2, k))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BF16(Values):
     """Sixteen bits each.
@@ -178,10 +156,7 @@ class BF16(Values):
     128
     """
 
-    @property
-    def id(self) -> str:
-        """bf16."""
-        return "bf16"
+    id = "bf16"
 
     def nbytes(self, k: int) -> int:
         """2 k."""
@@ -198,7 +173,6 @@ class BF16(Values):
         return floats(packed)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class F32(Values):
     """Thirty-two bits each: kept values are exact.
@@ -207,15 +181,9 @@ class F32(Values):
     256
     """
 
-    @property
-    def id(self) -> str:
-        """f32."""
-        return "f32"
+    id = "f32"
 
-    @property
-    def verbatim(self) -> RowFormat:
-        """Plain fp32: short rows must stay exact, too."""
-        return Raw(number="f32")
+    verbatim: ClassVar[RowFormat] = Raw(number="f32")
 
     def nbytes(self, k: int) -> int:
         """4 k."""

@@ -3,17 +3,14 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias
 
 from thinwire.plan.advice import Advice
 from thinwire.plan.job import Job
 
-__all__ = ["Check", "Finding", "RunAdvice", "Status", "examine"]
-
 Status: TypeAlias = Literal["ok", "warn", "fail"]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAdvice:
     """What to run on a link that was measured.
@@ -29,7 +26,6 @@ class RunAdvice:
     model: str | None
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """The result of a check.

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from thinwire.codecs.kernels import VARIABLE, kernel_backend
 from thinwire.doctor.finding import Check, Finding, Status
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import torch
 from thinwire.security.token import find_token
 from thinwire.version import __version__
-
-__all__ = ["machine_checks"]
 
 _PYTHON = (3, 11)
 _GIB = 1 << 30

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final
 
 from thinwire.doctor.finding import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
@@ -23,13 +23,10 @@ from thinwire.plan.text import share_text
 from thinwire.plan.topology import Mesh, Topology
 from thinwire.plan.units import duration_text, rate_text
 
-__all__ = ["ExpectedRun", "RunDescription", "measured_link", "method_finding"]
-
 _TARGET: Final = 0.9
 _MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedRun:
     """What a user says of the run that is to be planned for; None is left to the doctor.
@@ -62,7 +59,6 @@ class ExpectedRun:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDescription:
     """What a registry knows of the run under way.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from typing import Any, final
+from typing import Any
 
 from thinwire.doctor.finding import Finding, examine
 from thinwire.doctor.method import ExpectedRun, RunDescription, measured_link, method_finding
@@ -22,8 +22,6 @@ from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.security.token import Token
 from thinwire.transport.address import address_text, local_address, split_address
-
-__all__ = ["network_findings"]
 
 _ASKS, _ASKING_S, _ANSWER_S = 5, 2.0, 2.0
 _CHECK_S = 5.0
@@ -69,7 +67,6 @@ def network_findings(
         yield examine(name, check, limit_s=limits_s.get(name, _CHECK_S))
 
 
-@final
 class _NetworkChecks:
     """Checks of one address; `registry` comes before the others, which use what it was told."""
 

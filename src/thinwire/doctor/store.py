@@ -8,7 +8,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.doctor.finding import Finding, examine
 from thinwire.doctor.method import ExpectedRun, RunDescription, measured_link, method_finding
@@ -16,8 +16,6 @@ from thinwire.errors import ThinwireError
 from thinwire.plan.topology import Star
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.transport.object_store import ObjectStore
-
-__all__ = ["store_findings"]
 
 T = TypeVar("T")
 
@@ -44,7 +42,6 @@ def store_findings(url: str, planned: ExpectedRun | None = None) -> Iterator[Fin
     yield examine("method", checks.method, limit_s=_METHOD_S)
 
 
-@final
 class _StoreChecks:
     """Checks of one store; `store` comes before the others."""
 

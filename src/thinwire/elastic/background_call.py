@@ -2,14 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar, final
-
-__all__ = ["BackgroundCall"]
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-@final
 class BackgroundCall(Generic[T]):
     """Calls `work` at once; torchft and torch wait in code of their own that nothing can end.
 

@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from thinwire.errors import ThinwireError
 from thinwire.host_copy import HostCopy, lies_on_gpu
 from thinwire.transport.backend import Backend, Carried, Work
 from thinwire.transport.base import AllGather, AllToAll, Swap
-
-__all__ = ["Carrier", "GroupLink", "StreamCarrier"]
 
 
 class GroupLink(ABC):
@@ -75,7 +73,6 @@ _Slot: TypeAlias = tuple[int, int, bytes, int]
 """Of a message: number of the exchange and of its request, kind, and the sender's rank."""
 
 
-@final
 class StreamCarrier(Carrier):
     """Links over streams: one from every worker to every other one, that carries its messages.
 
@@ -164,7 +161,6 @@ class StreamCarrier(Carrier):
             incoming.hand(lambda _: None)
 
 
-@final
 class _Incoming:
     """A stream that arrived, until a link reads it; the thread that brought it does the work."""
 
@@ -182,7 +178,6 @@ class _Incoming:
         self._work(stream)
 
 
-@final
 class _StreamLink(GroupLink):
     """Messages by their slots, as they come."""
 
@@ -296,7 +291,6 @@ class _StreamLink(GroupLink):
             sender.close()
 
 
-@final
 class _Sender:
     """Sends messages to one worker, one after the other, in a thread of its own."""
 
@@ -339,7 +333,6 @@ class _Sender:
             self._stream.close()
 
 
-@final
 class _StreamBackend(Backend):
     """One exchange over a link."""
 
@@ -372,7 +365,6 @@ class _StreamBackend(Backend):
         self._link.abort()
 
 
-@final
 class _StreamWork(Work):
     def __init__(
         self,
@@ -404,7 +396,6 @@ class _StreamWork(Work):
         return answer[next(iter(self._slots), 0)] if is_swap else answer
 
 
-@final
 class _OnHost:
     """A payload that is in the host's memory once it is read, in whatever thread."""
 

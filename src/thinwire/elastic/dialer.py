@@ -5,21 +5,17 @@ import socket
 import ssl
 import threading
 import time
-from typing import final
 
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.security.tls import client_context
 from thinwire.security.token import Token
 from thinwire.transport.address import split_address
 
-__all__ = ["Dialer", "knows_another_token", "open_stream"]
-
 _DIRECT_S = 2.0
 _RELAYED_S = 600.0
 _LONGEST_ANSWER = 4096
 
 
-@final
 class Dialer:
     """Connects to servers that know the run's token, over TLS.
 

@@ -5,9 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, final
-
-__all__ = ["Event", "EventLog", "Kind"]
+from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
     "joined",  # this worker has joined the run
@@ -29,7 +27,6 @@ Kind: TypeAlias = Literal[
 _LOG = logging.getLogger(__name__)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """One thing that happened, when and to which workers.
@@ -63,7 +60,6 @@ class Event:
         )
 
 
-@final
 class EventLog:
     """Keeps events in their order, counts them and passes them on; safe from any thread.
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -26,14 +26,11 @@ from thinwire.transport.base import (
 from thinwire.transport.distributed import reason_of
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
-__all__ = ["ElasticGroup", "RankLink"]
-
 T = TypeVar("T")
 
 _LOOK_S = 0.02
 
 
-@final
 class _ElasticTask(Task):
     """An exchange that may be discarded."""
 
@@ -73,7 +70,6 @@ class _ElasticTask(Task):
         self._backend.abort()
 
 
-@final
 class ElasticGroup:
     """A link between workers for as long as none of them is lost.
 
@@ -142,7 +138,6 @@ class ElasticGroup:
         self.link = None
 
 
-@final
 class RankLink:
     """What one rank of a worker has in an elastic run: the group of the current round.
 

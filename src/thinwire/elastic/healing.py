@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
 from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.http_server import OpenTunnel
@@ -26,14 +26,11 @@ from thinwire.errors import MismatchError
 from thinwire.membership import Progress, RoundRecord, Snapshot
 from thinwire.security.token import Token
 
-__all__ = ["HealingServer", "fetch_position", "fetch_records", "fetch_snapshot"]
-
 _GONE = 410
 _LONGEST_NAME = 200
 _REFUSAL_NBYTES = 1 << 16
 
 
-@final
 class HealingServer:
     """Gives a worker's position, state and last rounds to workers that know the token.
 
@@ -120,7 +117,6 @@ class HealingServer:
         return HttpReply(more=parts, on_sent=lambda: self._on_helped(who))
 
 
-@final
 class _SnapshotCache:
     """A packed state, and the position that it is of."""
 

@@ -7,21 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry_server import RefusedError, RegistryClient, RegistryReply
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import Progress
 
-__all__ = ["Heartbeat", "HeartbeatCallbacks"]
-
 _LOG = logging.getLogger(__name__)
 # Heartbeats into a round after which every peer has sent one of the same round, too.
 _STALE_HEARTBEATS = 2.5
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatCallbacks:
     """What heartbeats ask of a worker, and tell it; called from the thread of the heartbeats.
@@ -41,7 +37,6 @@ class HeartbeatCallbacks:
     on_refused: Callable[[str], None]
 
 
-@final
 class Heartbeat:
     """Tells the registry every `every_s` that this worker is there, until it is closed.
 

@@ -17,19 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 from thinwire.errors import ThinwireError
-
-__all__ = [
-    "LARGEST_REQUEST",
-    "HttpRequest",
-    "HttpResponse",
-    "HttpServer",
-    "OpenTunnel",
-    "Respond",
-    "read_length",
-]
 
 LARGEST_REQUEST = 4 << 20
 _MOST_AT_ONCE = 128
@@ -42,7 +32,6 @@ _SEND_S = 30.0
 _PIECE = 256 << 10
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpRequest:
     """One request, of which nothing is checked but its length.
@@ -64,7 +53,6 @@ class HttpRequest:
     host: str = ""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpResponse:
     """The answer to one request.
@@ -106,7 +94,6 @@ def read_length(text: str | None) -> int:
     return int(text)
 
 
-@final
 class HttpServer(ThreadingHTTPServer):
     """Calls `respond` for every request; start it with `serve_forever`.
 
@@ -221,7 +208,6 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-@final
 class _HttpConnection(BaseHTTPRequestHandler):
     server: HttpServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.0"
@@ -298,7 +284,6 @@ class _HttpConnection(BaseHTTPRequestHandler):
         return HttpRequest(method=method, path=self.path, headers=headers, fault=(status, why))
 
 
-@final
 class _DeadlineReader(io.RawIOBase):
     """Reads from a socket up to a moment, however slowly the bytes come."""
 

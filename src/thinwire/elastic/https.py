@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeAlias, final
+from typing import Any, BinaryIO, TypeAlias
 
 from thinwire.elastic.dialer import Dialer, knows_another_token
 from thinwire.elastic.http_server import (
@@ -28,8 +28,6 @@ from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
 from thinwire.security.tls import server_context
 from thinwire.security.token import Token
 
-__all__ = ["Handler", "HttpAnswer", "HttpReply", "RunServer", "json_answer", "send_request"]
-
 _PIECE = 1 << 20
 
 
@@ -37,7 +35,6 @@ def _nothing() -> None:
     pass
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpReply:
     """An answer to be sent: an HTTP status and a body.
@@ -68,7 +65,6 @@ def json_answer(value: Any, *, status: int = 200) -> HttpReply:
     return HttpReply(status=status, body=json.dumps(value).encode())
 
 
-@final
 class RunServer:
     """Answers clients that know the run's token in threads of its own, until it is closed.
 
@@ -152,7 +148,6 @@ class RunServer:
             return json_answer({"error": why}, status=500)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpAnswer:
     """An answer that was received.

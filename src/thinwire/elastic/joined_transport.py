@@ -6,7 +6,7 @@ import json
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Generic, Protocol, TypeVar, final
+from typing import Generic, Protocol, TypeVar
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.quorum import identity_of
@@ -22,8 +22,6 @@ from thinwire.membership import (
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.version import __version__
-
-__all__ = ["JoinedTransport", "Session"]
 
 T = TypeVar("T")
 
@@ -87,18 +85,15 @@ class JoinedTransport(Transport, Membership, Generic[S]):
     # -- the transport -----------------------------------------------------------------------------
 
     @property
-    @final
     def rank(self) -> int:
         """This worker's place among those of the round."""
         return 0 if self._session is None else self._session.rank
 
     @property
-    @final
     def world_size(self) -> int:
         """The workers of the round."""
         return 1 if self._session is None else len(self._session.names)
 
-    @final
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Run it among the workers of the round; what stops it discards the round."""
         if self._session is not None:
@@ -116,18 +111,14 @@ class JoinedTransport(Transport, Membership, Generic[S]):
             )
         return FinishedRound(running)
 
-    @final
     def close(self) -> None:
         """`leave`."""
         self.leave()
 
     # -- the membership ----------------------------------------------------------------------------
 
-    @property
-    @final
-    def is_fixed(self) -> bool:
-        """False: workers come and go."""
-        return False
+    is_fixed: bool = False
+    """False: workers come and go."""
 
     def join(self, state: SharedState) -> None:
         """Open a session with the others; once.
@@ -140,7 +131,6 @@ class JoinedTransport(Transport, Membership, Generic[S]):
         if self._session is None:
             self._session = self._open(state)
 
-    @final
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Have waits for the others, and for what they meet at, end with `RunStopped` once asked.
 
@@ -149,28 +139,23 @@ class JoinedTransport(Transport, Membership, Generic[S]):
         """
         self._asked_to_leave = asked
 
-    @final
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Meet the others, and catch up with them if this worker is behind."""
         return self._joined().begin_round(phase)
 
-    @final
     def member(self, rank: int) -> str:
         """The identity of worker `rank` of the round."""
         return identity_of(self._joined().names[rank])
 
-    @final
     def log_round(self, record: RoundRecord) -> None:
         """Keep the round for workers that missed it."""
         self._joined().log_round(record)
 
-    @final
     def report(self, metrics: WorkerMetrics) -> None:
         """Have the others know it, once this worker has joined."""
         if self._session is not None:
             self._session.report(metrics)
 
-    @final
     def leave(self) -> None:
         """Leave the run."""
         session, self._session = self._session, None

@@ -13,12 +13,9 @@ No network here, and no clock: `registry.py` asks.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import final
 
 from thinwire.elastic.quorum import identity_of
 from thinwire.membership import Progress
-
-__all__ = ["KnownRun", "RoundRefusal"]
 
 _FORK = (
     "to train on from this worker's state all the same, start the lighthouse anew, "
@@ -26,7 +23,6 @@ _FORK = (
 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundRefusal:
     """Why a round does not carry the run on.
@@ -42,7 +38,6 @@ class RoundRefusal:
     is_final: bool = False
 
 
-@final
 class KnownRun:
     """The run that workers have told of; it stays when the last of them has left.
 

@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Self
 
 from thinwire.elastic import torchft
 from thinwire.elastic.registry_server import RegistryServer, RegistryStatus
@@ -12,15 +12,12 @@ from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 from thinwire.transport.address import address_text
 
-__all__ = ["LighthouseServer"]
-
 _TICK_MS = 50
 _MOST_WORKERS = 10**6
 _FREE_S = 2.0
 _LOOPBACK = "127.0.0.1"
 
 
-@final
 class LighthouseServer:
     """One port that all workers connect to, until it is closed.
 

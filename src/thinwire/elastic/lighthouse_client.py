@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from thinwire.elastic import torchft
 from thinwire.elastic.background_call import BackgroundCall
@@ -14,15 +14,12 @@ from thinwire.elastic.quorum import Member
 from thinwire.errors import ExchangeError
 from thinwire.security.token import Token
 
-__all__ = ["LighthouseClient"]
-
 _REQUEST_S = 20.0
 _LOOK_S = 0.05
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 
 
-@final
 class LighthouseClient:
     """Goes on when the lighthouse is lost and found again.
 

@@ -5,21 +5,18 @@ import datetime
 import json
 import threading
 from collections.abc import Callable, Collection
-from typing import Any, final
+from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.transport.gloo_group import listening_store
 
-__all__ = ["LostWorkers"]
-
 _LOOK_S = 0.1
 _JOIN_S = 1.0
 _REQUEST = datetime.timedelta(seconds=30)
 
 
-@final
 class LostWorkers:
     """Calls `on_lost` on every rank with the workers that the first rank was told are gone.
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final
 
 from thinwire.elastic.http_server import HttpRequest, HttpResponse, HttpServer
 from thinwire.elastic.openmetrics import CONTENT_TYPE, openmetrics_text
@@ -10,14 +10,11 @@ from thinwire.elastic.registry_server import RegistryStatus
 from thinwire.errors import ConfigurationError
 from thinwire.transport.address import address_text
 
-__all__ = ["METRICS_PATH", "MetricsServer"]
-
 METRICS_PATH: Final = "/metrics"
 _REQUEST_S = 10.0
 _PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
-@final
 class MetricsServer:
     """Answers GET /metrics to all that reach its port, until it is closed; it has no other path.
 

@@ -8,19 +8,16 @@ Source: OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar, final
+from typing import Final, Generic, Literal, TypeVar
 
 from thinwire.elastic.registry import MemberStatus
 from thinwire.elastic.registry_server import RegistryStatus
-
-__all__ = ["CONTENT_TYPE", "openmetrics_text"]
 
 S = TypeVar("S")
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family(Generic[S]):
     """A metric: how it is named, and its value in what is shown; None is left out."""

@@ -1,15 +1,11 @@
 """How long an elastic worker waits, and for how many."""
 
 from dataclasses import asdict, dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 
-__all__ = ["ElasticOptions", "ElasticSettings"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticOptions:
     """How long a worker waits for others, and with how many it goes on.
@@ -42,7 +38,6 @@ class ElasticOptions:
                 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticSettings:
     """What `Elastic` was given; see there."""

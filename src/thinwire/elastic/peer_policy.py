@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from typing import final
 
 from thinwire.elastic.heartbeat import Heartbeat
 from thinwire.elastic.known_run import RoundRefusal
@@ -12,14 +11,11 @@ from thinwire.elastic.quorum import Quorum
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import Phase
 
-__all__ = ["PeerPolicy"]
-
 _LINGER_ROUNDS = 3.0
 _SHORTEST_LINGER_S = 30.0
 _PAUSE_S = 0.2
 
 
-@final
 class PeerPolicy:
     """Decides whether a worker goes on with the others that are there, or waits for more.
 

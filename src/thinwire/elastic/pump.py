@@ -4,9 +4,6 @@ import contextlib
 import select
 import socket
 import ssl
-from typing import final
-
-__all__ = ["pump"]
 
 _PIECE = 256 << 10
 _LOOK_S = 1.0
@@ -31,7 +28,6 @@ def pump(one: socket.socket, other: socket.socket) -> None:
             select.select(reads, writes, [], _LOOK_S)
 
 
-@final
 class _Way:
     """From one stream to the other."""
 

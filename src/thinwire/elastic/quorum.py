@@ -5,19 +5,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self, final
+from typing import Any, Self
 
 from thinwire.membership import Phase, Progress
 from thinwire.security.token import Token
 from thinwire.transport.address import split_address
 
-__all__ = ["Member", "Quorum", "elect", "identity_of"]
-
 JOIN, ROUND, LAST = (phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST))
 _LONGEST_TEXT = 200
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One worker as the others know it, from its heartbeats and when a round begins.
@@ -130,7 +127,6 @@ class Member:
             return None
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quorum:
     """The workers of a round, and what the round is.

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 from thinwire.elastic.carrier import StreamCarrier
 from thinwire.elastic.dialer import Dialer, open_stream
@@ -38,21 +38,6 @@ from thinwire.membership import (
 )
 from thinwire.transport.address import address_text
 
-__all__ = [
-    "Action",
-    "Begin",
-    "CatchUp",
-    "Connect",
-    "End",
-    "Fail",
-    "Joined",
-    "Leave",
-    "RankSession",
-    "RankStatus",
-    "ReplayUpTo",
-    "Report",
-]
-
 _LOG = logging.getLogger(__name__)
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _HEADROOM_BYTES = 64 << 20
@@ -62,7 +47,6 @@ _LOGGED_STATES = 2  # a longer log takes longer to fetch than the state itself
 # -- what the first rank tells all -----------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Joined:
     """The registry has taken this worker under `name`, which misses it after some seconds."""
@@ -71,13 +55,11 @@ class Joined:
     heartbeat_timeout_s: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Report:
     """Say how far this rank is, by a digest of the state as it is now."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CatchUp:
     """Become equal to the worker whose ranks have these healing servers."""
@@ -85,7 +67,6 @@ class CatchUp:
     addresses: Sequence[str]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ReplayUpTo:
     """Take the rounds up to `version` from the worker whose ranks have these healing servers."""
@@ -94,7 +75,6 @@ class ReplayUpTo:
     version: int
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Connect:
     """Connect to the same rank of the other workers of `quorum`."""
@@ -102,7 +82,6 @@ class Connect:
     quorum: Quorum
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Begin the round that is exchanged over the link with this key."""
@@ -111,7 +90,6 @@ class Begin:
     key: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class End:
     """The run is over, and this worker has nothing left to do in it."""
@@ -119,7 +97,6 @@ class End:
     plan: RoundPlan
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Fail:
     """This worker cannot go on."""
@@ -127,7 +104,6 @@ class Fail:
     error: ThinwireError
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Leave:
     """No other worker needs anything of this one any more."""
@@ -137,7 +113,6 @@ Action: TypeAlias = Report | CatchUp | ReplayUpTo | Connect
 """What a rank does and then says where that left it."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStatus:
     """Where an action left a rank.
@@ -161,7 +136,6 @@ class RankStatus:
     outcome: str
 
 
-@final
 class RankSession:
     """What one rank keeps open: its healing server, its rounds, its link to the other workers.
 

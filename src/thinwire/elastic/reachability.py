@@ -2,15 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import final
 
 from thinwire.elastic.quorum import Member
 from thinwire.errors import ThinwireError
 
-__all__ = ["Reachability"]
 
-
-@final
 class Reachability:
     """Looks for the others once workers could not connect to each other twice in a row.
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.healing import fetch_position, fetch_records, fetch_snapshot
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import Answer, Load, Progress, Replay, SharedState
-
-__all__ = ["Recovery", "Steps"]
 
 _HEADROOM_BYTES = 64 << 20
 
@@ -17,7 +15,6 @@ Steps: TypeAlias = Generator[Answer, None, str]
 """What the loop has to do, and in the end what it came to, for people; "" if it did not work."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovery:
     """Fetches what a worker lacks from another one.

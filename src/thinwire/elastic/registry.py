@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 from thinwire.contributions import ToldContributions
 from thinwire.elastic.known_run import KnownRun, RoundRefusal
@@ -15,14 +15,11 @@ from thinwire.elastic.quorum import Member
 from thinwire.handshake import first_difference
 from thinwire.membership import WorkerMetrics
 
-__all__ = ["JoinRefusal", "MemberRegistry", "MemberStatus"]
-
 _MOST_UNREAD = 20
 # A worker that is refused asks again and again; it is reported once in this time.
 _REPORT_AGAIN_S = 60.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRefusal:
     """Why a worker may not take part.
@@ -42,7 +39,6 @@ class JoinRefusal:
     retry_s: float = 0.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
     """A worker as its last heartbeat left it.
@@ -58,7 +54,6 @@ class MemberStatus:
     heartbeat_age_s: float
 
 
-@final
 @dataclass  # state: replaced with every heartbeat
 class _RegisteredMember:
     member: Member
@@ -67,7 +62,6 @@ class _RegisteredMember:
     unread_refusals: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
 
 
-@final
 class MemberRegistry:
     """The workers that are there, by identity; not safe from several threads.
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, final
+from typing import Any
 
 from thinwire.contributions import ContributionCounts
 from thinwire.elastic.dialer import Dialer
@@ -36,15 +36,6 @@ from thinwire.membership import Progress, WorkerMetrics
 from thinwire.security.token import Token
 from thinwire.transport.address import split_address
 
-__all__ = [
-    "RefusedError",
-    "RegistryClient",
-    "RegistryReply",
-    "RegistryServer",
-    "RegistryStatus",
-    "ask_registry",
-]
-
 _PROBE_S = 2.0
 _PAUSE_S = 0.3
 _GRACE_S = 1.0
@@ -57,7 +48,6 @@ class RefusedError(MismatchError):
     """The registry has checked a worker and refuses it, for its description or its identity."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryStatus:
     """What the registry knows at a moment.
@@ -79,7 +69,6 @@ class RegistryStatus:
     )
 
 
-@final
 class RegistryServer:
     """Answers workers until it is closed.
 
@@ -272,7 +261,6 @@ def _probe(data: Any) -> HttpReply:
     return json_answer({"reached": True, "why": ""})
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryReply:
     """What the registry answers to joining, and to a heartbeat.
@@ -303,7 +291,6 @@ class RegistryReply:
     rejoined: bool = False
 
 
-@final
 class RegistryClient:
     """Connects a worker to the registry; `heartbeat` and `leave` may come from different threads.
 

@@ -13,14 +13,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import final
 
 from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.http_server import OpenTunnel
 from thinwire.elastic.pump import pump
 from thinwire.errors import ThinwireError
-
-__all__ = ["LoopbackForward", "Relay", "RelayedServer", "loopback_tunnel"]
 
 _BEAT_S = 2.0
 _SILENT_S = 10.0
@@ -28,7 +25,6 @@ _ANSWER_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 
 
-@final
 class Relay:
     """The relay's side; `tunnels` is what the server of the lighthouse's machine opens.
 
@@ -108,14 +104,12 @@ class Relay:
         return run
 
 
-@final
 class _AskedStream:
     def __init__(self) -> None:
         self.came, self.began, self.ended = (threading.Event() for _ in range(3))
         self.stream: socket.socket | None = None
 
 
-@final
 class RelayedServer:
     """A worker's side: keeps a connection to the relay, and serves the streams it is asked for.
 
@@ -197,7 +191,6 @@ def loopback_tunnel(port: int) -> OpenTunnel:
     return open_tunnel
 
 
-@final
 class LoopbackForward:
     """A port on loopback whose connections end at a target of the lighthouse's machine.
 

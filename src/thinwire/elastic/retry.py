@@ -3,12 +3,10 @@
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar, final
+from typing import TypeVar
 
 from thinwire.elastic.registry_server import RefusedError
 from thinwire.errors import ExchangeError, ThinwireError
-
-__all__ = ["RetryBudget", "with_retry"]
 
 T = TypeVar("T")
 
@@ -52,7 +50,6 @@ def with_retry(
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-@final
 class RetryBudget:
     """Counts failures in a row, and gives up after too many of them or too long a time.
 

@@ -3,20 +3,16 @@
 import copy
 import threading
 from collections import deque
-from typing import final
 
 import torch
 
 from thinwire.errors import ConfigurationError
 from thinwire.membership import RoundRecord
 
-__all__ = ["RoundLog"]
-
 # Facts take memory, too, and the names of all messages of an answer go into one file header.
 _MOST_RECORDS = 1024
 
 
-@final
 class RoundLog:
     """Keeps the records of the last rounds, without a gap; safe from any thread.
 

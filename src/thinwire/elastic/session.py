@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.contributions import CLIPPED
 from thinwire.elastic.events import EventLog
@@ -45,15 +45,12 @@ from thinwire.membership import (
     WorkerMetrics,
 )
 
-__all__ = ["ElasticSession", "merge_descriptions", "progress_of_worker"]
-
 T = TypeVar("T")
 
 _PAUSE_S = 0.2
 _STILL_THERE_S = 10.0
 
 
-@final
 class ElasticSession:
     """What the first rank of a worker keeps open while the worker takes part, and decides for it.
 

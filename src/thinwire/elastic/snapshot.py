@@ -25,8 +25,6 @@ from torch import Tensor
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
 from thinwire.membership import RoundRecord, Snapshot
 
-__all__ = ["memory_file", "record_parts", "snapshot_parts", "unpack", "unpack_records"]
-
 _FORMAT, _SNAPSHOT, _RECORDS = "format", "thinwire snapshot 1", "thinwire records 1"
 _FACTS, _METADATA = "facts", "__metadata__"
 _NAMES = {

@@ -2,9 +2,6 @@
 
 import statistics
 from collections import deque
-from typing import final
-
-__all__ = ["Timeouts"]
 
 _KEPT = 20
 _SLACK = 3.0
@@ -13,7 +10,6 @@ _LONGEST_S = 3600.0
 _LONGEST_CONNECT = 8.0
 
 
-@final
 class Timeouts:
     """How long an elastic worker waits, in seconds.
 

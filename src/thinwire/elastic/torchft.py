@@ -6,8 +6,6 @@ from typing import Any
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["load"]
-
 
 def load(module: str, *, to: str = "join an elastic run") -> Any:
     """Import `torchft.MODULE`.

@@ -1,7 +1,7 @@
 """The connection of an elastic worker: who is there, and what carries their payloads."""
 
 import importlib.metadata
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar
 
 from thinwire.elastic.joined_transport import JoinedTransport
 from thinwire.elastic.options import ElasticOptions, ElasticSettings
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from thinwire.elastic.rank_session import RankSession
     from thinwire.elastic.session import ElasticSession
 
-__all__ = ["Elastic", "ElasticOptions"]
-
 T = TypeVar("T")
 
 
-@final
 class Elastic(JoinedTransport["ElasticSession | RankSession"]):
     """A worker that may come late, be lost, and come back, among others that may.
 

@@ -1,15 +1,13 @@
 """What the ranks of one elastic worker tell each other, so that all of them do the same."""
 
 import datetime
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from thinwire.errors import ExchangeError, RoundDiscarded, ThinwireError
 from thinwire.transport.base import Round
 from thinwire.transport.distributed import group_of, reason_of
-
-__all__ = ["AgreedRound", "WorkerRanks"]
 
 T = TypeVar("T")
 
@@ -18,7 +16,6 @@ T = TypeVar("T")
 _TIMEOUT = datetime.timedelta(hours=1)
 
 
-@final
 class WorkerRanks:
     """The S ranks of one worker; all of them make the same calls in the same order.
 
@@ -84,7 +81,6 @@ class WorkerRanks:
         return first
 
 
-@final
 class AgreedRound(Round[T]):
     """An exchange of one rank that counts only if those of all ranks of its worker do.
 

@@ -1,7 +1,6 @@
 """Which exchange is the cheaper one."""
 
 from dataclasses import dataclass, field
-from typing import final
 
 from thinwire.aggregate import Aggregate
 from thinwire.codecs import Codec
@@ -11,10 +10,7 @@ from thinwire.exchange.gather import Gather
 from thinwire.exchange.reduce_scatter import ReduceScatter
 from thinwire.fragments.layout import Layout
 
-__all__ = ["Automatic"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Automatic(Exchange):
     """Gathers up to a few workers, or while what arrives is no more than the vector in fp32.

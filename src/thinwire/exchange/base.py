@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, final
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
 
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import LazyVector, StreamedVector
@@ -13,25 +16,14 @@ from thinwire.codecs import BoundCodec, Codec
 from thinwire.exchange.message import Header, header_of
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
 from thinwire.transport import Requests, RoundTag
-
-__all__ = [
-    "Exchange",
-    "ExchangeContext",
-    "ExchangeState",
-    "Pattern",
-    "RoundResult",
-    "Sizes",
-]
 
 Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
 """Which workers send what to which: all that a link must know of an exchange."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeContext:
     """All that an exchange needs to know of a fragment, its method and its workers.
@@ -84,7 +76,6 @@ class ExchangeContext:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
     """What one worker sends and receives in one exchange, in bytes, headers included.
@@ -108,7 +99,6 @@ class Sizes:
     result_nbytes: int = 0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundResult:
     """What an exchange returns: the mean, and which workers are not in it.
@@ -225,7 +215,6 @@ class Exchange(ABC):
     ) -> Sizes:
         """What worker `rank` of `workers` sends and receives; nothing is made or sent."""
 
-    @final
     def sizes_in(self, context: ExchangeContext) -> Sizes:
         """`sizes` of the worker that `context` is of."""
         return self.sizes(

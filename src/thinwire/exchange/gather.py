@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of, combined
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
@@ -31,11 +33,8 @@ from thinwire.exchange.message import (
 from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import AllGather, Requests, RoundTag, SharedAnswer, ToCaller, attempt
-
-__all__ = ["Gather", "WholeMessages"]
 
 _WHOLE = "whole"
 # Workers of one process that would rather decode all payloads each than share a vector.
@@ -67,7 +66,6 @@ class WholeMessages(ExchangeState, ABC):
         header = self._header(tag, sender=self._context.rank)
         return {_WHOLE: seal(message, header, *found)}
 
-    @final
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         """Make one message of zeros."""
         message = torch.zeros(HEADER_NBYTES + self._codec.nbytes, dtype=torch.uint8)
@@ -117,39 +115,32 @@ class WholeMessages(ExchangeState, ABC):
             clipped={senders[place]: factor for place, factor in clipped.items()},
         )
 
-    @final
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         """Hand the whole mean to the one feedback."""
         return self._feedback.absorb(mean)
 
-    @final
     def prefetch(self) -> None:
         """Begin to bring the residual to the device."""
         self._feedback.prefetch()
 
-    @final
     def state_dict(self) -> dict[str, Tensor]:
         """The residual; what is in flight has been taken out of it."""
         return self._feedback.state_dict()
 
-    @final
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`."""
         self._feedback.load_state_dict(state)
 
-    @final
     def feedback_vector(self) -> Tensor | None:
         """Return a copy of the residual, None without error feedback."""
         held = self._feedback.state_dict()
         return held["residual"].clone() if held else None
 
-    @final
     def load_feedback_vector(self, vector: Tensor) -> None:
         """Continue with `vector` as the residual."""
         self._feedback.load_state_dict({"residual": vector})
 
 
-@final
 class _GatherState(WholeMessages):
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
         drops = self._context.drops_bad_messages and not self._alone
@@ -174,7 +165,7 @@ class _GatherState(WholeMessages):
         place = None if mine is None else senders.index(mine)
         return self._combine(received, opened(), senders, tag, rejected, mine=place)
 
-    @no_grad
+    @torch.no_grad()
     def _combine(
         self,
         received: Sequence[Tensor],
@@ -231,7 +222,6 @@ class _GatherState(WholeMessages):
         return combined(self._context.aggregate, payloads, device)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gather(Exchange):
     """Every worker's payload goes to every worker, and all of them combine all payloads.

@@ -10,28 +10,16 @@ import hashlib
 import struct
 import zlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from thinwire.checksums import checksum
 from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.storage import StatePlacement
-
-__all__ = [
-    "HEADER_NBYTES",
-    "Header",
-    "Kind",
-    "Origin",
-    "blank_message",
-    "body_of",
-    "examine",
-    "header_of",
-    "open_message",
-    "read_origin",
-    "seal",
-]
 
 HEADER_NBYTES = 64
 _MAGIC, _VERSION = b"TWIR", 2
@@ -42,7 +30,6 @@ _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
 
 
-@final
 class _Fields(NamedTuple):
     """The fields of a header, in the order in which they lie in a message."""
 
@@ -60,7 +47,6 @@ class _Fields(NamedTuple):
     anchor: bytes
 
 
-@final
 class Kind:
     """Codes for what the body of a message holds."""
 
@@ -76,7 +62,6 @@ class Kind:
     """The outer parameters, from a server to a worker that starts from them."""
 
 
-@final
 class Origin(NamedTuple):
     """What a message says of where it comes from, before anything else in it is believed.
 
@@ -91,7 +76,6 @@ class Origin(NamedTuple):
     anchor: bytes
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
     """What a message says of its body.

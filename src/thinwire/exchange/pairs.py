@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import StreamedVector
@@ -14,10 +16,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
 from thinwire.exchange.gather import Gather, WholeMessages
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, no_grad
 from thinwire.transport import Requests, RoundTag, Swap, ToCaller
-
-__all__ = ["Pairs", "peers_of"]
 
 
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
@@ -40,7 +39,6 @@ def _draw(seed: int, round: int, rank: int) -> bytes:
     return hashlib.sha256(f"{seed} {round} {rank}".encode()).digest()
 
 
-@final
 class _PairsState(WholeMessages):
     def __init__(self, context: ExchangeContext, sizes: Sizes, seed: int) -> None:
         super().__init__(context, sizes)
@@ -55,7 +53,7 @@ class _PairsState(WholeMessages):
         by_rank = {mine: message, peer: theirs}
         return self._combine([by_rank[rank] for rank in sorted(by_rank)], sorted(by_rank), tag)
 
-    @no_grad
+    @torch.no_grad()
     def _combine(
         self, messages: Sequence[Tensor], senders: Sequence[int], tag: RoundTag
     ) -> RoundResult:
@@ -72,7 +70,6 @@ class _PairsState(WholeMessages):
         raise AssertionError("pairs are refused where rounds are replayed")
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs(Exchange):
     """Delta = aggregate(Delta_k, Delta_j) for one peer j of each worker k, drawn anew each round.

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid, clipped_of
 from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
@@ -37,7 +39,6 @@ from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
-from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import (
     AllGather,
@@ -49,10 +50,7 @@ from thinwire.transport import (
     attempt,
 )
 
-__all__ = ["ReduceScatter"]
 
-
-@final
 class _OwnerFeedback:
     """The error feedback of the shard that this worker owns, safe from any thread.
 
@@ -113,7 +111,6 @@ class _OwnerFeedback:
         return {key: value.clone() for key, value in self._feedback.state_dict().items()}
 
 
-@final
 class _ReduceScatterState(ExchangeState):
     """The exchange of one fragment: shard s of its vector is combined by worker s."""
 
@@ -185,7 +182,7 @@ class _ReduceScatterState(ExchangeState):
         mean = joined()
         return RoundResult(mean=mean, left_out=left_out, messages=results, clipped=clipped)
 
-    @no_grad
+    @torch.no_grad()
     def _combine_shard(
         self, messages: Sequence[Tensor], tag: RoundTag, loads: int
     ) -> tuple[Tensor, dict[int, Rejection], dict[int, float]]:
@@ -247,7 +244,7 @@ class _ReduceScatterState(ExchangeState):
             lambda: DenseVector(self._join(results, tag, is_checked=is_checked).whole()),
         )
 
-    @no_grad
+    @torch.no_grad()
     def _join(
         self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
     ) -> StreamedVector:
@@ -360,7 +357,6 @@ class _ReduceScatterState(ExchangeState):
                 feedback.load_state_dict({"residual": vector[where]})
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceScatter(Exchange):
     """mean_s = decode(encode(aggregate_k(decode(encode(Delta_k,s))))) by the owner of shard s.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import final
+import torch
 
 from thinwire.aggregate import Payloads
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import torch
-
-__all__ = ["SameWorkCheck"]
 
 
-@final
 class SameWorkCheck:
     """Compares the payloads of an exchange's first round.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thinwire.lazy_torch import Tensor, torch
+import torch
+from torch import Tensor
+
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.transport import AllGather, Requests
-
-__all__ = ["agree", "ballot", "ballot_nbytes", "tally"]
 
 
 def agree(

@@ -11,41 +11,12 @@ comparison    all of it together
 Run folders are read by `thinwire.runs`.
 """
 
-from typing import TYPE_CHECKING
-
-from thinwire.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from thinwire.experiments.comparison import Comparison, ComparisonRow, compare
-    from thinwire.experiments.experiment import Experiment, Rates, Tuning, load_experiment, product
-    from thinwire.experiments.parallel import ParallelRunner
-    from thinwire.experiments.runners import Runner, SequentialRunner
-    from thinwire.runs.statistics import Estimate, estimate, paired_difference, standard_error
-    from thinwire.runs.status import RunState, RunStatus
-else:
-    # What a command line describes is checked before that is imported by which it is carried out.
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "thinwire.experiments.comparison": ("Comparison", "ComparisonRow", "compare"),
-            "thinwire.experiments.experiment": (
-                "Experiment",
-                "Rates",
-                "Tuning",
-                "load_experiment",
-                "product",
-            ),
-            "thinwire.experiments.parallel": ("ParallelRunner",),
-            "thinwire.experiments.runners": ("Runner", "SequentialRunner"),
-            "thinwire.runs.statistics": (
-                "Estimate",
-                "estimate",
-                "paired_difference",
-                "standard_error",
-            ),
-            "thinwire.runs.status": ("RunState", "RunStatus"),
-        },
-    )
+from thinwire.experiments.comparison import Comparison, ComparisonRow, compare
+from thinwire.experiments.experiment import Experiment, Rates, Tuning, load_experiment, product
+from thinwire.experiments.parallel import ParallelRunner
+from thinwire.experiments.runners import Runner, SequentialRunner
+from thinwire.runs.statistics import Estimate, estimate, paired_difference, standard_error
+from thinwire.runs.status import RunState, RunStatus
 
 __all__ = [
     "Comparison",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.experiment import Experiment
@@ -23,10 +23,7 @@ from thinwire.runs.statistics import Estimate, paired_difference
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.runs.variants import Variant
 
-__all__ = ["Comparison", "ComparisonRow", "compare"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonRow:
     """One variant and the status of its runs.
@@ -63,7 +60,6 @@ class ComparisonRow:
         return {} if (variant := self.variant) is None else variant.losses
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """All rows.

@@ -12,8 +12,6 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import Recipe
 from thinwire.train.torchrun import count_workers
 
-__all__ = ["ask", "has_rounds", "with_changes", "with_rates"]
-
 
 def ask(recipe: Recipe, text: str) -> TrainConfig:
     """The configuration that `recipe` returns for the method `text`.

@@ -3,16 +3,13 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.train import recipes
 from thinwire.train.recipes import Recipe
 
-__all__ = ["Experiment", "Rates", "Tuning", "load_experiment", "number_text", "product"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
     """Rates of a method; None keeps the recipe's.
@@ -49,7 +46,6 @@ def product(
     )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
     """How each method's rates are searched: all with the first seed, the best with all seeds.
@@ -97,7 +93,6 @@ class Tuning:
 _NOTHING: Mapping[str, Any] = {}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
     """A grid of runs over the same model, data and tokens.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from inspect import signature
-from typing import Any, final
+from typing import Any
 
 from thinwire import presets
 from thinwire.errors import ConfigurationError
@@ -16,10 +16,7 @@ from thinwire.experiments.experiment import Experiment, Rates, number_text, uniq
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import Recipe
 
-__all__ = ["VariantSpec", "configure", "folder_name", "specs_of", "with_candidates"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantSpec:
     """What a variant of a comparison trains, for every seed.

@@ -10,21 +10,18 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, cast
 
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure, Runner, carry_out
 from thinwire.train.observers import Observer
 from thinwire.train.workers.group import cores
 
-__all__ = ["ParallelRunner"]
-
 # A run whose process died is continued once from its checkpoint; if it dies again, it always would.
 _ATTEMPTS = 2
 _PATIENCE_S = 5.0
 
 
-@final
 class ParallelRunner(Runner):
     """Carries out `jobs` runs at a time.
 
@@ -112,7 +109,6 @@ def _pack(run: PlannedRun) -> bytes:
         ) from error
 
 
-@final
 class _Process:
     """A process that carries out runs and tells their records through a pipe.
 
@@ -231,7 +227,6 @@ def _output_in(log: Path) -> Generator[None]:
                     log.unlink()
 
 
-@final
 class _Messenger(Observer):
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

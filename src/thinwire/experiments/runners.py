@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 from thinwire.elastic.events import Event
 from thinwire.errors import CheckpointError, ConfigurationError, ThinwireError
@@ -29,19 +29,6 @@ from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume
 from thinwire.train.workers.group import cores
 
-__all__ = [
-    "ExperimentRunner",
-    "MakeObserver",
-    "NotePlanned",
-    "PlannedRun",
-    "RunFailure",
-    "RunKey",
-    "Runner",
-    "SequentialRunner",
-    "carry_out",
-    "no_observer",
-]
-
 RunKey: TypeAlias = tuple[VariantSpec, int]
 """A variant and a seed."""
 
@@ -49,7 +36,6 @@ _TO_DO = (RunState.ABSENT, RunState.UNFINISHED, RunState.FAILED)
 _NOTED = (RunState.DIVERGED, RunState.FAILED)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
     """A run that is to be carried out.
@@ -73,7 +59,6 @@ class PlannedRun:
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFailure:
     """Why a run ended without a result.
@@ -97,7 +82,6 @@ NotePlanned: TypeAlias = Callable[[Sequence[tuple[PlannedRun, RunStatus]]], None
 """Receives the runs that are wanted next, with their status before any of them begins."""
 
 
-@final
 class _Silent(Observer):
     def record(self, record: dict[str, Any]) -> None:
         del record
@@ -124,7 +108,6 @@ class Runner(ABC):
         """
 
 
-@final
 class SequentialRunner(Runner):
     """Carries out one run after the other, in this process."""
 
@@ -161,7 +144,6 @@ def carry_out(run: PlannedRun, observer: Callable[[], Observer], cores: int) -> 
     return None
 
 
-@final
 class _Open(Observer):
     """Passes everything on but the end: how a run ended is known only after it."""
 
@@ -199,7 +181,6 @@ def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
 # -- which runs are missing ------------------------------------------------------------------------
 
 
-@final
 class ExperimentRunner:
     """Variants times seeds, carried out until each has a result or a reason why it has none.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.experiments.experiment import Experiment, Tuning
@@ -13,10 +13,7 @@ from thinwire.runs.folder import write_json
 from thinwire.runs.statistics import estimate
 from thinwire.runs.status import RunState, RunStatus
 
-__all__ = ["TuningResult", "candidates_of", "search", "write_tuning"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuningResult:
     """What the search found for one variant.

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
 
-from thinwire.lazy_torch import nn
-
-__all__ = ["WRAPPERS", "Part", "find_layers", "parts_of", "stack_of"]
+from torch import nn
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """What torch.compile and activation checkpointing call the module they wrap, at any depth."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A trainable parameter, as the rules that plan fragments see it.

@@ -5,9 +5,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import final
-
-__all__ = ["CHUNK", "Layout", "Segment", "wire_order"]
 
 CHUNK = 4096
 """Elements of a chunk."""
@@ -15,7 +12,6 @@ CHUNK = 4096
 _ROWS_OF_A_BLOCK = 64
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
     """A parameter, or some rows of one, in a flat vector.
@@ -53,7 +49,6 @@ class Segment:
         return self.shape[0], math.prod(self.shape[1:])
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """Segments of a vector of `numel` elements; a codec encodes these and nothing else.

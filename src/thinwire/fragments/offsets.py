@@ -2,11 +2,8 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
-
-__all__ = ["At", "Offsets", "Spread"]
 
 
 class Offsets(ABC):
@@ -28,7 +25,6 @@ class Offsets(ABC):
         """
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread(Offsets):
     """t_p = floor(p H / P): evenly over the interval, the first exchange after H steps or more.
@@ -53,7 +49,6 @@ class Spread(Offsets):
         return tuple((p * sync_every // count, sync_every) for p in range(count))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class At(Offsets):
     """Offsets given one by one; a fragment's first exchange is after t_p steps, not H + t_p.

@@ -3,16 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
 
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.fragments.layers import WRAPPERS, Part
 from thinwire.fragments.offsets import Offsets, Spread
 
-__all__ = ["Balanced", "ByModule", "Fragment", "Fragments", "Sequential", "Strided", "Whole"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fragment:
     """Parameters that are exchanged together, every `sync_every` inner steps.
@@ -63,7 +59,6 @@ class Fragments(ABC):
         """
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whole(Fragments):
     """One fragment that holds the whole model, as in DiLoCo (arXiv 2311.08105).
@@ -77,7 +72,6 @@ class Whole(Fragments):
         return _fill(parts, {part.name: 0 for part in parts}, 1, Spread(), sync_every)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strided(Fragments):
     """Layer l of L goes to fragment l mod n, n = ceil(L / layers); the rest is the last fragment.
@@ -115,7 +109,6 @@ class Strided(Fragments):
         return _fill_with_rest(parts, home, count, self.offsets, sync_every)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequential(Fragments):
     """Layer l goes to fragment floor(l / layers); parameters outside of the stack are the last one.
@@ -152,7 +145,6 @@ class Sequential(Fragments):
         return _fill_with_rest(parts, home, count, self.offsets, sync_every)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balanced(Fragments):
     """`count` fragments of about equal size, whatever the model: the largest tensor first.
@@ -200,7 +192,6 @@ class Balanced(Fragments):
         return _fill(parts, home, self.count, self.offsets, sync_every)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByModule(Fragments):
     """Fragments listed by hand, by names of modules or parameters.

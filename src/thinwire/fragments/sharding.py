@@ -11,8 +11,6 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["by_holders", "check_placements", "sharded_like", "sharding_of"]
-
 
 def sharding_of(tensor: Tensor) -> str:
     """How `tensor` is sharded and which part this rank holds; "" if it is not sharded.

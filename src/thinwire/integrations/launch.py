@@ -5,8 +5,6 @@ from thinwire.errors import ConfigurationError
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import Distributed
 
-__all__ = ["check_apart", "check_same_step"]
-
 
 def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
     """Raise `ConfigurationError` if a trainer's ranks are the workers that should train apart.

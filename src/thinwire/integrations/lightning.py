@@ -1,7 +1,7 @@
 """Lightning's Trainer as a worker: `pip install thinwire[lightning]`."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -14,10 +14,7 @@ from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.transport import Transport
 
-__all__ = ["LightningCallback"]
 
-
-@final
 class LightningCallback(Callback):
     """Makes a Trainer one worker of several: `Trainer(callbacks=[LightningCallback(method)])`.
 

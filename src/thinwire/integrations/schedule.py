@@ -2,16 +2,13 @@
 
 import copy
 import warnings
-from typing import Any, final
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["FollowedSchedule"]
 
-
-@final
 class FollowedSchedule:
     """A scheduler that can be moved by any number of steps, also back, to those of a healed worker.
 

@@ -1,15 +1,13 @@
 """A data set in numbered shares, so that no two workers read the same rows."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar, final
+from typing import Protocol, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.data.order import window_order
-
-__all__ = ["IndexedRows", "ShareDataset"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -26,7 +24,6 @@ class IndexedRows(Protocol[T_co]):
         ...
 
 
-@final
 class ShareDataset(IterableDataset[T_co]):
     """The rows of the share that a worker holds: one pass is what is left of one round.
 

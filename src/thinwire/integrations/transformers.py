@@ -1,6 +1,6 @@
 """Hugging Face's Trainer as a worker: `pip install thinwire[transformers]`."""
 
-from typing import Any, Self, final
+from typing import Any, Self
 
 from transformers import (
     Trainer,
@@ -17,13 +17,10 @@ from thinwire.integrations.schedule import FollowedSchedule
 from thinwire.live_weights import with_hooks
 from thinwire.outer_loop import OuterLoop
 
-__all__ = ["TransformersCallback"]
-
 # As accelerate calls them.
 _OWN_CHECKPOINTS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 
 
-@final
 class TransformersCallback(TrainerCallback):
     """Makes a Trainer one worker of several: `TransformersCallback(outer).add_to(trainer)`.
 
@@ -188,7 +185,6 @@ def _check_elastic(args: TrainingArguments) -> None:
         )
 
 
-@final
 class _Log(TrainerCallback):
     """Adds numbers of the outer loop; corrects losses where the step was that of others.
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor
 from thinwire.optim.roles import LAYOUTS
 from thinwire.optim.scales import SCALES
 from thinwire.optim.sharded import check_sharding
-
-__all__ = ["check_group", "check_hyperparameters"]
 
 _UPPER = {
     **dict.fromkeys(("lr", "adamw_lr", "weight_decay", "eps"), math.inf),

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final, overload
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,6 @@ from thinwire.optim.sharded import (
     local_gradient,
     whole_shape,
 )
-
-__all__ = ["Muon", "muon_groups"]
 
 BATCH_ELEMENTS = 2**24
 """Most elements that are orthogonalised at once: 64 MiB of fp32, whatever the model's size."""
@@ -220,7 +218,6 @@ class Muon(torch.optim.Optimizer):
         return loss
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
     """Views of the same matrices in a parameter, its gradient and its momentum, as held here."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["PAPER_COEFFICIENTS", "NewtonSchulz", "orthogonalise"]
 
 PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
     (4.0848, -6.8946, 2.9270),
@@ -29,7 +28,6 @@ PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
 _LEAST_ROW = 1e-12
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewtonSchulz:
     """Which iteration orthogonalises: the arguments of `orthogonalise` that a method chooses.

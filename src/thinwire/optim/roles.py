@@ -10,21 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor, nn
 
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, nn, torch
-
-__all__ = [
-    "LAYOUTS",
-    "MatrixLayout",
-    "Role",
-    "parameter_layouts",
-    "parameter_roles",
-]
 
 
-@final
 class Role(enum.Enum):
     """What kind of parameter it is, to an optimizer that treats each kind in its own way.
 
@@ -38,7 +30,6 @@ class Role(enum.Enum):
     VECTOR = "vector"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixLayout:
     """How a parameter stores its matrices, by an id that a checkpoint can hold.

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 
-__all__ = ["SCALES"]
-
 
 def _spectral(fan_out: int, fan_in: int) -> float:
     return math.sqrt(fan_out / fan_in)

@@ -23,27 +23,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, dist, torch
 from thinwire.live_weights import local_shard
-
-__all__ = [
-    "Cut",
-    "check_same_gradients",
-    "check_sharding",
-    "cuts_of",
-    "deal",
-    "local_gradient",
-    "whole_shape",
-]
 
 Solve = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """From whole matrices of one shape to as many of the same shape."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
     """How the ranks of one mesh dimension share one dimension of a tensor.

@@ -1,7 +1,7 @@
 """Gradient descent by signs alone, as one torch optimizer."""
 
 from collections.abc import Callable
-from typing import Any, final, overload
+from typing import Any, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -9,10 +9,7 @@ from torch.optim.optimizer import ParamsT
 from thinwire.live_weights import local_shard
 from thinwire.optim.checks import check_hyperparameters
 
-__all__ = ["SignSGD"]
 
-
-@final
 class SignSGD(torch.optim.Optimizer):
     """W = (1 - lr weight_decay) W - lr sign(G), with sign(0) = 0; it keeps no state.
 

@@ -5,8 +5,6 @@ from abc import ABC, abstractmethod
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 
-__all__ = ["OuterOptimizer"]
-
 
 class OuterOptimizer(ABC):
     """Description of an outer optimizer: chooses what is averaged, and applies the mean."""
@@ -29,27 +27,21 @@ class OuterOptimizer(ABC):
         """
         return
 
-    @property
-    def has_own_anchors(self) -> bool:
-        """Whether every worker has outer parameters of its own.
+    has_own_anchors: bool = False
+    """Whether every worker has outer parameters of its own.
 
-        Then the workers' digests and checkpoints differ, and messages are not compared by anchor.
-        By default all workers have equal outer parameters.
-        """
-        return False
+    Then the workers' digests and checkpoints differ, and messages are not compared by anchor.
+    By default all workers have equal outer parameters.
+    """
 
-    @property
-    def averages_weights(self) -> bool:
-        """Whether workers send their weights; by default they send pseudo-gradients."""
-        return False
+    averages_weights: bool = False
+    """Whether workers send their weights; by default they send pseudo-gradients."""
 
-    @property
-    def takes_momentum(self) -> bool:
-        """Whether `OuterState.apply` expects what `Feedback.gives_momentum` returns, not a mean.
+    takes_momentum: bool = False
+    """Whether `OuterState.apply` expects what `Feedback.gives_momentum` returns, not a mean.
 
-        By default it expects the mean.
-        """
-        return False
+    By default it expects the mean.
+    """
 
     @abstractmethod
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:

@@ -1,17 +1,13 @@
 """Outer settings that depend on the number of workers, as the papers' tables do."""
 
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 
-__all__ = ["ByWorkerCount"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByWorkerCount(OuterOptimizer):
     """Chooses the row with the largest K that is not above the number of workers.

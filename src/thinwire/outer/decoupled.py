@@ -6,20 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+
+from torch import Tensor
 
 from thinwire.blocks import ComputedVector, LazyVector, StreamedVector, VectorPart
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.outer.torch_optimizers import SGD
 
-__all__ = ["DecoupledNesterov"]
 
-
-@final
 class _OwnDeltaState(OuterState):
     """Steps with this worker's own Delta, and with the momentum that feedback returned."""
 
@@ -61,7 +58,6 @@ class _OwnDeltaState(OuterState):
         self._inner.load_state_dict(state)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoupledNesterov(OuterOptimizer):
     """theta_k = theta_k - eta (Delta_k + beta m_k), with the momentum of `DecoupledMomentum`.
@@ -86,15 +82,9 @@ class DecoupledNesterov(OuterOptimizer):
     def __post_init__(self) -> None:
         SGD(lr=self.lr)  # refuses what is out of range
 
-    @property
-    def has_own_anchors(self) -> bool:
-        """True."""
-        return True
+    has_own_anchors = True
 
-    @property
-    def takes_momentum(self) -> bool:
-        """True."""
-        return True
+    takes_momentum = True
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Refuse any overlap.

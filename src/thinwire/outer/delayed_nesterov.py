@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.torch_optimizers import ElementwiseOptimizer, check_rate
 
-__all__ = ["DelayedNesterov", "delayed_nesterov"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DelayedNesterov(ElementwiseOptimizer):
     """Nesterov momentum where pseudo-gradients arrive one by one: it moves once in N arrivals.

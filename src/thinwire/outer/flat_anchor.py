@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import BlockSums, anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError
 from thinwire.host_copy import HostCopy
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.storage import StatePlacement, StoredTensor
-
-__all__ = ["FlatAnchor", "StepRule"]
 
 
 class StepRule(ABC):
@@ -40,7 +39,6 @@ class StepRule(ABC):
         """
 
 
-@final
 class FlatAnchor:
     """theta = OuterOpt(theta, mean), at rest between rounds, moved part by part.
 

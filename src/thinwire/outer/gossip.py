@@ -1,7 +1,6 @@
 """Gossip: every worker has an anchor of its own, pulled to the mean weights of those it meets."""
 
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer.base import OuterOptimizer
@@ -10,10 +9,7 @@ from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.outer.torch_optimizers import SGD
 
-__all__ = ["Gossip"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gossip(OuterOptimizer):
     """m_k = mu m_k + eta (phi_k - mean_g theta); phi_k = phi_k - m_k; theta_k = phi_k.
@@ -57,15 +53,9 @@ class Gossip(OuterOptimizer):
                 do="pass the published lr=0.7 and momentum=0.5, or a lower momentum",
             )
 
-    @property
-    def has_own_anchors(self) -> bool:
-        """True: nothing makes the workers' anchors equal."""
-        return True
+    has_own_anchors = True
 
-    @property
-    def averages_weights(self) -> bool:
-        """True: theta travels."""
-        return True
+    averages_weights = True
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Refuse an overlap that needs an anchor that all workers share."""

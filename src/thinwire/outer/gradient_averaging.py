@@ -6,21 +6,21 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
 
 from thinwire.blocks import LazyVector, StreamedVector, VectorPart, block_numel, spans
 from thinwire.checksums import BlockSums
 from thinwire.eager import eager
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, nn, torch
 from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.nested_steps import is_nested_step
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
-
-__all__ = ["GradientAveraging"]
 
 _Settings = list[dict[str, Any]]
 
@@ -30,7 +30,6 @@ _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[_GradientS
 )
 
 
-@final
 class _GradientState(OuterState):
     """Takes gradients out of `optimizer.step()` and puts their mean in before the real step.
 
@@ -160,7 +159,6 @@ class _GradientState(OuterState):
             _OWNERS.pop(optimizer, None)
 
 
-@final
 class _Gradients(LazyVector):
     """The gradients, and what clipping leaves of them."""
 
@@ -173,7 +171,6 @@ class _Gradients(LazyVector):
         return values if self._scale is None else values.mul_(self._scale)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientAveraging(OuterOptimizer):
     """g = (1/K) sum_k g_k; theta = InnerOpt(theta, g): the corner where every step is a round.

@@ -8,7 +8,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, final
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from thinwire.blocks import (
     ComputedVector,
@@ -20,13 +23,10 @@ from thinwire.blocks import (
     spans,
 )
 from thinwire.errors import CheckpointError, ConfigurationError
-from thinwire.lazy_torch import Tensor, no_grad, torch
 from thinwire.live_vector import LiveVector, OpenWeights
 from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.storage import StoredTensor
-
-__all__ = ["Delay", "Eager", "Overlap"]
 
 MakeVector: TypeAlias = Callable[[], FlatAnchor]
 
@@ -63,7 +63,6 @@ class Overlap(ABC):
         """Join the live weights of `context` with outer parameters that `make` makes of them."""
 
 
-@final
 class _DelayState(OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
@@ -101,7 +100,7 @@ class _DelayState(OuterState):
             return delta
         return _UnroundedWeights(self._live.open(), self._vector.resting())
 
-    @no_grad
+    @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
         weights = self._live.open()
         origin = weights if self._alone and self._is_measured else None
@@ -111,7 +110,7 @@ class _DelayState(OuterState):
         finally:
             weights.close()
 
-    @no_grad
+    @torch.no_grad()
     def reset_live(self, local_delta: Tensor | None) -> None:
         self._is_measured = False
         weights = self._live.open()
@@ -139,7 +138,6 @@ class _DelayState(OuterState):
         self._vector.load_state_dict(state)
 
 
-@final
 class _Movement(LazyVector):
     """anchor - local, from the anchor as the live weights had it."""
 
@@ -158,7 +156,6 @@ class _Movement(LazyVector):
         return self._weights.is_finite()
 
 
-@final
 class _UnroundedWeights(LazyVector):
     """The live weights, with what rounding to 16 bits took from them: that is no movement."""
 
@@ -173,7 +170,6 @@ class _UnroundedWeights(LazyVector):
         return weights if written is anchor else weights.add_(anchor - written)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delay(Overlap):
     """The mean of what was sent after step t is applied after step t + tau.
@@ -245,7 +241,6 @@ def _check_whole(tau: object) -> None:
         )
 
 
-@final
 class _EagerState(OuterState):
     """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
 
@@ -268,7 +263,7 @@ class _EagerState(OuterState):
         # Whole, because `on_sent` moves the live weights before it is encoded.
         yield DenseVector(moved)
 
-    @no_grad
+    @torch.no_grad()
     def on_sent(self, delta: LazyVector) -> None:
         self._sent.append(self._context.storage.keep(delta.whole().clone()))
         if len(self._sent) == 1:
@@ -279,7 +274,7 @@ class _EagerState(OuterState):
         for part in spans(0, delta.numel, block_numel(delta.device)):
             yield part, delta.read(part).div_(self._context.workers)
 
-    @no_grad
+    @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
         self._shared.step(mean, _ignore)
         answered = self._sent.popleft()
@@ -356,7 +351,6 @@ def _ignore(part: VectorPart, values: Tensor) -> None:
     del part, values
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eager(Overlap):
     """One whole round of overlap: others' last round, and of this one what the worker did itself.

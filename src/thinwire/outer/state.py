@@ -6,18 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import final
+
+from torch import Tensor
 
 from thinwire.blocks import LazyVector, StreamedVector
 from thinwire.checksums import anchor_digest
-from thinwire.lazy_torch import Tensor
 from thinwire.live_weights import LiveWeights
 from thinwire.storage import StatePlacement
 
-__all__ = ["FragmentContext", "OuterState"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FragmentContext:
     """The worker and the fragment that an outer state is made for.
@@ -44,7 +41,6 @@ class OuterState(ABC):
     def measure(self) -> AbstractContextManager[LazyVector]:
         """How far this worker has moved, [numel]: computed as it is read, until the block ends."""
 
-    @final
     def pseudo_gradient(self) -> Tensor:
         """What `measure` gives, as a new fp32 [numel]."""
         with self.measure() as delta:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor, nn
 
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import FP32_MAX, Tensor, nn, torch
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.flat_anchor import FlatAnchor, StepRule
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
-
-__all__ = ["SGD", "AdamW", "ElementwiseOptimizer", "check_rate"]
 
 
 class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
@@ -37,7 +36,6 @@ class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
         return overlap.join(make, context)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGD(ElementwiseOptimizer):
     """m = mu m + Delta; theta = theta - eta (Delta + mu m) with Nesterov, else theta - eta m.
@@ -95,7 +93,6 @@ class SGD(ElementwiseOptimizer):
         return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW(ElementwiseOptimizer):
     """Adam on the mean pseudo-gradient; no weight decay, which belongs to the inner optimizer.
@@ -150,7 +147,7 @@ class AdamW(ElementwiseOptimizer):
 
 def check_rate(lr: float) -> None:
     """Raise `ConfigurationError` unless `lr` can be an outer learning rate."""
-    if not 0.0 <= lr <= FP32_MAX:
+    if not 0.0 <= lr <= torch.finfo(torch.float32).max:
         raise ConfigurationError(
             f"use an outer optimizer with lr={lr}",
             because="it must be finite and not negative: a pseudo-gradient (anchor - local) has "

@@ -13,8 +13,6 @@ from typing import Final
 
 from thinwire.errors import unknown_name
 
-__all__ = ["PEAK_TFLOPS_PER_S", "peak_flops_per_s"]
-
 PEAK_TFLOPS_PER_S: Final[Mapping[str, float]] = {
     "A10": 125,
     "A30": 165,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
@@ -13,8 +13,6 @@ from thinwire.plan.job import Job
 from thinwire.plan.loss import LossEstimate, expected_loss
 from thinwire.plan.required import required_bandwidth, steady_utilisation
 from thinwire.plan.traffic import Traffic
-
-__all__ = ["USED_SHARE", "Advice", "NeededChange", "Recommendation", "advise"]
 
 _MOST: Final = 5
 _FEWEST_ROUNDS: Final = 10
@@ -26,7 +24,6 @@ delays a message that just fits is waited for in each of many. Replays of messag
 as the steps that were to hide them waited as if they had 0.82 to 0.86 of the rate (docs/log.md)."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
     """A choice that reaches the target.
@@ -42,7 +39,6 @@ class Recommendation:
     estimate: LossEstimate
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeededChange:
     """What would have to change for the target to be reached.
@@ -58,7 +54,6 @@ class NeededChange:
     choice: Choice
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
     """What to run.
@@ -130,7 +125,6 @@ def advise(
     )
 
 
-@final
 class _Search:
     """A search for one job.
 

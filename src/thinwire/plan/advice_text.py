@@ -14,18 +14,6 @@ from thinwire.plan.money import bill
 from thinwire.plan.text import share_text
 from thinwire.plan.units import duration_text, nbytes_text, rate_text
 
-__all__ = [
-    "LOSS_SOURCE",
-    "advice_cells",
-    "advice_head",
-    "advice_notes",
-    "advice_title",
-    "bill_text",
-    "command_line",
-    "loss_text",
-    "pasted_lines",
-]
-
 LOSS_SOURCE: Final = (
     "Loss: what is expected against data-parallel AdamW on as many tokens, and in brackets how far "
     "the evidence allows it to be off. It is from runs of 0.25M parameters with three seeds, and, "

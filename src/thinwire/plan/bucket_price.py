@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Self
 
 from thinwire.errors import ConfigurationError
 from thinwire.plan.traffic import Traffic
 
-__all__ = ["BucketPrice", "MeetingRequests"]
-
 _GB, _MILLION = 10**9, 10**6
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeetingRequests:
     """What all workers ask of a store so as to agree on who takes part in a round.
@@ -38,7 +35,6 @@ class MeetingRequests:
         return cls(puts=workers + 1, gets=2 * (workers - 1), lists=1)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketPrice:
     """Prices of an object store, in one currency.

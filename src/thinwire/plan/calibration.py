@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Final, final
+from typing import Final
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.method import Method
@@ -20,12 +20,9 @@ from thinwire.plan.topology import Ring, Topology
 from thinwire.plan.traffic import Traffic, traffic
 from thinwire.runs.schema import FinishedRun, RunRecord, read_finished
 
-__all__ = ["Calibration", "Measured", "calibrate", "planned_traffic"]
-
 _FINISHED_RUN: Final = "pass the folder of a finished run of `thinwire train`"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What a run measured, to be compared with a prediction.
@@ -51,7 +48,6 @@ class Measured:
         return self.inner_s / self.training_s if self.training_s else 1.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Span:
     """What happened between two records of worker 0.
@@ -76,7 +72,6 @@ class _Span:
         return max(0.0, self.training_s - self.inner_s - self.wait_s)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """A job as a run had it.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thinwire.method import Method
-
-__all__ = ["INTERVALS", "Choice", "choices"]
 
 INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
 """H that are tried. Losses were measured up to 64; longer rounds are told apart."""
@@ -23,7 +21,6 @@ _BITS: Final = (16, 4, 2, 1)
 _LEAST_PUBLISHED, _MOST_PUBLISHED = 150e6, 15e9
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """A preset and numbers of it, as `--method` has them; None is left to the preset.

@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Coding", "Compute"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
     """One inner step of a worker.
@@ -59,7 +55,6 @@ class Compute:
         return cls(step_s=6 * parameters * tokens / (flops_per_s * mfu))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
     """Seconds to make messages and to use them: `thinwire bench codecs` measures them.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
@@ -13,8 +13,6 @@ from thinwire.plan.scenario import Scenario
 from thinwire.plan.simulate import simulate
 from thinwire.plan.traffic import Traffic
 
-__all__ = ["UTILISATIONS", "Forecast", "RefusedMethod", "Row", "forecast", "forecasts"]
-
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Utilisations for which the bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
 
@@ -23,7 +21,6 @@ _BUSY: Final = 0.99
 _ROUNDS: Final = 16
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """What a method costs and brings, as one worker sees it in the long run.
@@ -93,7 +90,6 @@ class Forecast:
     cost: float | None
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedMethod:
     """A method that cannot train the model in rounds of that length.

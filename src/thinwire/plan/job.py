@@ -1,7 +1,6 @@
 """A job: everything that a forecast depends on besides the method."""
 
 from dataclasses import dataclass, field, replace
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
@@ -15,13 +14,9 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.topology import Ring, Topology
 from thinwire.plan.traffic import Traffic, traffic
 
-__all__ = ["Job"]
-
-
 _LARGEST = {"workers": 100_000, "sync_every": 100_000}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A model, the workers that train it, and what joins them.

@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Link", "TransferTime"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """What joins every worker to all others: full duplex, and the same for every worker.
@@ -63,7 +59,6 @@ class Link:
         return 8 * nbytes / self.down_bits_per_s
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferTime:
     """How long one exchange takes, from when all workers are ready for it.

@@ -15,20 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from thinwire.errors import ThinwireError, unknown_name
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building pays for it
     from transformers import PreTrainedConfig
 
-__all__ = ["HUB_NAME", "LLAMA_SIZES", "LlamaSize", "unknown_model"]
-
 HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
 """The org/name of a model on the Hugging Face hub."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSize:
     """A size of Llama.

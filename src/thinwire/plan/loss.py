@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self
 
 from thinwire.plan.choice import Choice
-
-__all__ = ["LossEstimate", "LossRange", "expected_loss"]
 
 _LARGE: Final = 100_000_000
 _LONG: Final = 1_600
@@ -40,7 +38,6 @@ _PUBLISHED: Final[Mapping[float, tuple[float, float, float, float, float]]] = {
 _PUBLISHED_COLUMNS: Final = {"adamw": (1, 2), "muon": (3, 4)}
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossRange:
     """A difference to the loss of data-parallel AdamW on as many tokens, as a share of it.
@@ -79,7 +76,6 @@ class LossRange:
 _NOTHING: Final = LossRange(low=0.0, middle=0.0, high=0.0)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossEstimate:
     """What a choice is expected to cost.

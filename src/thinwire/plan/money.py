@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigurationError
 
@@ -12,12 +12,9 @@ if TYPE_CHECKING:
     from thinwire.plan.forecast import Forecast
     from thinwire.plan.job import Job
 
-__all__ = ["Bill", "Prices", "bill"]
-
 _HOUR_S, _DAY_S, _GB = 3600.0, 86_400.0, 1e9
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
     """What workers and what they send cost, in one currency.
@@ -46,7 +43,6 @@ class Prices:
                 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bill:
     """What all workers cost together in the whole run, or in a day where its length is not known.

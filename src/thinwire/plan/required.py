@@ -8,14 +8,6 @@ from thinwire.errors import ConfigurationError
 from thinwire.plan.scenario import Scenario
 from thinwire.plan.simulate import simulate
 
-__all__ = [
-    "least_rate",
-    "least_round_s",
-    "required_bandwidth",
-    "steady_round_s",
-    "steady_utilisation",
-]
-
 _MOST_ROUNDS: Final = 64
 _PRECISION: Final = 1e-9
 _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S = 1e-3, 1e21

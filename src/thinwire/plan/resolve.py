@@ -6,15 +6,14 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import torch
 from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
 from thinwire.plan.shape import Shape, Weight
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only resolving pays for it
     from transformers import PreTrainedConfig
-
-__all__ = ["resolve"]
 
 
 def resolve(source: str, *, vocabulary: int | None = None) -> Shape:

@@ -1,7 +1,7 @@
 """A scenario: what a method sends, how fast its workers compute, and what joins them."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import Final
 
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import Coding, Compute
@@ -9,12 +9,9 @@ from thinwire.plan.link import Link, TransferTime
 from thinwire.plan.topology import Ring, Topology
 from thinwire.plan.traffic import MessageSpec, Traffic
 
-__all__ = ["Scenario"]
-
 _EXCHANGES: Final = ("gather", "reduce_scatter", "pairs")
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
     """Everything that a simulation depends on, besides its length.

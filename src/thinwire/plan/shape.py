@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+
+from torch import nn
 
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layers import Part, parts_of
 from thinwire.fragments.layout import Layout, wire_order
-from thinwire.lazy_torch import nn
 from thinwire.optim.roles import parameter_roles
 from thinwire.plan.units import count_text
-
-__all__ = ["Shape", "Weight"]
 
 # Blocks of codecs are 64x64, and shards are cut after a multiple of 64 rows.
 _SIDE = 64
 _LARGEST = 10**15
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight:
     """A trainable parameter.
@@ -53,7 +50,6 @@ class Weight:
         return Weight(part=part, shape=shape, role=role)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """A model of which nothing is known but the shapes of its trainable parameters.

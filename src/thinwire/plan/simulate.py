@@ -10,16 +10,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.plan.link import TransferTime
 from thinwire.plan.scenario import Scenario
 
-__all__ = ["Seconds", "SimulationResult", "simulate"]
 
-
-@final
 @dataclass(kw_only=True, slots=True)  # state: sums
 class Seconds:
     """The seconds of a worker, by what it spent them on.
@@ -80,7 +76,6 @@ class Seconds:
         return max(lost, key=lambda reason: lost[reason])
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationResult:
     """A simulated run, as each of its workers sees it.
@@ -142,7 +137,6 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     return _Simulation(scenario).run(steps)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
     """An exchange under way: of which message, and when its answer is there."""
@@ -151,7 +145,6 @@ class _Pending:
     done_s: float
 
 
-@final
 class _Simulation:
     """A run under way.
 

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.method import Method
@@ -15,19 +15,6 @@ from thinwire.plan.link import Link
 from thinwire.plan.required import steady_utilisation
 from thinwire.plan.traffic import Traffic
 from thinwire.plan.units import duration_text, rate_text
-
-__all__ = [
-    "QUANTITIES",
-    "Bandwidth",
-    "Latency",
-    "Quantity",
-    "StepTime",
-    "Sweep",
-    "SweepCurve",
-    "SyncEvery",
-    "Workers",
-    "sweep",
-]
 
 _POINTS: Final = 100
 _TEXTS: Final[Mapping[str, Callable[[float], str]]] = {
@@ -67,7 +54,6 @@ class Quantity(ABC):
         """Values to simulate, rising; the value in `job` is one of them."""
 
 
-@final
 class Bandwidth(Quantity):
     """Rate of every worker's link, up and down."""
 
@@ -93,7 +79,6 @@ class Bandwidth(Quantity):
         return _spread(min(rates) / 2, max(rates) * 2, self.here(job))
 
 
-@final
 class Latency(Quantity):
     """Latency one way."""
 
@@ -114,7 +99,6 @@ class Latency(Quantity):
         return _spread(min(1e-4, here / 10), max(10.0, here * 10), self.here(job))
 
 
-@final
 class StepTime(Quantity):
     """Seconds of an inner step, around those of the job."""
 
@@ -135,7 +119,6 @@ class StepTime(Quantity):
         return _spread(step_s / 100, step_s * 100, step_s)
 
 
-@final
 class Workers(Quantity):
     """How many workers there are."""
 
@@ -160,7 +143,6 @@ class Workers(Quantity):
         return sorted({*(2.0**power for power in powers), float(job.workers)})
 
 
-@final
 class SyncEvery(Quantity):
     """H of all methods that have rounds."""
 
@@ -192,7 +174,6 @@ QUANTITIES: Final[Mapping[str, Quantity]] = {
 """Quantities that can be swept, by the name of their flag."""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepCurve:
     """A method's utilisation.
@@ -206,7 +187,6 @@ class SweepCurve:
     utilisation: tuple[float | None, ...]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
     """The curves of all methods over one quantity.

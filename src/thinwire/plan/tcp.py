@@ -1,20 +1,17 @@
 """What TCP and gloo add to an exchange, which bare bits over a link do not have."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import Final
 
 from thinwire.errors import ConfigurationError
 from thinwire.plan.link import Link, TransferTime
 from thinwire.plan.topology import Ring, Topology
-
-__all__ = ["OverTcp"]
 
 # IPv4, TCP and its timestamps.
 _HEADER_NBYTES: Final = 20 + 20 + 12
 _SEGMENTS_PER_ACKNOWLEDGEMENT: Final = 2
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverTcp(Topology):
     """Messages as `Distributed` sends them over gloo: in packets, once their receiver is ready.

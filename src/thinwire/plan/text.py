@@ -9,24 +9,6 @@ from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, Row
 from thinwire.plan.job import Job
 from thinwire.plan.units import count_text, duration_text, nbytes_text, rate_text
 
-__all__ = [
-    "BANDWIDTH_HEAD",
-    "OUTCOME_HEAD",
-    "bandwidth_cells",
-    "cost_cells",
-    "cost_head",
-    "job_text",
-    "link_text",
-    "outcome_cells",
-    "refusals",
-    "required_text",
-    "run_cells",
-    "run_head",
-    "run_text",
-    "share_text",
-    "verdict",
-]
-
 OUTCOME_HEAD: Final = ("method", "H", "a round", "a day", "peak bit/s", "busy", "limit", "fits")
 """Headings of `outcome_cells`."""
 

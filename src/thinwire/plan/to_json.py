@@ -17,8 +17,6 @@ from thinwire.plan.job import Job
 from thinwire.plan.money import bill
 from thinwire.plan.sweep import Sweep
 
-__all__ = ["FORMAT", "plan_record"]
-
 FORMAT: Final = 1
 """Changes when a field goes or changes its meaning; new fields may come without a change."""
 

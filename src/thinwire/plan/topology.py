@@ -3,11 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from thinwire.plan.link import Link, TransferTime
-
-__all__ = ["TOPOLOGIES", "Mesh", "Ring", "Star", "Topology", "Tree"]
 
 
 class Topology(ABC):
@@ -41,7 +39,6 @@ def _hops(count: int, moving_s: float, link: Link) -> TransferTime:
     return TransferTime(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh(Topology):
     """Every worker sends straight to every other one.
@@ -61,7 +58,6 @@ class Mesh(Topology):
         return self.gather(nbytes, workers, link)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring(Topology):
     """Every worker passes on what comes from its neighbour: what `Distributed` does over gloo.
@@ -82,7 +78,6 @@ class Ring(Topology):
         return Mesh().scatter(nbytes, workers, link)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree(Topology):
     """Every message goes down a binomial tree of its own: ceil(log2 K) hops instead of K - 1.
@@ -107,7 +102,6 @@ class Tree(Topology):
         return _hops((workers - 1).bit_length(), moved * link.seconds(nbytes), link)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Star(Topology):
     """Everything goes through a hub that is never the bottleneck, such as an object store.

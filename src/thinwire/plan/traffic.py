@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 from thinwire.exchange import Pattern
@@ -20,10 +19,7 @@ from thinwire.fragments import Fragment
 from thinwire.method import Method
 from thinwire.plan.shape import Shape
 
-__all__ = ["MessageSpec", "Traffic", "traffic"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageSpec:
     """One fragment's exchange, as one worker sees it; it is repeated every H steps.
@@ -64,7 +60,6 @@ class MessageSpec:
         return steps - (steps - first) % sync_every if steps >= first else 0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """What one worker sends and receives in a run.

@@ -17,19 +17,6 @@ from thinwire.errors import ConfigurationError, ThinwireError, unknown_name
 if TYPE_CHECKING:  # slow to import (decimal comes with it), and needed on a command line only
     from fractions import Fraction
 
-__all__ = [
-    "count_text",
-    "duration_text",
-    "nbytes_text",
-    "parse_count",
-    "parse_duration",
-    "parse_latency",
-    "parse_price",
-    "parse_rate",
-    "parse_share",
-    "rate_text",
-]
-
 # Scale -> spellings, of which the first is shown.
 _Units = Mapping[str, tuple[str, ...]]
 _DURATIONS: Final[_Units] = {

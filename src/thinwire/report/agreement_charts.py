@@ -17,8 +17,6 @@ from thinwire.runs.schema import FinishedRun
 from thinwire.runs.statistics import estimate, mean_curve
 from thinwire.runs.variants import Variant
 
-__all__ = ["agreement_blocks"]
-
 _STATISTICS: Final[Mapping[str, tuple[str, str]]] = {
     "cosine": ("Cosine between workers' pseudo-gradients", "mean cosine of two workers"),
     "feedback_norm": ("Norm of the error feedback", "mean norm of feedback"),

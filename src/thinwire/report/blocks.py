@@ -5,32 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
 from thinwire.errors import ConfigurationError
-
-__all__ = [
-    "Block",
-    "Cell",
-    "Chart",
-    "Commands",
-    "Details",
-    "Heading",
-    "LinkControls",
-    "MethodControls",
-    "Notice",
-    "PageData",
-    "Paragraph",
-    "SortableTable",
-    "TextTable",
-    "TimelineControls",
-    "asset",
-    "rounded",
-    "templates",
-]
 
 MAIN_WITHIN: Final = 8
 """Among which columns page.css can tell those that a narrow window shows first."""
@@ -70,7 +50,6 @@ class Block(ABC):  # noqa: B024 - only the macros of its kinds differ
         return getattr(macros, type(self).__name__)(self)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paragraph(Block):
     """A paragraph.
@@ -82,7 +61,6 @@ class Paragraph(Block):
     text: str
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading(Block):
     """A heading, and perhaps a paragraph below it.
@@ -98,7 +76,6 @@ class Heading(Block):
     below: str = ""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice(Block):
     """Something that a reader should not overlook, with a link to the rest of it.
@@ -112,7 +89,6 @@ class Notice(Block):
     target: str
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Details(Block):
     """Blocks that are folded away until a reader opens them; works without a script.
@@ -126,7 +102,6 @@ class Details(Block):
     blocks: Sequence[Block]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commands(Block):
     """Lines for a terminal.
@@ -140,7 +115,6 @@ class Commands(Block):
     label: str
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageData(Block):
     """What the page's scripts work with; not shown.
@@ -157,7 +131,6 @@ class PageData(Block):
 # -- tables and charts -----------------------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTable(Block):
     """Rows of text: the first column says what a row is, the others are right-aligned.
@@ -209,7 +182,6 @@ def _check_main(main: tuple[str, ...], head: tuple[str, ...]) -> None:
         )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SortableTable(Block):
     """A table whose columns sort it, and which can be copied as text with tabs.
@@ -242,7 +214,6 @@ class SortableTable(Block):
         return _main_columns(self.main, self.head)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart(Block):
     """A figure, whose colours the page chooses, so that they suit a light and a dark one.
@@ -285,7 +256,6 @@ def rounded(value: Any) -> Any:
 # -- what a reader chooses -------------------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodControls(Block):
     """The legend of all charts: what it does not tick is not drawn; and which loss they show.
@@ -334,7 +304,6 @@ class MethodControls(Block):
     )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkControls(Block):
     """The link on which wall-clock is worked out.
@@ -346,7 +315,6 @@ class LinkControls(Block):
     topologies: Sequence[str]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimelineControls(Block):
     """The choice of the variant whose rounds are shown.

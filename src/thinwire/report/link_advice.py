@@ -11,8 +11,6 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.report.blocks import Block, Paragraph, TextTable
 
-__all__ = ["link_advice"]
-
 _BITS_PER_S: Final = (1e5, 1e6, 1e7, 1e8, 1e9)
 # Those that the page's link has when it is opened.
 _STEP_S, _LATENCY_S = 0.1, 0.05

@@ -8,7 +8,7 @@ and the planner itself says what `moved`, `hops` and `last` are.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
@@ -22,10 +22,7 @@ from thinwire.plan.topology import TOPOLOGIES, Topology
 from thinwire.plan.traffic import Traffic
 from thinwire.runs.schema import FinishedRun
 
-__all__ = ["LinkReplay", "ShapeCache", "crossing_of", "replay_data"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkReplay:
     """The exchanges of a run.
@@ -76,7 +73,6 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
     return [taken.transfer_s, taken.latency_s, taken.lag_s]
 
 
-@final
 class ShapeCache:
     """Shapes of models: each is resolved once, because that takes a second."""
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from markupsafe import Markup
 
@@ -11,10 +10,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.files import replace_text
 from thinwire.report.blocks import Block, Chart, asset, templates
 
-__all__ = ["Page", "write_page"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """What a page shows.

@@ -7,8 +7,6 @@ from typing import Final
 
 from thinwire.runs.variants import Variant
 
-__all__ = ["family_of", "first_shown", "front_of", "pareto_front", "senders"]
-
 _MANY: Final = 12
 _BASELINES: Final = ("ddp", "diloco")
 

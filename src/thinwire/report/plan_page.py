@@ -23,8 +23,6 @@ from thinwire.plan.text import (
 from thinwire.report.blocks import Block, Chart, Heading, Paragraph, TextTable
 from thinwire.report.page import Page
 
-__all__ = ["advice_blocks", "plan_page"]
-
 _FEW_POINTS: Final = 30
 
 

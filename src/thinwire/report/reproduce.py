@@ -16,8 +16,6 @@ from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.schedule import WarmupCosine
 
-__all__ = ["command_of", "compare_command", "flags_of", "report_command"]
-
 _RECIPES: Final = ("laptop", "paper")
 _OF_ROUNDS: Final = ("sync-every", "outer-lr", "outer-momentum")
 _PARTS: Final[Mapping[str, type]] = {

@@ -11,16 +11,6 @@ from thinwire.runs.statistics import paired_difference
 from thinwire.runs.status import RunStatus
 from thinwire.runs.variants import Variant
 
-__all__ = [
-    "contributions_table",
-    "curves_table",
-    "left_out_table",
-    "link_table",
-    "ranked",
-    "results_table",
-    "versions_table",
-]
-
 
 def ranked(variants: Sequence[Variant]) -> list[Variant]:
     """`variants` by rising loss."""

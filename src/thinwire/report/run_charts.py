@@ -8,8 +8,6 @@ from thinwire.report.pareto import front_of, senders
 from thinwire.report.traces import line, styles_of
 from thinwire.runs.variants import Variant
 
-__all__ = ["front_chart", "link_charts", "loss_charts", "waits_chart"]
-
 _FEW: Final = 12
 _LOSS_AXIS: Final[Mapping[str, Any]] = {
     "title": {"text": "loss, nats per token"},

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.plan.topology import TOPOLOGIES
@@ -46,8 +46,6 @@ from thinwire.runs.find import find_runs
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.runs.variants import Variant, repeated_runs, variants_of
 
-__all__ = ["ReportData", "read_report_data", "run_page"]
-
 _SCRIPTS: Final = ("link.js", "report.js", "table.js")
 _ON_THE_LINK: Final = (
     "Simulated by the planner of thinwire plan from the messages that each run sent, whose bytes "
@@ -60,7 +58,6 @@ _SEVERAL_K: Final = (
 _FEW_COMMANDS: Final = 6
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
     """What a report shows.

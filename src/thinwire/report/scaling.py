@@ -3,15 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 from thinwire.report.blocks import Chart
 from thinwire.runs.variants import Variant, differing
 
-__all__ = ["Family", "families", "scaling_charts"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """Variants of a method that differ in K or in H: a line of a chart.
@@ -27,7 +24,6 @@ class Family:
     besides: tuple[str, ...]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Quantity:
     symbol: str

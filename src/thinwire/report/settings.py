@@ -7,8 +7,6 @@ from thinwire.report.blocks import Cell, SortableTable, TextTable
 from thinwire.report.pareto import first_shown
 from thinwire.runs.variants import Variant, differing
 
-__all__ = ["differences_table", "shared_table"]
-
 _SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
 
 

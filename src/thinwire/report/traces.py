@@ -36,8 +36,6 @@ from thinwire.runs.schema import RunRecord
 from thinwire.runs.statistics import MeanCurve
 from thinwire.runs.variants import Variant
 
-__all__ = ["LOSSES", "curves_of", "errors", "line", "styles_of"]
-
 LOSSES: Final[Mapping[str, Callable[[RunRecord], float | None]]] = {
     "validation": lambda record: record.val_loss,
     "training": lambda record: record.loss,

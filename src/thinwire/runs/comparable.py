@@ -11,15 +11,6 @@ from thinwire.handshake import flatten_description
 from thinwire.method import with_present_names
 from thinwire.runs.schema import FinishedRun
 
-__all__ = [
-    "check_comparable",
-    "common_fields",
-    "common_ground",
-    "differences",
-    "most_common",
-    "not_comparable",
-]
-
 _COMMON = ("model", "data", "steps", "global_batch")
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 

@@ -6,8 +6,6 @@ from typing import Final
 
 from thinwire.runs.status import RunStatus, has_files_of_run, read_run
 
-__all__ = ["find_runs"]
-
 _DEEPEST: Final = 3
 
 

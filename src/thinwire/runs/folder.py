@@ -4,15 +4,13 @@ import json
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_text
 from thinwire.handshake import check_same
 from thinwire.runs.identity import identities
 from thinwire.runs.schema import read_config, read_summary
-
-__all__ = ["WITH_WORKERS", "RunFolder", "without", "write_json"]
 
 WITH_WORKERS = ("workers", "machine.threads")
 """Fields that change with the number of workers: each has its share of the cores."""
@@ -28,7 +26,6 @@ def without(fields: Mapping[str, str], left_out: Collection[str]) -> dict[str, s
     return {field: value for field, value in fields.items() if field not in left_out}
 
 
-@final
 class RunFolder:
     """The files of one run under `path`."""
 

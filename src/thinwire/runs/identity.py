@@ -6,8 +6,6 @@ from typing import Any, Final
 from thinwire.handshake import flatten_description
 from thinwire.method import with_present_names
 
-__all__ = ["MODEL_CONFIGURATION", "identities", "identity_fields"]
-
 MODEL_CONFIGURATION: Final = "model.configuration."
 """What fields begin with that say what the file of a model says."""
 

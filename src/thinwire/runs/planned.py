@@ -12,8 +12,6 @@ from thinwire.runs.folder import write_json
 from thinwire.runs.schema import read_object
 from thinwire.runs.status import RunState, RunStatus
 
-__all__ = ["find_planned_runs", "is_over", "note_planned_runs", "was_killed"]
-
 _FILE: Final = "planned.json"
 _GO_ON: Final = (RunState.UNFINISHED, RunState.ABSENT)
 

@@ -5,21 +5,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast, final
+from typing import Any, Final, TypeGuard, cast
 
 from thinwire.errors import CheckpointError
 from thinwire.method import with_present_names
-
-__all__ = [
-    "FinishedRun",
-    "RunConfig",
-    "RunRecord",
-    "RunSummary",
-    "read_config",
-    "read_finished",
-    "read_object",
-    "read_summary",
-]
 
 _DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
@@ -27,7 +16,6 @@ _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedb
 # -- what the files hold ---------------------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """config.json.
@@ -68,7 +56,6 @@ class RunConfig:
         return self.global_batch * self.sequence_length
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
     """summary.json.
@@ -112,7 +99,6 @@ class RunSummary:
     described: Mapping[str, Any]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """A line of metrics.jsonl; counters and seconds are those since the run began.
@@ -150,7 +136,6 @@ class RunRecord:
     )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
     """A finished run whose files agree with each other.
@@ -185,7 +170,6 @@ class FinishedRun:
 _REQUIRED: Final = object()
 
 
-@final
 class _JsonFields:
     """The fields of a JSON object, checked as they are taken.
 

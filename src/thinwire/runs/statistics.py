@@ -4,14 +4,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["Estimate", "MeanCurve", "estimate", "mean_curve", "paired_difference", "standard_error"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """A mean over seeds, and how far it can be trusted.
@@ -106,7 +103,6 @@ def paired_difference(by_seed: Mapping[int, float], base: Mapping[int, float]) -
     return estimate({seed: by_seed[seed] - base[seed] for seed in common}) if common else None
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanCurve:
     """A quantity over the steps of a run, averaged over seeds.

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from thinwire.errors import CheckpointError
 from thinwire.handshake import first_difference
@@ -14,22 +14,10 @@ from thinwire.runs.folder import RunFolder, without, write_json
 from thinwire.runs.identity import identities
 from thinwire.runs.schema import FinishedRun, read_config, read_finished, read_object
 
-__all__ = [
-    "RunState",
-    "RunStatus",
-    "forget_failure",
-    "has_files_of_run",
-    "note_failure",
-    "read_run",
-    "status_of",
-    "unrelated_runs",
-]
-
 _FAILURE: Final = "failed.json"
 _FILES: Final = ("config.json", "summary.json", "metrics.jsonl", "checkpoints")
 
 
-@final
 class RunState(StrEnum):
     """How far a run has come."""
 
@@ -43,7 +31,6 @@ class RunState(StrEnum):
     UNRELATED = "not of this comparison"
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run's state, and the run itself if it is finished.

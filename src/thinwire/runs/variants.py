@@ -4,13 +4,11 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias
 
 from thinwire.runs.identity import identity_fields
 from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord
 from thinwire.runs.statistics import Estimate, MeanCurve, estimate, mean_curve
-
-__all__ = ["Variant", "differing", "repeated_runs", "variants_of"]
 
 # Where a run happened, how often something was noted, and the seed: not what was trained.
 _NOT_OF_A_VARIANT: Final = ("seed", "method.name", "machine.threads")
@@ -20,7 +18,6 @@ _FEW: Final = 3
 _Key: TypeAlias = tuple[tuple[str, str], ...]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
     """Runs that differ in nothing but their seed, and what they say together.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from typing import Any, final
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.token import Token
-
-__all__ = ["SEAL_NBYTES", "Sealer", "place_of"]
 
 _NONCE_NBYTES, _TAG_NBYTES = 12, 16
 SEAL_NBYTES = _NONCE_NBYTES + _TAG_NBYTES
@@ -28,7 +28,6 @@ def place_of(*parts: str | int) -> bytes:
     return json.dumps(parts, separators=(",", ":")).encode()
 
 
-@final
 class Sealer:
     """Seals payloads with a key of the token's, and opens them.
 

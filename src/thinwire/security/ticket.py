@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Self
 
 from thinwire.errors import ConfigurationError
-
-__all__ = ["Ticket", "is_ticket"]
 
 _SCHEME = "thinwire://"
 _FORM = re.compile(r"thinwire://(?P<secret>[^@/#\s]+)@(?P<address>[^@/#\s]+:\d+)#(?P<check>\w{6})")
@@ -24,7 +22,6 @@ def is_ticket(text: str) -> bool:
     return text.startswith(_SCHEME)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
     """Where the lighthouse of a run is, and its token.

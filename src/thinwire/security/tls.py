@@ -14,8 +14,6 @@ from pathlib import Path
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 
-__all__ = ["client_context", "server_context"]
-
 _PURPOSE = "thinwire tls certificate 1"
 # No machine's clock may be wrong enough to be outside.
 _BEGIN, _END = datetime.datetime(1970, 1, 2), datetime.datetime(9999, 1, 1)

@@ -4,18 +4,14 @@ import hashlib
 import hmac
 import os
 from pathlib import Path
-from typing import final
 
 from thinwire.errors import ConfigurationError
-
-__all__ = ["TOKEN_VARIABLE", "Token", "find_token"]
 
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 _SHORTEST = 16
 _KEY_NBYTES = 32
 
 
-@final
 class Token:
     """Secret that the workers of a run and their lighthouse share; it is never sent.
 

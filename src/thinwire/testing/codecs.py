@@ -13,8 +13,6 @@ from thinwire.codecs import BoundCodec, Codec
 from thinwire.errors import ExchangeError
 from thinwire.fragments.layout import CHUNK, Layout
 
-__all__ = ["ODD_SIZES", "CodecContract", "ragged_layout", "vector"]
-
 ODD_SIZES = (0, 1, 2, 3, 7, 64, 127, 1009, 4095, 4096, 4097, 8191)
 
 _LARGEST = torch.finfo(torch.float32).max

@@ -6,7 +6,7 @@ of them before any calls `finish`.
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -28,13 +28,10 @@ from thinwire.transport import AllGather, AllToAll, Announce, Requests, Round, R
 from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.transport.in_process import answers_of
 
-__all__ = ["ElasticHub", "HubTransport"]
-
 T = TypeVar("T")
 Tamper: TypeAlias = Callable[[int, int, Tensor], Tensor]
 
 
-@final
 class ElasticHub:
     """Connects K elastic workers that share a thread, and does to them what a network would.
 
@@ -163,7 +160,6 @@ class ElasticHub:
             yield Load(leader.capture())
 
 
-@final
 class HubTransport(Transport, Membership):
     """One worker's end of an `ElasticHub`, from `ElasticHub.connect`.
 
@@ -201,10 +197,7 @@ class HubTransport(Transport, Membership):
             return FinishedRound(running)
         return self.hub.exchange_of(self, tag).add(self.rank, running)
 
-    @property
-    def is_fixed(self) -> bool:
-        """False: a test lets workers come and go."""
-        return False
+    is_fixed = False
 
     def join(self, state: SharedState) -> None:
         """Let the hub read `state`."""
@@ -236,7 +229,6 @@ class HubTransport(Transport, Membership):
         self.closes += 1
 
 
-@final
 class _HubExchange:
     """The exchange of each rank, carried for all of them by the first that waits."""
 
@@ -287,7 +279,6 @@ class _HubExchange:
         ]
 
 
-@final
 class _HubRound(Round[T]):
     def __init__(self, exchange: _HubExchange, rank: int, running: RunningExchange[T]) -> None:
         self._exchange, self._rank, self._running = exchange, rank, running

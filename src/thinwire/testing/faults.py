@@ -1,7 +1,7 @@
 """Faults on purpose: exchanges whose messages are changed on their way."""
 
 from abc import ABC
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.transport import (
     Request,
@@ -11,8 +11,6 @@ from thinwire.transport import (
     Transport,
     WrappedTransport,
 )
-
-__all__ = ["Change", "Changing", "tampered"]
 
 T = TypeVar("T")
 
@@ -52,7 +50,6 @@ def tampered(requests: Requests[T], change: Change) -> Requests[T]:
         answer = change.arrived(request, (yield change.sent(request)))
 
 
-@final
 class Changing(WrappedTransport):
     """A transport with `change` at every exchange.
 

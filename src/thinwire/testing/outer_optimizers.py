@@ -10,8 +10,6 @@ from thinwire.live_weights import LiveWeights
 from thinwire.outer import Delay, FragmentContext, OuterOptimizer, OuterState
 from thinwire.storage import OnDevice
 
-__all__ = ["OuterContract"]
-
 _NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
 
 

@@ -7,26 +7,10 @@ with these.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-__all__ = [
-    "BuildModel",
-    "BuildOptimizer",
-    "Loss",
-    "ReleasedRound",
-    "reference_async_diloco",
-    "reference_ddp",
-    "reference_decoupled_momentum",
-    "reference_demo",
-    "reference_diloco",
-    "reference_noloco",
-    "reference_released_sparseloco",
-    "reference_sparseloco",
-    "reference_streaming",
-]
 
 _CHUNK = 4096
 _SIDE = 64
@@ -315,7 +299,6 @@ def _restart(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> None:
             parameter.copy_(value)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleasedRound:
     """A round of `reference_released_sparseloco`; each list has an entry for every matrix.

@@ -4,7 +4,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar
 
 import pytest
 import torch
@@ -22,18 +22,6 @@ from thinwire.transport import (
     ToCaller,
     Transport,
 )
-
-__all__ = [
-    "TransportContract",
-    "announced",
-    "check_background",
-    "check_worker",
-    "gathered",
-    "neighbours",
-    "payload_of",
-    "reduced",
-    "swapped",
-]
 
 _TAG = RoundTag(what="a test payload", round=1)
 
@@ -108,7 +96,6 @@ class _Part(ABC, Generic[T]):
         self._caller: threading.Thread | None = None
         self.round: Round[T] = transport.run(self._seen_by_caller(self._requests()), _TAG)
 
-    @final
     def check(self) -> None:
         """Wait: the outcome is the right one, and the rest of the exchange ran in this thread."""
         self._check(self.round.wait())
@@ -126,7 +113,6 @@ class _Part(ABC, Generic[T]):
         return outcome
 
 
-@final
 class _Gathering(_Part[Sequence[Tensor]]):
     def _requests(self) -> Requests[Sequence[Tensor]]:
         return gathered(self._payload(self._rank))
@@ -140,7 +126,6 @@ class _Gathering(_Part[Sequence[Tensor]]):
         return payload_of(20 * self._seed + rank, 13 + self._seed)
 
 
-@final
 class _Reduction(_Part[Sequence[Tensor]]):
     """What goes to worker j has 37 j bytes, and 0 for j = 0."""
 
@@ -169,7 +154,6 @@ class _Reduction(_Part[Sequence[Tensor]]):
         return self._result(self._rank)
 
 
-@final
 class _Swapping(_Part[Tensor]):
     """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
 
@@ -187,7 +171,6 @@ class _Swapping(_Part[Tensor]):
         return payload_of(60 * self._seed + rank, 17 + 5 * pair)
 
 
-@final
 class _ThreeRequests(_Part[Tensor]):
     """Each request sends what came of the one before."""
 
@@ -216,7 +199,6 @@ _KINDS: Sequence[Callable[[Transport, int], _Part[Sequence[Tensor]] | _Part[Tens
 )
 
 
-@final
 class _ExpectedError(Exception):
     """What an exchange of a test raises."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +37,6 @@ from thinwire.train.folder_lock import locked
 from thinwire.train.models import save_pretrained
 from thinwire.train.workers.random_stream import RandomStream
 from thinwire.train.workers.worker import token_losses
-
-__all__ = [
-    "AsyncTrainee",
-    "AsyncTraining",
-    "build_model",
-    "serve",
-    "validation_loss",
-    "without_rounds",
-    "work",
-]
 
 ObserveRecord: TypeAlias = Callable[[Mapping[str, float]], None]
 
@@ -108,7 +98,6 @@ def validation_loss(model: nn.Module, windows: Tensor, *, batch: int = 64) -> fl
     return total / windows[:, 1:].numel()
 
 
-@final
 class AsyncTrainee:
     """One worker of an asynchronous run: model, inner optimizer and data, all its own.
 
@@ -211,7 +200,6 @@ class AsyncTrainee:
         self.steps = int(state["steps"])
 
 
-@final
 class AsyncTraining:
     """A whole asynchronous run in this process, by a virtual clock.
 

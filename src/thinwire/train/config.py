@@ -1,7 +1,7 @@
 """The complete description of a training run."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method, describe
@@ -9,14 +9,11 @@ from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.schedule import WarmupCosine
 
-__all__ = ["Machine", "Periods", "TrainConfig"]
-
 _MOST: Final = 2**53  # what JSON and floats hold exactly
 _MOST_THREADS: Final = 2**15
 _YEAR_S: Final = 366 * 86_400
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Periods:
     """How often things happen, in inner steps; 0 means only at the end, unless said otherwise.
@@ -43,7 +40,6 @@ class Periods:
         _check_range(1, keep_checkpoints=self.keep_checkpoints)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """Where and in which precision the arithmetic happens.
@@ -96,7 +92,6 @@ class Machine:
             )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """A run: everything that decides what it computes.

@@ -10,8 +10,6 @@ from filelock import FileLock, Timeout
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["locked"]
-
 _LOG = logging.getLogger(__name__)
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 

@@ -32,15 +32,6 @@ from thinwire.train.workers.stacked import StackedWorkers
 from thinwire.train.workers.worker import FixedWorkerId, Worker
 from thinwire.transport import Distributed, RoundTag, Transport, in_process, sealed_by_default
 
-__all__ = [
-    "assemble",
-    "assemble_elastic",
-    "assemble_over_bucket",
-    "common_fields",
-    "join",
-    "resolve",
-]
-
 
 def resolve(
     config: TrainConfig,

@@ -9,23 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_folder
-from thinwire.lazy_torch import torch
 from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["Model", "save_pretrained"]
-
 # Where and by what a configuration was written, and what training sets by itself.
 _NOT_OF_THE_MODEL: Final = ("_name_or_path", "transformers_version", "use_cache", "dtype")
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Which causal language model to train from scratch.

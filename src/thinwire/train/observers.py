@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,17 +15,6 @@ from thinwire.elastic.events import Event, EventLog
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.plan.units import nbytes_text
 from thinwire.runs.folder import RunFolder
-
-__all__ = [
-    "EventForwarder",
-    "FolderWriter",
-    "Observer",
-    "Terminal",
-    "shows_bars",
-    "tensorboard",
-    "trackio",
-    "wandb",
-]
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +39,6 @@ class Observer(ABC):
         return
 
 
-@final
 class FolderWriter(Observer):
     """Writes metrics.jsonl and, in an elastic run, events.jsonl."""
 
@@ -71,7 +59,6 @@ class FolderWriter(Observer):
             _LOG.warning("%s", error)
 
 
-@final
 class EventForwarder:
     """Passes every event to observers, beginning with those that the log kept from before.
 
@@ -104,7 +91,6 @@ _SPEED_OVER_S = 24 * 3600.0
 _BAR, _BAR_AND_TIME = 10, 19
 
 
-@final
 class Terminal(Observer):
     """A progress bar on a terminal, a line per evaluation elsewhere."""
 
@@ -187,7 +173,6 @@ def _in_lines(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-@final
 class _ScalarWriter(Observer):
     def __init__(self, write: Any, close: Any) -> None:
         self._write, self._close = write, close

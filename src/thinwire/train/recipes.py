@@ -15,8 +15,6 @@ from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.schedule import WarmupCosine
 
-__all__ = ["Recipe", "find", "laptop", "load", "paper"]
-
 Recipe: TypeAlias = Callable[[str], TrainConfig]
 
 

@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["WarmupCosine"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupCosine:
     """Linear from 0 to 1 over the warm-up, then half a cosine down to `final_fraction`.

@@ -4,8 +4,6 @@ import os
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["count_workers", "is_lead", "under_torchrun"]
-
 
 def under_torchrun() -> bool:
     """Whether torchrun (or something that sets the same variables) started this process."""

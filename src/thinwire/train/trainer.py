@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -29,8 +29,6 @@ from thinwire.train.observers import EventForwarder, FolderWriter, Observer
 from thinwire.train.workers.bucket import BucketConfig
 from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
-
-__all__ = ["ObserverFactory", "StopRequest", "resume", "train"]
 
 _ADDED = "added_bytes_per_message"
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
@@ -154,7 +152,6 @@ def _run(
     return summary
 
 
-@final
 class _RunTimer:
     """Seconds of this run, including those before it was interrupted."""
 
@@ -181,7 +178,6 @@ class _RunTimer:
         setattr(self, name, getattr(self, name) + time.perf_counter() - started_s)
 
 
-@final
 class _Trainer:
     def __init__(
         self,

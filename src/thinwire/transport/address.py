@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from thinwire.errors import ConfigurationError
 
-__all__ = ["address_text", "interface_addresses", "local_address", "split_address"]
-
 # A block reserved for documentation, which only the default route leads to.
 _DEFAULT_ROUTE = "192.0.2.1"
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, final
+from typing import Any
+
+from torch import Tensor
 
 from thinwire.errors import ExchangeError
-from thinwire.lazy_torch import Tensor
 from thinwire.transport.base import RoundTag, RunningExchange
 from thinwire.transport.progress_thread import Future, Task
 
-__all__ = ["AsyncTask"]
 
-
-@final
 class AsyncTask(Task):
     """One exchange.
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from thinwire.transport.base import AllGather, AllToAll, Request, Swap
 
-__all__ = ["Backend", "Carried", "Work", "carried", "no_sync"]
-
 Carried: TypeAlias = AllGather | AllToAll | Swap
 """A request that something has to be carried for."""
 

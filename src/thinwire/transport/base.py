@@ -18,36 +18,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from thinwire.lazy_torch import Tensor
-
-__all__ = [
-    "AllGather",
-    "AllToAll",
-    "Announce",
-    "FinishedRound",
-    "Request",
-    "Requests",
-    "Round",
-    "RoundTag",
-    "RunningExchange",
-    "SharedAnswer",
-    "Swap",
-    "ToCaller",
-    "Transport",
-    "WrappedTransport",
-    "attempt",
-    "on_host",
-    "run_alone",
-    "with_payloads",
-]
+from torch import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTag:
     """Which exchange of a run this is.
@@ -72,7 +50,6 @@ class RoundTag:
 # -- what an exchange may ask for ------------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AllGather:
     """Send `payload` (uint8 [n], the same n on all workers) to every worker.
@@ -99,7 +76,6 @@ class AllGather:
         return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
 
 
-@final
 class SharedAnswer(list[Tensor]):
     """The answer to an all-gather of workers in one process, who all get this very list.
 
@@ -123,7 +99,6 @@ class SharedAnswer(list[Tensor]):
             return self._made[key]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AllToAll:
     """Send `payloads[j]` (uint8, the j-th of one size on all workers) to worker j, for every j.
@@ -149,7 +124,6 @@ class AllToAll:
         return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Swap:
     """Send `payload` (uint8 [n], the same n on both) to worker `peer`, which swaps with this one.
@@ -170,7 +144,6 @@ class Swap:
         return 0 if self.peer == rank else _nbytes(answer) + added_nbytes
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Announce:
     """Make `payload` (bytes of any length) known to the others, before the first round.
@@ -181,7 +154,6 @@ class Announce:
     payload: bytes
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ToCaller:
     """Nothing travels; what follows runs in the thread that calls `Round.wait`.
@@ -249,7 +221,6 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
 # -- running one -----------------------------------------------------------------------------------
 
 
-@final
 class RunningExchange(Generic[T]):
     """An exchange and the request whose answer it waits for.
 
@@ -340,18 +311,14 @@ class Transport(ABC):
             tag: which one, for error messages.
         """
 
-    @property
-    def added_nbytes(self) -> int:
-        """Bytes by which this makes every payload that travels longer; they are counted, too."""
-        return 0
+    added_nbytes: int = 0
+    """Bytes by which this makes every payload that travels longer; they are counted, too."""
 
-    @property
-    def gives_all_the_same(self) -> bool:
-        """Whether a payload reaches either all workers alike or none of them.
+    gives_all_the_same: bool = False
+    """Whether a payload reaches either all workers alike or none of them.
 
-        What is wrong with one is then seen by all, and they need not tell each other.
-        """
-        return False
+    What is wrong with one is then seen by all, and they need not tell each other.
+    """
 
     @property
     def service_requests(self) -> Mapping[str, int]:
@@ -412,7 +379,6 @@ class WrappedTransport(Transport):
         self._inner.close()
 
 
-@final
 class FinishedRound(Round[T]):
     """An exchange that nothing has to be carried for any more, or that failed.
 

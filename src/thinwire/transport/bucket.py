@@ -9,10 +9,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, MismatchError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.async_task import AsyncTask
 from thinwire.transport.base import (
@@ -35,8 +37,6 @@ from thinwire.transport.progress_thread import ProgressThread
 from thinwire.transport.sealed import not_opened
 from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
 
-__all__ = ["Bucket", "check_run_name"]
-
 T = TypeVar("T")
 
 _URL, _RUN = "THINWIRE_BUCKET", "THINWIRE_RUN"
@@ -44,7 +44,6 @@ _WORKER, _WORKERS = "THINWIRE_WORKER", "THINWIRE_WORKERS"
 _MOST_FAILURES = 3
 
 
-@final
 class Bucket(Transport):
     """K workers that exchange by objects in a store, one for each message.
 
@@ -352,7 +351,6 @@ class Bucket(Transport):
             self._written.tried(keys, is_deleted=await self._store.delete(keys))
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
     """One request of an exchange: where its objects lie, and what has come from which workers."""
@@ -362,7 +360,6 @@ class _Step:
     heard: set[int]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Message:
     """Objects that this worker has written for one request.
@@ -382,7 +379,6 @@ class _Message:
     keys: Sequence[str]
 
 
-@final
 class _Written:
     """What this worker has written and not deleted yet.
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,6 @@ from torch import Tensor
 
 from thinwire.transport.backend import Backend, Carried, Work, no_sync
 from thinwire.transport.base import AllGather, AllToAll, Swap
-
-__all__ = ["Collectives", "timeout_of", "twin_of"]
 
 _OLDER_GATHER = "all_gather_into_tensor"
 _POLL_S = 0.0005
@@ -43,7 +41,6 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timed
     return options._timeout
 
 
-@final
 class Collectives(Backend):
     """One exchange in collectives.
 
@@ -135,7 +132,6 @@ class Collectives(Backend):
             self._side_stream.arrive()
 
 
-@final
 class _CollectiveWork(Work):
     def __init__(
         self, work: Any, received: Any, sent: Tensor, complete: Callable[[Any], None]
@@ -148,7 +144,6 @@ class _CollectiveWork(Work):
         return self._received
 
 
-@final
 class _SideStream:
     """A CUDA stream for one exchange, beside the one that trains."""
 

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,8 +34,6 @@ from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-__all__ = ["Distributed", "device_of", "group_of", "naming_failures", "reason_of"]
 
 T = TypeVar("T")
 
@@ -87,7 +85,6 @@ def naming_failures(
         ) from error
 
 
-@final
 class _Shared:
     """What the transports on one group share: their count, and a connection to the group's store.
 
@@ -104,7 +101,6 @@ class _Shared:
             self.store = None if store is None else store.clone()
 
 
-@final
 class _DistributedTask(Task):
     """One exchange over a process group."""
 
@@ -145,7 +141,6 @@ class _DistributedTask(Task):
         self._backend.abort()
 
 
-@final
 class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
 

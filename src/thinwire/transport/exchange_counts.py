@@ -4,14 +4,11 @@ import contextlib
 import datetime
 import time
 from collections.abc import Generator
-from typing import Any, final
-
-__all__ = ["ExchangeCounts"]
+from typing import Any
 
 _READ_S = 2.0
 
 
-@final
 class ExchangeCounts:
     """How many exchanges each worker of a group has begun, and what it has sent with them.
 

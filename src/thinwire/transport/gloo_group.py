@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["gloo_group", "listening_store"]
-
 
 def gloo_group(store: Any, rank: int, world_size: int, *, host: str, timeout_s: float) -> Any:
     """A process group over gloo, apart from the default one and from all that are made of it.

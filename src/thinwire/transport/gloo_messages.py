@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,8 +22,6 @@ from torch import Tensor
 from thinwire.host_copy import HostCopy, lies_on_gpu
 from thinwire.transport.backend import Backend, Carried, Work
 from thinwire.transport.base import AllGather, AllToAll, Swap, with_payloads
-
-__all__ = ["SERIES_COUNT", "GlooMessages"]
 
 _SERIES_BITS = 6
 SERIES_COUNT = 1 << _SERIES_BITS
@@ -34,7 +32,6 @@ _Step: TypeAlias = tuple[int, str]
 """Number and kind of a request within its exchange."""
 
 
-@final
 class _Deadline:
     """One timeout for all messages of a request; its clock starts with the first wait."""
 
@@ -52,7 +49,6 @@ class _Deadline:
         work.wait(datetime.timedelta(seconds=left_s))
 
 
-@final
 class _RingWork(Work):
     """Rows that arrive hop by hop; all but the last are passed on."""
 
@@ -83,7 +79,6 @@ class _RingWork(Work):
         return list(self._everyone.unbind())
 
 
-@final
 class _ScatterWork(Work):
     def __init__(
         self, works: Sequence[Any], received: Any, sent: Sequence[Tensor], clock: _Deadline
@@ -97,7 +92,6 @@ class _ScatterWork(Work):
         return self._received
 
 
-@final
 class _WorkOnceCopied(Work):
     """A request whose payloads are on their way to the host; the thread that waits starts it.
 
@@ -113,7 +107,6 @@ class _WorkOnceCopied(Work):
         return self._carry(copy.read() for copy in self._copies).wait()
 
 
-@final
 class GlooMessages(Backend):
     """One exchange in messages.
 

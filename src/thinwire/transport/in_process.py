@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-from thinwire.lazy_torch import Tensor
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
@@ -23,8 +24,6 @@ from thinwire.transport.base import (
     Swap,
     Transport,
 )
-
-__all__ = ["answers_of", "in_process"]
 
 T = TypeVar("T")
 
@@ -76,7 +75,6 @@ def _unequal(tag: RoundTag, because: str) -> ExchangeError:
     )
 
 
-@final
 @dataclass(eq=False)  # state: it fills up with workers
 class _Meeting:
     """The n-th exchange of every worker, and what stopped it."""
@@ -99,7 +97,6 @@ def _advance(meeting: _Meeting, tag: RoundTag) -> None:
         meeting.error = error
 
 
-@final
 class _Hub:
     """Where the workers meet: exchange n of each worker goes to meeting n."""
 
@@ -146,7 +143,6 @@ class _Hub:
         )
 
 
-@final
 class _InProcessRound(Round[T]):
     def __init__(
         self, hub: _Hub, meeting: _Meeting, tag: RoundTag, running: RunningExchange[T]
@@ -161,7 +157,6 @@ class _InProcessRound(Round[T]):
         return self._meeting.complete_s
 
 
-@final
 class _InProcess(Transport):
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self._rank, self._next_meeting = hub, rank, 0

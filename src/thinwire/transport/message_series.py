@@ -9,15 +9,13 @@ would be taken for it.
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.transport.base import AllGather
 from thinwire.transport.gloo_messages import SERIES_COUNT, GlooMessages
-
-__all__ = ["MessageSeries"]
 
 _AGREEMENT = SERIES_COUNT - 1
 """The series in which ranks agree on all others."""
@@ -26,7 +24,6 @@ _HELD: "weakref.WeakKeyDictionary[Any, list[MessageSeries]]" = weakref.WeakKeyDi
 """Those of this process that have a number, by group."""
 
 
-@final
 class MessageSeries:
     """The exchanges of one transport, and the number that their tags have on its gloo group.
 

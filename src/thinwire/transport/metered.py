@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.transport.base import (
     Announce,
@@ -15,12 +15,9 @@ from thinwire.transport.base import (
     WrappedTransport,
 )
 
-__all__ = ["Metered", "TransportCounters"]
-
 T = TypeVar("T")
 
 
-@final
 @dataclass(kw_only=True, slots=True)  # state: counters
 class TransportCounters:
     """What went over a transport.
@@ -44,7 +41,6 @@ class TransportCounters:
             setattr(self, counter, value)
 
 
-@final
 class _MeteredRound(Round[T]):
     """Counts what is asked for first at once, and the rest when the worker waits for it.
 
@@ -99,7 +95,6 @@ class _MeteredRound(Round[T]):
         return None if self.inner is None else self.inner.arrived_s()
 
 
-@final
 class Metered(WrappedTransport):
     """Wraps a transport and counts bytes and seconds in `counters`.
 

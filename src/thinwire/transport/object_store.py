@@ -11,11 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
-
-__all__ = ["ObjectStore", "ServiceRequests"]
 
 T = TypeVar("T")
 
@@ -34,7 +32,6 @@ _WARNED_TRIES = 5
 _FOLDER_TRIES = 5
 
 
-@final
 @dataclass(kw_only=True, slots=True)  # state: counters
 class ServiceRequests:
     """What was asked of an object store, which charges for it.
@@ -55,7 +52,6 @@ class ServiceRequests:
     retries: int = 0
 
 
-@final
 class ObjectStore:
     """A place for objects: s3://, gs://, az://, file:// or memory://.
 

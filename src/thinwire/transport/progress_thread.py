@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,11 @@ from thinwire.errors import ExchangeError
 from thinwire.transport.backend import no_sync
 from thinwire.transport.base import Round, RoundTag, RunningExchange
 
-__all__ = ["Future", "ProgressThread", "Task"]
-
 _JOIN_S = 5.0
 
 T = TypeVar("T")
 
 
-@final
 class Future(Round[T]):
     """An exchange that another thread carries.
 
@@ -100,7 +97,6 @@ class Task(ABC):
     def abort(self) -> None:
         """Make `carry`, running in another thread, raise soon; this process is ending."""
 
-    @final
     def run(self) -> None:
         """Carry the exchange with as many threads as the thread that made this task has."""
         try:
@@ -113,7 +109,6 @@ class Task(ABC):
         else:
             self.future.succeed(last)
 
-    @final
     def give_up(self) -> None:
         """Tell a thread that still waits that the task will not be run."""
         self.future.fail(
@@ -125,7 +120,6 @@ class Task(ABC):
         )
 
 
-@final
 class ProgressThread:
     """Runs tasks one after the other in a daemon thread, which starts with the first.
 

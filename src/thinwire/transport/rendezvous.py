@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
 
@@ -23,15 +23,12 @@ from thinwire.transport.distributed import Distributed, reason_of
 from thinwire.transport.gloo_group import gloo_group, listening_store
 from thinwire.transport.sealed import sealed_by_default
 
-__all__ = ["Rendezvous", "default_transport"]
-
 T = TypeVar("T")
 
 _ADDRESS, _WORKER, _WORKERS = "THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"
 _POLL_S = 0.02
 
 
-@final
 class Rendezvous(Transport):
     """K workers over gloo, apart from torch.distributed's default process group.
 

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,15 +25,12 @@ from thinwire.transport.base import (
 from thinwire.transport.collectives import timeout_of
 from thinwire.transport.distributed import device_of, group_of, naming_failures
 
-__all__ = ["ReplicatedRanks"]
-
 T = TypeVar("T")
 
 _PAIR = struct.Struct("<qq")
 _UNMATCHED = "not every rank of the group passed it as ddp_group"
 
 
-@final
 class ReplicatedRanks(WrappedTransport):
     """Wraps the transport of each of a worker's S ranks, which all run the same exchanges.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from thinwire.errors import ExchangeError
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.base import (
@@ -22,14 +24,11 @@ from thinwire.transport.base import (
     WrappedTransport,
 )
 
-__all__ = ["Sealed", "not_opened", "sealed_by_default"]
-
 T = TypeVar("T")
 
 _TO_ALL = -1
 
 
-@final
 class Sealed(WrappedTransport):
     """Wraps a transport and seals every payload with AES-256-GCM, by a key of the run's token.
 
@@ -85,7 +84,6 @@ def sealed_by_default(transport: Transport) -> Transport:
     return Sealed(transport, find_token())
 
 
-@final
 class _SealedExchange:
     """One exchange: its requests with sealed payloads, its answers opened."""
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.buffers import BufferPool
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import Token
 from thinwire.transport.object_store import ObjectStore
 
-__all__ = ["SealedObjects", "bytes_tensor", "name_part"]
-
 _LONGEST_NAME = 24
 
 
-@final
 class SealedObjects:
     """Payloads by the names of objects: what was written under another name does not open.
 

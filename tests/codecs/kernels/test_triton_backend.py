@@ -49,11 +49,13 @@ def interpret(seeds: int, *names: str) -> None:
     assert found.stdout.splitlines() == list(names)
 
 
+@pytest.mark.slow_cases("table", "topk")
 @pytest.mark.parametrize("group", INTERPRETED)
 def test_it_gives_the_bits_of_the_torch_path_in_the_interpreter(group: str) -> None:
     interpret(1, *INTERPRETED[group])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 def test_every_format_gives_the_bits_of_the_torch_path_in_the_interpreter(name: str) -> None:
     interpret(2, name)
@@ -170,6 +172,7 @@ def check_compiled(kernels: list, program: Path) -> None:
         assert stack_nbytes(program) == ["0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_rounds_every_operation_and_stays_in_registers(
     name: str, compiled: list, tmp_path: Path
@@ -178,6 +181,7 @@ def test_it_rounds_every_operation_and_stays_in_registers(
     check_compiled(compiled, tmp_path / "kernel.cubin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 def test_every_format_rounds_every_operation_and_stays_in_registers(
     name: str, compiled: list, tmp_path: Path

@@ -185,6 +185,7 @@ def noise(store: Any, key: str) -> None:
 FORGED = [cut, longer, replayed, from_another, one_byte, noise]
 
 
+@pytest.mark.slow_cases(but=("replayed-sealed",))
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
 @pytest.mark.parametrize("forged", FORGED)
 def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(forged, token) -> None:
@@ -204,6 +205,7 @@ def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(forged,
 
 # The sender counts its message as it sent it and not as the store has it. TLS and the store's own
 # checksums see to that they are one; where they are not, the sender has drifted from all others.
+@pytest.mark.slow_cases(but=("sealed-body",))
 @pytest.mark.parametrize("at", [5, -1], ids=["header", "body"])
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
 def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(token, at) -> None:

@@ -17,6 +17,8 @@ from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES
 from toy import build_model
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("obstore")
 
 

@@ -65,6 +65,7 @@ def not_finite(worker: Worker) -> None:
 # -- workers that differ from the others -----------------------------------------------------------
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("min_workers", [2, 3])
 def test_a_worker_whose_anchor_changed_takes_a_snapshot(min_workers: int, monkeypatch) -> None:
     monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e6)  # only because it is needed
@@ -78,6 +79,7 @@ def test_a_worker_whose_anchor_changed_takes_a_snapshot(min_workers: int, monkey
     assert not running[0].events("healed")
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("odd", [0, 2])
 def test_a_worker_with_other_initial_weights_takes_those_of_the_others(odd: int) -> None:
     store = memory()
@@ -125,6 +127,7 @@ def test_a_newcomer_replays_the_rounds_of_a_lone_worker() -> None:
     assert not set(first.shares) & set(second.shares)
 
 
+@pytest.mark.slow_cases(but=("before",))
 @pytest.mark.parametrize("request_", ["put", "get"], ids=["before it sent", "after it sent"])
 def test_a_worker_that_comes_back_after_its_round_was_deleted_catches_up(
     request_: str, snapshots
@@ -282,6 +285,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.slow_cases(but=("damaged_values",))
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_snapshot_that_is_damaged_is_passed_over(damaged, snapshots) -> None:
     store = memory()
@@ -472,6 +476,7 @@ def test_a_roll_that_was_deleted_is_named(monkeypatch) -> None:
     assert "lifecycle" in str(error)
 
 
+@pytest.mark.slow_cases('"a"', "[]", "garbage")
 @pytest.mark.parametrize("name", ["a-run/roll/", "a-run/call/00000002/", "a-run/call/00000003/"])
 @pytest.mark.parametrize("garbage", [b"", b"x" * 100, b"[]", b"{}", b"[" * 200_000, b'"a"'])
 def test_garbage_beside_rolls_and_calls_is_passed_over(name: str, garbage: bytes) -> None:
@@ -594,6 +599,7 @@ def rolls(store: Any) -> list[dict[str, Any]]:
     return [json.loads(read(store, key)) for key in names_in(store, "a-run/roll/")]
 
 
+@pytest.mark.slow
 def test_those_that_come_wait_for_one_that_still_waits_for_a_lost_worker() -> None:
     store = memory()
     running = workers(store, 2, min_workers=1, least_wait_s=0.3, timeout_s=2.5)

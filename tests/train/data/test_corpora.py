@@ -568,6 +568,7 @@ def test_numbers_below_one(field):
         Data(**{field: 0})
 
 
+@pytest.mark.slow
 def test_importing_stays_light():
     heavy = "{'datasets', 'transformers', 'torchdata', 'tokenizers', 'pyarrow'}"
     code = f"import sys, thinwire.train.data; assert not {heavy} & set(sys.modules)"

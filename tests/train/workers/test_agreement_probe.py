@@ -67,6 +67,7 @@ def noted(out: Path) -> dict[int, set[str]]:
     return {step: keys for step, keys in found.items() if keys}
 
 
+@pytest.mark.slow_cases("ddp", "streaming")
 @pytest.mark.parametrize("simulation", ["threads", "stacked"])
 @pytest.mark.parametrize("method", ["ddp", "muloco:bits=2", "streaming_diloco:tau=2", "noloco"])
 def test_a_probe_changes_nothing(tmp_path, method: str, simulation) -> None:

@@ -21,6 +21,8 @@ from thinwire.train.launch import resolve
 from thinwire.train.trainer import train
 from thinwire.train.workers.ranks import load_model, load_optimizer, plain
 
+pytestmark = pytest.mark.slow
+
 RANKS, WORKER_SIZE, STEPS = 4, 2, 12
 
 # Sizes that two ranks cannot share evenly. With an eps far above any gradient AdamW is linear in

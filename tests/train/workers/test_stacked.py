@@ -29,6 +29,8 @@ from thinwire.train.workers.model_stack import (
 from thinwire.train.workers.stacked import PerWorkerStep, StackedStep, StackedWorkers
 from thinwire.train.workers.worker import token_losses
 
+pytestmark = pytest.mark.slow
+
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],

@@ -12,15 +12,14 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from thinwire.codecs.kernels.base import RowKernel
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.fragments.layout import CHUNK
-from thinwire.lazy_torch import torch
 
 if TYPE_CHECKING:
     from thinwire.codecs.row_format import RowFormat
-
-__all__ = ["VARIABLE", "find_kernel", "kernel_backend"]
 
 VARIABLE = "THINWIRE_KERNELS"
 """The environment variable that names the backend to use on every device."""

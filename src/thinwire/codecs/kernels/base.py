@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+
+import torch
+from torch import Tensor
 
 from thinwire.codecs.levels import Levels
-from thinwire.lazy_torch import Tensor, torch
-
-__all__ = ["AffineSpec", "E3M0Spec", "KernelSpec", "RowKernel", "TableSpec", "TopKSpec"]
 
 _SIDE = 64
 
@@ -33,7 +32,6 @@ class KernelSpec(ABC):
     nbytes: int
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopKSpec(KernelSpec):
     """`TopK` with `SignLevels` or `SignMean`.
@@ -47,7 +45,6 @@ class TopKSpec(KernelSpec):
     two_levels: bool
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSpec(KernelSpec):
     """`Quantise` with 1, 2 or 4 bits.
@@ -61,7 +58,6 @@ class TableSpec(KernelSpec):
     grid: Levels
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AffineSpec(KernelSpec):
     """`Quantise` with 8 bits.
@@ -73,7 +69,6 @@ class AffineSpec(KernelSpec):
     grid: Levels
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class E3M0Spec(KernelSpec):
     """`E3M0`."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -30,8 +30,6 @@ from thinwire.codecs.kernels.base import (
 )
 from thinwire.codecs.levels import MAX_STEPS, Levels, Linear, MidRise, Statistical
 from thinwire.fragments.layout import CHUNK
-
-__all__ = ["NAME", "build", "supports"]
 
 NAME = f"numba {numba.__version__}"
 
@@ -86,12 +84,10 @@ def _grid(grid: Levels, bits: int) -> tuple[int, Any] | None:
             return None
 
 
-@final
 class _Affine:
     encode, add, largest = table.affine_encode, table.affine_add, table.affine_largest
 
 
-@final
 class _NumbaKernel(RowKernel):
     """The functions `encode`, `add` and `largest` of a module, with the settings of a format."""
 

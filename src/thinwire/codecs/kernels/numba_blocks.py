@@ -5,8 +5,6 @@ import numpy as np
 
 from thinwire.codecs.kernels.numba_rows import compiled
 
-__all__ = ["AT_ONCE", "SIDE", "gather", "scatter"]
-
 AT_ONCE = 8
 """Blocks that are in the cache together: 128 KiB."""
 

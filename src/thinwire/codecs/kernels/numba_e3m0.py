@@ -16,8 +16,6 @@ from thinwire.codecs.kernels.numba_rows import (
 from thinwire.codecs.kernels.numba_table import add_sixteen, pack_nibbles
 from thinwire.codecs.levels import TINY
 
-__all__ = ["add", "encode", "largest"]
-
 _F, _I = np.float32, np.int32
 _N = 4096
 _MAGNITUDE = np.int32(0x7FFFFFFF)

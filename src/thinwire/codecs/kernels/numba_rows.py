@@ -22,25 +22,6 @@ from numba import (
     types,
 )
 
-__all__ = [
-    "EIGHTH",
-    "add_feedback",
-    "bits_of",
-    "compiled",
-    "float_of",
-    "fold",
-    "get_bf16",
-    "get_f32",
-    "largest_bits",
-    "put_bf16",
-    "put_f32",
-    "records_at",
-    "root_mean_square",
-    "scaled_sum",
-    "sum_of_eighth",
-    "trailing_zeros",
-]
-
 _intrinsic: Any = numba.extending.intrinsic
 _F, _I = np.float32, np.int32
 _N = 4096

@@ -21,20 +21,6 @@ from thinwire.codecs.kernels.numba_rows import (
 )
 from thinwire.codecs.levels import FAR, TINY
 
-__all__ = [
-    "LINEAR",
-    "MID_RISE",
-    "STATISTICAL",
-    "add",
-    "add_sixteen",
-    "affine_add",
-    "affine_encode",
-    "affine_largest",
-    "encode",
-    "largest",
-    "pack_nibbles",
-]
-
 MID_RISE, LINEAR, STATISTICAL = 0, 1, 2
 
 _F, _I = np.float32, np.int32

@@ -13,8 +13,6 @@ from thinwire.codecs.kernels.numba_rows import (
     trailing_zeros,
 )
 
-__all__ = ["DESCENDING", "MOST", "WRONG_NUMBER", "add", "encode", "largest"]
-
 MOST = 2048
 """The largest k: beyond it, places have no low bits."""
 

@@ -16,8 +16,6 @@ from thinwire.codecs.kernels.triton_e3m0 import TritonE3M0
 from thinwire.codecs.kernels.triton_quantise import TritonAffine, TritonTable, supports_grid
 from thinwire.codecs.kernels.triton_topk import TritonTopK
 
-__all__ = ["NAME", "build", "supports"]
-
 NAME = f"triton {triton.__version__}"
 
 _OLDEST = (3, 6)

@@ -15,8 +15,6 @@ from torch import Tensor
 from thinwire.codecs.kernels.base import RowKernel
 from thinwire.codecs.kernels.triton_ops import addresses, launch
 
-__all__ = ["WARPS", "DenseKernel"]
-
 WARPS = 4
 """For a row of 4096 numbers: 32 a lane, and sums by halves cross warps in two of twelve steps."""
 

@@ -4,8 +4,6 @@
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from typing import final
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,8 +20,6 @@ from thinwire.codecs.kernels.triton_ops import (
     store_bytes,
 )
 from thinwire.codecs.row_format import floats
-
-__all__ = ["TritonE3M0"]
 
 
 @triton.jit
@@ -65,7 +61,6 @@ def _value_of(record, code):
     return _value(code, load_bf16(record))
 
 
-@final
 class TritonE3M0(DenseKernel):
     """`E3M0`: one kernel a call."""
 

@@ -22,22 +22,6 @@ from torch import Tensor
 
 from thinwire.codecs.levels import TINY
 
-__all__ = [
-    "addresses",
-    "bf16_bits",
-    "bf16_to_float",
-    "by_halves",
-    "inverse",
-    "is_tiny",
-    "largest_magnitude",
-    "launch",
-    "load_bf16",
-    "load_row",
-    "log2",
-    "store_bytes",
-]
-
-
 _TINY = tl.constexpr(TINY)
 
 

@@ -8,7 +8,7 @@ it: a program keeps the row in registers.
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from typing import Any, final
+from typing import Any
 
 import torch
 import triton
@@ -30,9 +30,6 @@ from thinwire.codecs.kernels.triton_ops import (
 )
 from thinwire.codecs.levels import FAR, MAX_STEPS, Levels, Linear, MidRise, Statistical
 from thinwire.codecs.row_format import floats
-
-__all__ = ["TritonAffine", "TritonTable", "supports_grid"]
-
 
 _FAR = tl.constexpr(FAR)
 
@@ -184,7 +181,6 @@ def supports_grid(grid: Levels) -> bool:
     return _placing(grid) is not None
 
 
-@final
 class TritonTable(DenseKernel):
     """`Quantise` with 1, 2 or 4 bits.
 
@@ -213,7 +209,6 @@ class TritonTable(DenseKernel):
         return largest_magnitude(floats(records[:, : 2 * 2**self._spec.bits]))
 
 
-@final
 class TritonAffine(DenseKernel):
     """`Quantise` with 8 bits.
 

@@ -13,7 +13,6 @@ where the other bits of its number lie, so that none has to be moved to its plac
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from collections.abc import Sequence
-from typing import final
 
 import torch
 import triton
@@ -36,8 +35,6 @@ from thinwire.codecs.kernels.triton_ops import (
 )
 from thinwire.codecs.row_format import floats
 from thinwire.fragments.layout import CHUNK
-
-__all__ = ["TritonTopK"]
 
 
 @triton.jit
@@ -209,7 +206,6 @@ def _add(
         tl.store(senders + where, count + (value != 0).to(tl.float32), mask=named)
 
 
-@final
 class TritonTopK(RowKernel):
     """`TopK` with `SignLevels` or `SignMean`, for k a power of two from 16 to 2048.
 

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from thinwire.elastic.bucket.run_objects import RunObjects, absent_message
 from thinwire.elastic.group import discarded
 from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.lazy_torch import Tensor
 from thinwire.transport.async_task import AsyncTask
 from thinwire.transport.base import (
     AllGather,
@@ -28,8 +29,6 @@ from thinwire.transport.base import (
 from thinwire.transport.object_store import together
 from thinwire.transport.progress_thread import ProgressThread
 
-__all__ = ["BucketGroup"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ KEPT_ROLLS = 4
 """Messages stay for at least so many rolls more."""
 
 
-@final
 class BucketGroup:
     """The workers of a roll, until they change.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from thinwire.elastic.bucket.roll import LoggedRound, NewestState, Roll
 from thinwire.elastic.bucket.run_objects import RunObjects
@@ -14,8 +14,6 @@ from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import ExchangeError, ThinwireError
 from thinwire.membership import Answer, Load, Progress, Replay, RoundRecord, SharedState
 from thinwire.transport.object_store import together
-
-__all__ = ["RunHistory", "Steps"]
 
 T = TypeVar("T")
 
@@ -30,7 +28,6 @@ Steps: TypeAlias = Generator[Answer, None, T]
 """What the loop has to do, and what came of it."""
 
 
-@final
 class RunHistory:
     """The rolls and rounds since the newest snapshot, as far as this worker has read them.
 

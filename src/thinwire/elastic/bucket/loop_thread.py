@@ -7,16 +7,13 @@ import concurrent.futures
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, TypeVar, final
-
-__all__ = ["LoopThread"]
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _JOIN_S = 5.0
 
 
-@final
 class LoopThread:
     """Runs coroutines in a daemon thread of its own.
 

@@ -11,21 +11,10 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self, final
+from typing import Any, Self
 
 from thinwire.elastic.quorum import identity_of
 from thinwire.membership import Phase, Progress, WorkerMetrics
-
-__all__ = [
-    "MALFORMED",
-    "Call",
-    "LoggedRound",
-    "NewestState",
-    "Roll",
-    "last_roll",
-    "latest_calls",
-    "next_roll",
-]
 
 MALFORMED = (
     ValueError,
@@ -42,7 +31,6 @@ JOIN, ROUND, LAST, DONE = (
 )
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewestState:
     """The newest snapshot of the run that is whole.
@@ -58,7 +46,6 @@ class NewestState:
     writer: str = ""
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedRound:
     """An outer step and where its messages lie: enough to take it again.
@@ -76,7 +63,6 @@ class LoggedRound:
     facts: Mapping[str, Any]
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """What a worker says of itself before a roll.
@@ -133,7 +119,6 @@ class Call:
         return call
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roll:
     """Who takes part from now on.

@@ -20,18 +20,18 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, final
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from thinwire.elastic.bucket.roll import MALFORMED, Call, NewestState, Roll
 from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
-from thinwire.lazy_torch import Tensor, torch
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
 from thinwire.transport.object_store import ObjectStore, together
 from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
-
-__all__ = ["RunObjects", "absent_message"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ def absent_message() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-@final
 class RunObjects:
     """Reads and writes the objects of one run.
 

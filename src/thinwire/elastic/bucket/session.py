@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
 from thinwire.elastic.bucket.history import RunHistory, Steps
@@ -42,8 +42,6 @@ from thinwire.membership import (
 )
 from thinwire.transport.object_store import together
 
-__all__ = ["BucketSession"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +53,6 @@ _LOOK_S = 0.5
 _SILENCE_S = 0.5  # a request that takes longer was perhaps made again
 
 
-@final
 class BucketSession:
     """What a worker does from joining to leaving.
 
@@ -547,7 +544,6 @@ class BucketSession:
         return time.monotonic() + self._options.give_up_s
 
 
-@final
 class _RollCall:
     """What is known while a worker waits for a roll.
 

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thinwire.elastic.joined_transport import JoinedTransport
 from thinwire.elastic.options import ElasticOptions
@@ -22,8 +22,6 @@ from thinwire.transport.object_store import ObjectStore
 if TYPE_CHECKING:
     from thinwire.elastic.bucket.session import BucketSession
 
-__all__ = ["ElasticBucket"]
-
 T = TypeVar("T")
 
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
@@ -31,7 +29,6 @@ _FORMAT = "1"
 _LONGEST_NAME = 200
 
 
-@final
 class ElasticBucket(JoinedTransport["BucketSession"]):
     """A worker that may come late, be lost, and come back, among others that share a store.
 
@@ -104,20 +101,14 @@ class ElasticBucket(JoinedTransport["BucketSession"]):
 
         self._objects = RunObjects(self._store, run, self._token)
 
-    @property
-    def ranks(self) -> int:
-        """The ranks of this worker: one."""
-        return 1
+    ranks = 1
 
     @property
     def added_nbytes(self) -> int:
         """What sealing adds; nothing without a token."""
         return self._objects.sealed.added_nbytes
 
-    @property
-    def gives_all_the_same(self) -> bool:
-        """True: all workers read the same objects."""
-        return True
+    gives_all_the_same = True
 
     @property
     def service_requests(self) -> Mapping[str, int]:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -17,12 +16,9 @@ from thinwire.security.token import Token
 from thinwire.transport.bucket import check_run_name
 from thinwire.transport.object_store import ObjectStore
 
-__all__ = ["BucketStatus", "BucketWatch"]
-
 _PATIENCE_S = 30.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketStatus:
     """What lies in the store of a run.
@@ -38,7 +34,6 @@ class BucketStatus:
     calls: tuple[Call, ...]
 
 
-@final
 class BucketWatch:
     """Reads how far a run is; takes no part in it and needs no permission to write.
 

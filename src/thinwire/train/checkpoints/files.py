@@ -5,19 +5,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 
 from thinwire.errors import CheckpointError
 from thinwire.files import replace_file, replace_text
 
-__all__ = ["Checkpoints"]
-
 _NAME: Final = re.compile(r"step-(\d{8,})\.worker-(\d+)\.(json|pt)", re.ASCII)
 
 
-@final
 class Checkpoints:
     """The checkpoints of one worker, or of one rank of a worker that is sharded.
 

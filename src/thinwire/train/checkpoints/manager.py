@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, final
+from typing import Any
 
 from thinwire.errors import CheckpointError, MismatchError
 from thinwire.handshake import check_same
@@ -13,12 +13,9 @@ from thinwire.train.checkpoints.files import Checkpoints
 from thinwire.train.config import TrainConfig
 from thinwire.train.workers.group import WorkerGroup
 
-__all__ = ["CheckpointManager", "ElapsedTime"]
-
 _LOG = logging.getLogger(__name__)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElapsedTime:
     """Seconds of a run before it was interrupted.
@@ -34,7 +31,6 @@ class ElapsedTime:
     inner_s: float = 0.0
 
 
-@final
 class CheckpointManager:
     """Writes and loads the checkpoints of the workers of this process.
 

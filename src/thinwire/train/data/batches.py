@@ -13,7 +13,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +28,9 @@ if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-__all__ = [
-    "ShareBatches",
-    "Shares",
-    "Windows",
-    "WorkerBatches",
-    "validation_windows",
-    "worker_batches",
-]
-
 Tokens = npt.NDArray[Any]
 
 
-@final
 class Windows(Dataset[Tensor]):
     """Windows of `sequence_length + 1` tokens that do not overlap.
 
@@ -122,7 +112,6 @@ class Windows(Dataset[Tensor]):
         return Shares(self, rows=rows, sync_every=sync_every, seed=seed)
 
 
-@final
 class WorkerBatches(Iterator[Tensor]):
     """Batches of one worker, with a state from which they can be resumed.
 
@@ -165,7 +154,6 @@ def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
         return WorkerBatches(StatefulDataLoader(dataset, generator=torch.Generator(), **options))
 
 
-@final
 class _Blocks:
     """The window numbers of one worker's batches; only its iterators hold state."""
 
@@ -185,7 +173,6 @@ class _Blocks:
         ).tolist()
 
 
-@final
 class _BlockIterator(Iterator[list[int]]):
     def __init__(self, blocks: _Blocks) -> None:
         self._blocks = blocks
@@ -223,7 +210,6 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-@final
 class Shares:
     """The batch of step i within share s: samples (s H + i) b to (s H + i + 1) b - 1.
 
@@ -271,7 +257,6 @@ class Shares:
         return self._windows.__getitems__(order.tolist())
 
 
-@final
 class ShareBatches(Iterator[Tensor]):
     """Endless batches of an elastic worker; the outer loop knows how far they were read.
 

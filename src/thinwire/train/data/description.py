@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from thinwire.train.data.loading import LoadedData
 
-__all__ = ["Data"]
 
-
-@final
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """What to train on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,12 @@ from thinwire.train.data.tokenization import Tokenizer, load_tokenizer, load_voc
 if TYPE_CHECKING:
     from thinwire.train.data.description import Data
 
-__all__ = ["LoadedData", "load", "load_stream"]
-
 Tokens = npt.NDArray[Any]
 
 _FEWEST_WINDOWS = 4
 _NO_TEXT = np.empty(0, dtype=np.uint8)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class LoadedData:
     """A corpus, tokenised and cut into windows.

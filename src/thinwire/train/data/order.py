@@ -16,8 +16,6 @@ import torch
 
 from thinwire.errors import ConfigurationError, MismatchError
 
-__all__ = ["check_matches", "rows_per_worker", "window_order"]
-
 
 def window_order(start: int, stop: int, windows: int, seed: int) -> npt.NDArray[np.int64]:
     """The windows of samples `start` to `stop - 1`: epoch after epoch, each a permutation.

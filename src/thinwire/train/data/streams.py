@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
     from thinwire.train.data.batches import Shares
 
-__all__ = ["StreamWindows", "first_documents", "text_digest"]
-
 Encode = Callable[[bytes], npt.NDArray[Any]]
 
 _END = b"\0"
 
 
-@final
 class StreamWindows:
     """Windows of `sequence_length + 1` tokens from the documents of a stream.
 
@@ -87,7 +84,6 @@ class StreamWindows:
         )
 
 
-@final
 class _Packed(TorchIterable[Tensor]):
     def __init__(self, windows: StreamWindows, worker: int, workers: int, rows: int) -> None:
         self.windows = windows
@@ -97,7 +93,6 @@ class _Packed(TorchIterable[Tensor]):
         return _PackedIterator(self.windows, self.identity)
 
 
-@final
 class _PackedIterator(Iterator[Tensor]):
     """Holds an epoch's stream, and the tokens of the last document that no batch has used yet."""
 

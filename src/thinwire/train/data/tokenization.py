@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,6 @@ from thinwire.files import replace_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Bpe
-
-__all__ = [
-    "SEPARATOR",
-    "ByteTokenizer",
-    "PretrainedTokenizer",
-    "TokenIds",
-    "Tokenizer",
-    "TrainedTokenizer",
-    "cache_folder",
-    "cached_bpe",
-    "load_tokenizer",
-    "load_vocabulary",
-    "pieces",
-    "train_bpe",
-]
 
 Tokens = npt.NDArray[Any]
 Text = npt.NDArray[np.uint8]
@@ -57,7 +42,6 @@ class Tokenizer(ABC):
         """Write what `transformers.AutoTokenizer` needs to read the tokenizer back."""
 
 
-@final
 class ByteTokenizer(Tokenizer):
     """Every byte is its own token.
 
@@ -76,7 +60,6 @@ class ByteTokenizer(Tokenizer):
         """Write nothing: `transformers` has no such tokenizer."""
 
 
-@final
 class TokenIds(Tokenizer):
     """The vocabulary of a corpus that came as tokens: only its size is known."""
 
@@ -96,7 +79,6 @@ class TokenIds(Tokenizer):
         """Write nothing: `transformers` has no such tokenizer."""
 
 
-@final
 class TrainedTokenizer(Tokenizer):
     """A byte-level BPE of the `tokenizers` library; bytes that are not UTF-8 become U+FFFD."""
 
@@ -121,7 +103,6 @@ class TrainedTokenizer(Tokenizer):
         fast.save_pretrained(str(folder))
 
 
-@final
 class PretrainedTokenizer(Tokenizer):
     """A tokenizer of `transformers`; its end-of-text token, if it has one, ends a document."""
 

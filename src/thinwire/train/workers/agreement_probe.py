@@ -1,14 +1,11 @@
 """How far simulated workers agree: norms and cosines of pseudo-gradients, spread of anchors."""
 
 from collections.abc import Iterable, Sequence
-from typing import final
 
 import torch
 from torch import Tensor
 
 from thinwire.train.workers.worker import Worker
-
-__all__ = ["AgreementProbe", "mean_cosine", "mean_norm", "norm", "relative_spread"]
 
 
 def norm(parts: Iterable[Tensor]) -> float:
@@ -80,7 +77,6 @@ def relative_spread(vectors: Sequence[Tensor]) -> float | None:
     return (squares / len(vectors)) ** 0.5 / length
 
 
-@final
 class AgreementProbe:
     """Measures how far pseudo-gradients agree, and anchors where every worker has its own.
 

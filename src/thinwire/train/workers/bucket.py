@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, final
+from typing import TypeVar
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer_loop import OuterLoop
@@ -23,14 +23,11 @@ from thinwire.train.workers.worker import (
 )
 from thinwire.transport import Bucket, Transport
 
-__all__ = ["BucketConfig", "BucketWorker", "BucketWorkerId"]
-
 T = TypeVar("T")
 
 _LOOK_S, _GRACE_S = 0.2, 5.0
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketConfig:
     """Which worker of which run this is, and where its messages lie.
@@ -83,7 +80,6 @@ class BucketConfig:
         )
 
 
-@final
 class BucketWorkerId(WorkerIdentity):
     """Worker k of K, which has the data and random numbers of that one and a folder of its own.
 
@@ -106,7 +102,6 @@ class BucketWorkerId(WorkerIdentity):
         return self._same.batches(config, data, outer)
 
 
-@final
 class BucketWorker(WorkerGroup):
     """One worker here; the others may run at other times.
 
@@ -125,7 +120,7 @@ class BucketWorker(WorkerGroup):
 
     @property
     def checkpoint_ranks(self) -> int:
-        """One: every worker has a folder of its own."""
+        """1: each worker writes its own."""
         return 1
 
     def leave_when(self, asked: Callable[[], bool]) -> None:

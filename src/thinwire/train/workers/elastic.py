@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -27,14 +27,6 @@ from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plai
 from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity, named_run
 
 _LOG = logging.getLogger(__name__)
-
-__all__ = [
-    "ElasticBucketConfig",
-    "ElasticConfig",
-    "ElasticWorker",
-    "ElasticWorkerId",
-    "LighthouseConfig",
-]
 
 T = TypeVar("T")
 
@@ -99,7 +91,6 @@ class ElasticConfig(ABC):
         return replace(ElasticOptions(), **chosen)
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LighthouseConfig(ElasticConfig):
     """How this worker takes part in a run that has a lighthouse.
@@ -147,7 +138,6 @@ class LighthouseConfig(ElasticConfig):
             ) from error
 
 
-@final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticBucketConfig(ElasticConfig):
     """How this worker takes part in a run whose workers share an object store and nothing else.
@@ -201,7 +191,6 @@ def _refused(how: str, because: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"train with --elastic {how}", because=because, do=do)
 
 
-@final
 class ElasticWorkerId(WorkerIdentity):
     """A worker known by a name, which reads the shares of the data that it is dealt."""
 
@@ -223,7 +212,6 @@ class ElasticWorkerId(WorkerIdentity):
         return ShareBatches(shares, lambda: (outer.share, outer.inner_step % every))
 
 
-@final
 class ElasticWorker(WorkerGroup):
     """One worker of an elastic run, or a rank of it; the others are other processes.
 

@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,15 +18,6 @@ from thinwire.train.workers.agreement_probe import AgreementProbe
 from thinwire.train.workers.random_stream import draws_random_numbers
 from thinwire.train.workers.ranks import gather_values
 from thinwire.train.workers.worker import Worker
-
-__all__ = [
-    "SimulatedWorkers",
-    "ThreadedWorkers",
-    "TorchrunWorker",
-    "WorkerGroup",
-    "cores",
-    "with_own_random_stream",
-]
 
 T = TypeVar("T")
 
@@ -77,15 +68,11 @@ class WorkerGroup(ABC):
         """Tokens read so far, by all workers together."""
         return self.step * self.workers[0].config.tokens_per_step
 
-    @property
-    def events(self) -> EventLog | None:
-        """Joins, losses and rounds of an elastic run; None where the workers are fixed."""
-        return None
+    events: EventLog | None = None
+    """Joins, losses and rounds of an elastic run; None where the workers are fixed."""
 
-    @property
-    def stops_alone(self) -> bool:
-        """Whether this process may stop between any two steps, without the other ranks."""
-        return True
+    stops_alone: bool = True
+    """Whether this process may stop between any two steps, without the other ranks."""
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Let waits for the others end with `RunStopped` once `asked` says so, where they can."""
@@ -165,10 +152,8 @@ class WorkerGroup(ABC):
         config = self.workers[0].config
         return config.workers * config.machine.worker_size
 
-    @property
-    def can_checkpoint(self) -> bool:
-        """Whether a checkpoint may be written now, between two steps."""
-        return True
+    can_checkpoint: bool = True
+    """Whether a checkpoint may be written now, between two steps."""
 
     def capture(self, worker: Worker) -> dict[str, Any]:
         """What a checkpoint of a local worker holds."""
@@ -249,7 +234,6 @@ class SimulatedWorkers(WorkerGroup, ABC):
         self.close()
 
 
-@final
 class ThreadedWorkers(SimulatedWorkers):
     """Simulated workers with a model each.
 
@@ -275,14 +259,10 @@ class ThreadedWorkers(SimulatedWorkers):
         return super().each(with_own_random_stream(work) if self._draws else work)
 
 
-@final
 class TorchrunWorker(WorkerGroup):
     """One worker here, or a rank of it; the others are in the default process group."""
 
-    @property
-    def stops_alone(self) -> bool:
-        """No: the others would wait for it, and their checkpoints would be of other steps."""
-        return False
+    stops_alone = False
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In this thread, with the worker's random stream."""

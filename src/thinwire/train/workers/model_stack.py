@@ -7,7 +7,7 @@ the rows. That is exact as long as nothing mixes rows, which is tried out before
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,6 @@ from torch.func import functional_call, vmap
 from thinwire.errors import ConfigurationError
 from thinwire.train.workers.random_stream import draws_random_numbers
 from thinwire.train.workers.worker import token_losses
-
-__all__ = ["ModelStack", "cannot_stack"]
 
 # Weights that differ so much change a loss by far more than this share of it; rounding by far less.
 _NOISE, _TOLERANCE = 0.1, 1e-3
@@ -31,7 +29,6 @@ def cannot_stack(because: str) -> ConfigurationError:
     )
 
 
-@final
 class ModelStack:
     """K models as one; afterwards the weights of each are views into the stack's.
 
@@ -142,7 +139,6 @@ class _StackedModule(nn.Module):
         return value.unflatten(0, (self.workers, -1))
 
 
-@final
 class _MappedModule(_StackedModule):
     """Any module, by torch's own map over the workers, or without it where that is the same.
 
@@ -193,7 +189,6 @@ class _MappedModule(_StackedModule):
         return torch.equal(found, mapped)
 
 
-@final
 class _StackedEmbedding(_StackedModule):
     """`nn.Embedding` of every worker as one table: row i of worker k is row k V + i of all."""
 
@@ -214,7 +209,6 @@ class _StackedEmbedding(_StackedModule):
         return torch.where((inputs[0] == padding)[..., None], rows.detach(), rows)
 
 
-@final
 class _StackedLinear(_StackedModule):
     """`nn.Linear` of every worker as one batched product: Y[k] = X[k] W[k]^T + b[k]."""
 
@@ -230,7 +224,6 @@ class _StackedLinear(_StackedModule):
         return y.view(*blocks.shape[:-1], -1).flatten(0, 1)
 
 
-@final
 class _BatchedProduct(torch.autograd.Function):
     """Y[k] = X[k] W[k]^T; the gradient of W has the strides of W.
 

@@ -3,15 +3,11 @@
 import hashlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import final
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RandomStream", "draws_random_numbers"]
 
-
-@final
 class RandomStream:
     """The state of torch's generators as one worker sees them.
 

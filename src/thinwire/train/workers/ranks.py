@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,17 +14,6 @@ from thinwire.fragments.layers import stack_of
 from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import local_shard
 from thinwire.transport import naming_failures
-
-__all__ = [
-    "FsdpRanks",
-    "Ranks",
-    "SingleRank",
-    "gather",
-    "gather_values",
-    "load_model",
-    "load_optimizer",
-    "plain",
-]
 
 
 class Ranks(ABC):
@@ -67,7 +56,6 @@ class Ranks(ABC):
         return
 
 
-@final
 class SingleRank(Ranks):
     """A worker of one rank, or one that is simulated.
 
@@ -95,7 +83,6 @@ class SingleRank(Ranks):
         return nullcontext()
 
 
-@final
 class FsdpRanks(Ranks):
     """A worker whose weights, gradients and optimizer state are sharded over its ranks.
 

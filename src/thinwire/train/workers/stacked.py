@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,7 @@ from thinwire.train.workers.group import SimulatedWorkers, cores
 from thinwire.train.workers.model_stack import ModelStack
 from thinwire.train.workers.worker import Worker
 
-__all__ = ["InnerStepper", "PerWorkerStep", "StackedStep", "StackedWorkers", "choose_stepper"]
 
-
-@final
 class StackedWorkers(SimulatedWorkers):
     """All K workers in this process, stacked: as many stacks as there are cores, on threads.
 
@@ -61,7 +58,6 @@ class StackedWorkers(SimulatedWorkers):
             stack.stepper.reload()
 
 
-@final
 class _Stack:
     def __init__(self, workers: Sequence[Worker], sample: Tensor) -> None:
         self._workers = list(workers)
@@ -122,7 +118,6 @@ class InnerStepper(ABC):
         """The workers' optimizers were loaded from a checkpoint."""
 
 
-@final
 class PerWorkerStep(InnerStepper):
     """Every worker's own optimizer steps, one after the other: any optimizer, with its hooks."""
 
@@ -145,7 +140,6 @@ class PerWorkerStep(InnerStepper):
                 group.update(changed)
 
 
-@final
 class StackedStep(InnerStepper):
     """One optimizer, of the same class as the workers' own, steps the stacked weights.
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ from thinwire.train.models import save_pretrained
 from thinwire.train.workers.random_stream import RandomStream
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
-
-__all__ = ["Batches", "FixedWorkerId", "Worker", "WorkerIdentity", "named_run", "token_losses"]
 
 Batches: TypeAlias = WorkerBatches | ShareBatches
 
@@ -63,7 +61,6 @@ class WorkerIdentity(ABC):
         """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
 
 
-@final
 class FixedWorkerId(WorkerIdentity):
     """Worker k of K in a run whose workers stay from the beginning to the end.
 
@@ -101,7 +98,6 @@ def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="none")
 
 
-@final
 class _WholeParameters(Mapping[str, Tensor]):
     """The trainable parameters of a model, each gathered from its shards when it is read."""
 
@@ -118,7 +114,6 @@ class _WholeParameters(Mapping[str, Tensor]):
         return len(self._parameters)
 
 
-@final
 class Worker:
     """One worker of a run, or one of its ranks.
 

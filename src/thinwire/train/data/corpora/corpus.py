@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,6 @@ from thinwire.errors import CorpusError
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-__all__ = [
-    "SEPARATOR",
-    "StreamCorpus",
-    "TextCorpus",
-    "TokenCorpus",
-    "fingerprint",
-    "is_validation",
-    "split_documents",
-    "tail",
-]
-
 SEPARATOR = b"\0"
 """What follows every document of a text corpus."""
 
@@ -34,7 +23,6 @@ _BLOCK_BYTES = 64 * 2**10
 _BLOCKS = 64
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus:
     """Documents as bytes, each followed by one zero byte.
@@ -50,7 +38,6 @@ class TextCorpus:
     validation: npt.NDArray[np.uint8]
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class TokenCorpus:
     """Shards of text that was tokenised before.
@@ -66,7 +53,6 @@ class TokenCorpus:
     validation: Sequence[npt.NDArray[Any]]
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class StreamCorpus:
     """Rows with a column "text" that arrive one after the other.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from datasets import IterableDataset
 
-__all__ = ["KNOWN_CORPORA", "hub_corpus", "is_hub_name", "resolve", "stream_corpus"]
-
 KNOWN_CORPORA: Mapping[str, Callable[[str], TextCorpus]] = MappingProxyType(
     {"python-stdlib": python_stdlib, "site-packages": site_packages}
 )

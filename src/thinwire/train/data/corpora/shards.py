@@ -10,8 +10,6 @@ import numpy.typing as npt
 from thinwire.errors import CorpusError
 from thinwire.train.data.corpora.corpus import TokenCorpus, tail
 
-__all__ = ["read_shard", "shard_corpus"]
-
 _MAGIC = 20240520
 _VERSION = 1
 _HEADER_INTS = 256

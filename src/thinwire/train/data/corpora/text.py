@@ -15,8 +15,6 @@ from typing import Any
 from thinwire.errors import CorpusError
 from thinwire.train.data.corpora.corpus import TextCorpus, split_documents
 
-__all__ = ["TEXT_SUFFIXES", "document_corpus", "python_stdlib", "site_packages", "source_corpus"]
-
 # Character maps, the help texts that pydoc carries, and generated files above 400 kB are tables
 # in the clothes of source: a model learns their format by heart and its loss means nothing.
 _TABLES = frozenset({"encodings", "pydoc_data"})

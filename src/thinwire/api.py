@@ -1,0 +1,86 @@
+"""The public names of `thinwire`, which loads this module when the first of them is asked for."""
+
+from thinwire import codecs, inner, optim, outer, presets, transport
+from thinwire.aggregate import (
+    ClipNorms,
+    DropOutliers,
+    MeanOverSenders,
+    MeanOverWorkers,
+    MedianNormClip,
+    TrimmedMean,
+)
+from thinwire.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorpusError,
+    ExchangeError,
+    ExchangeTimeout,
+    LossyReduceScatterWarning,
+    MismatchError,
+    NonFiniteError,
+    ThinwireError,
+)
+from thinwire.exchange import Automatic, Gather, Pairs, ReduceScatter
+from thinwire.feedback import DecoupledMomentum, ErrorFeedback, NoFeedback
+from thinwire.fragments import (
+    At,
+    Balanced,
+    ByModule,
+    Fragment,
+    Sequential,
+    Spread,
+    Strided,
+    Whole,
+)
+from thinwire.handshake import digest
+from thinwire.method import Method
+from thinwire.outer import Delay, Eager
+from thinwire.outer_loop import OuterLoop
+from thinwire.stats import Stats
+from thinwire.version import __version__
+
+__all__ = [
+    "At",
+    "Automatic",
+    "Balanced",
+    "ByModule",
+    "CheckpointError",
+    "ClipNorms",
+    "ConfigurationError",
+    "CorpusError",
+    "DecoupledMomentum",
+    "Delay",
+    "DropOutliers",
+    "Eager",
+    "ErrorFeedback",
+    "ExchangeError",
+    "ExchangeTimeout",
+    "Fragment",
+    "Gather",
+    "LossyReduceScatterWarning",
+    "MeanOverSenders",
+    "MeanOverWorkers",
+    "MedianNormClip",
+    "Method",
+    "MismatchError",
+    "NoFeedback",
+    "NonFiniteError",
+    "OuterLoop",
+    "Pairs",
+    "ReduceScatter",
+    "Sequential",
+    "Spread",
+    "Stats",
+    "Strided",
+    "ThinwireError",
+    "TrimmedMean",
+    "Whole",
+    "__version__",
+    "codecs",
+    "digest",
+    "inner",
+    "optim",
+    "outer",
+    "presets",
+    "transport",
+]
