@@ -13,7 +13,6 @@ from torch import Tensor
 
 from thinwire.checksums import anchor_digest
 from thinwire.errors import MismatchError
-from thinwire.transport import Announce, Requests
 
 _WEIGHTS = "initial weights"
 _FROZEN = "frozen weights"
@@ -155,12 +154,6 @@ def encode_description(
     if frozen:
         flat[_FROZEN] = weights_digest(frozen)
     return json.dumps(flat, sort_keys=True).encode()
-
-
-def announce(encoded: bytes) -> Requests[dict[int, bytes]]:
-    """Make an encoded description known to the others; returns those known so far, by rank."""
-    known = yield Announce(encoded)
-    return known
 
 
 def check_descriptions(by_rank: Mapping[int, bytes]) -> None:

@@ -20,7 +20,7 @@ from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
 from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
-from thinwire.handshake import announce, check_descriptions, check_same, digest, encode_description
+from thinwire.handshake import check_descriptions, check_same, digest, encode_description
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.loop_state import (
     LoopState,
@@ -160,8 +160,8 @@ class OuterLoop:
         weights = self._outer.own() if is_fixed else None
         frozen = None if is_fixed and is_resumed else self._live.frozen()
         tag = RoundTag(what="the workers' descriptions", round=0)
-        mine = announce(encode_description(description, weights, frozen))
-        check_descriptions(self._transport.run(mine, tag).wait())
+        mine = encode_description(description, weights, frozen)
+        check_descriptions(self._transport.announce(mine, tag))
 
     # -- a round -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
-from thinwire.transport import Requests, RoundTag
+from thinwire.transport import Posts, RoundTag
 
 Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
 """Which workers send what to which: all that a link must know of an exchange."""
@@ -139,7 +139,7 @@ class ExchangeState(ABC):
         """Messages of a worker that has nothing to contribute; they are never averaged."""
 
     @abstractmethod
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
         """The exchange itself, from the messages of this worker to the mean.
 
         A worker that resumes passes the messages that it had sent before.

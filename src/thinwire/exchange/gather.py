@@ -34,7 +34,7 @@ from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
-from thinwire.transport import AllGather, Requests, RoundTag, SharedAnswer, ToCaller, attempt
+from thinwire.transport import Posts, RoundTag, SharedAnswer, attempt, to_all
 
 _WHOLE = "whole"
 # Workers of one process that would rather decode all payloads each than share a vector.
@@ -142,47 +142,38 @@ class WholeMessages(ExchangeState, ABC):
 
 
 class _GatherState(WholeMessages):
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
+        rank, workers, own = self._context.rank, self._context.workers, messages[_WHOLE]
         drops = self._context.drops_bad_messages and not self._alone
-        received = yield AllGather(messages[_WHOLE], may_lack=drops)
+        answer = yield to_all(own, rank, workers, allow_missing=drops)
+        by_rank = {rank: own, **answer}
+        received = [by_rank[sender] for sender in range(workers)]
         # A message may be damaged on its way to some workers only. They then vote, so that all of
         # them leave out the same ones and get equal means.
         rejected: dict[int, Rejection] = {}
         if drops:
-            workers = len(received)
             found, votes = self._examine(received, tag), self._context.votes
-            rejected = yield from agree(found, workers, votes=votes)
+            rejected = yield from agree(found, rank=rank, workers=workers, votes=votes)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
-        senders = [rank for rank in range(len(received)) if rank not in rejected]
-        # What came back as it was sent was checked before. Where workers vote on what to leave out,
-        # each judges its own message as the others do.
-        rank = self._context.rank
-        is_checked = self._context.refuses_own and not drops
-        mine = rank if received[rank] is messages[_WHOLE] and is_checked else None
+        senders = [sender for sender in range(workers) if sender not in rejected]
+        # This worker's own message was checked before. Where workers vote on what to leave out,
+        # each judges its own as the others do.
+        mine = rank if self._context.refuses_own and not drops else None
         # In the transport's thread; an error belongs to the caller, and is no fault of the link.
         opened = attempt(lambda: self._bodies(received, senders, tag, mine, is_checked=drops))
-        yield ToCaller()
-        place = None if mine is None else senders.index(mine)
-        return self._combine(received, opened(), senders, tag, rejected, mine=place)
 
-    @torch.no_grad()
-    def _combine(
-        self,
-        received: Sequence[Tensor],
-        bodies: Sequence[Tensor],
-        senders: Sequence[int],
-        tag: RoundTag,
-        rejected: Mapping[int, Rejection],
-        *,
-        mine: int | None,
-    ) -> RoundResult:
-        """The mean of all messages but the rejected, less what turns out not to be usable."""
-        if isinstance(received, SharedAnswer) and len(received) > _FEW:
-            key = ("mean", tag, *rejected)
-            found = received.once(key, lambda: self._whole(received, bodies, senders, tag))
-        else:
-            found = self._result(received, bodies, senders, tag, mine)
-        return replace(found, left_out={**rejected, **found.left_out})
+        def combine() -> RoundResult:
+            place, bodies = None if mine is None else senders.index(mine), opened()
+            if isinstance(answer, SharedAnswer) and workers > _FEW:
+                # What all workers of this process make alike, one of them makes for all.
+                result = answer.once(
+                    ("mean", tag, *rejected), lambda: self._whole(received, bodies, senders, tag)
+                )
+            else:
+                result = self._result(received, bodies, senders, tag, place)
+            return replace(result, left_out={**rejected, **result.left_out})
+
+        return torch.no_grad()(combine)
 
     def _whole(
         self,

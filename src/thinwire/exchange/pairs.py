@@ -16,7 +16,7 @@ from thinwire.errors import ConfigurationError
 from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
 from thinwire.exchange.gather import Gather, WholeMessages
 from thinwire.fragments.layout import Layout
-from thinwire.transport import Requests, RoundTag, Swap, ToCaller
+from thinwire.transport import Post, Posts, RoundTag
 
 
 def peers_of(workers: int, *, round: int, seed: int) -> list[int]:
@@ -44,14 +44,15 @@ class _PairsState(WholeMessages):
         super().__init__(context, sizes)
         self._seed = seed
 
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
         (message,) = messages.values()
         mine = self._context.rank
         peer = peers_of(self._context.workers, round=tag.round, seed=self._seed)[mine]
-        theirs = yield Swap(message, peer)
-        yield ToCaller()
-        by_rank = {mine: message, peer: theirs}
-        return self._combine([by_rank[rank] for rank in sorted(by_rank)], sorted(by_rank), tag)
+        is_alone = peer == mine
+        post = Post({}, {}) if is_alone else Post({peer: message}, {peer: message.numel()})
+        by_rank = {mine: message, **(yield post)}
+        senders = sorted(by_rank)
+        return lambda: self._combine([by_rank[rank] for rank in senders], senders, tag)
 
     @torch.no_grad()
     def _combine(

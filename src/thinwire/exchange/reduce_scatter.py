@@ -40,15 +40,7 @@ from thinwire.exchange.votes import agree
 from thinwire.feedback import Feedback, FeedbackState, NoFeedback
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
-from thinwire.transport import (
-    AllGather,
-    AllToAll,
-    Requests,
-    RoundTag,
-    SharedAnswer,
-    ToCaller,
-    attempt,
-)
+from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt, to_all
 
 
 class _OwnerFeedback:
@@ -163,24 +155,37 @@ class _ReduceScatterState(ExchangeState):
             )
         }
 
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
-        loads, workers = self._owner.loads(), self._context.workers
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
+        loads, workers, rank = self._owner.loads(), self._context.workers, self._rank
         drops = self._context.drops_bad_messages
-        mine = [messages[f"shard{shard}"] for shard in range(workers)]
-        shards = yield AllToAll(mine, may_lack=drops)
-        # From here to ToCaller this may run in a thread of the transport.
-        combined, left_out, clipped = self._combine_shard(shards, tag, loads)
-        results = yield AllGather(combined, may_lack=drops)
+        others = [worker for worker in range(workers) if worker != rank]
+        own = messages[f"shard{rank}"]
+        shards = yield Post(
+            {owner: messages[f"shard{owner}"] for owner in others},
+            dict.fromkeys(others, own.numel()),
+            allow_missing=drops,
+        )
+        # From here on this may run in a thread of the transport.
+        mine = {rank: own, **shards}
+        combined, left_out, clipped = self._combine_shard(
+            [mine[sender] for sender in range(workers)], tag, loads
+        )
+        answer = yield to_all(combined, rank, workers, allow_missing=drops)
+        by_rank = {rank: combined, **answer}
+        results = [by_rank[owner] for owner in range(workers)]
         if drops:
             found, votes = self._examine_results(results, tag), self._context.votes
-            rejected = yield from agree(found, workers, votes=votes)
+            rejected = yield from agree(found, rank=rank, workers=workers, votes=votes)
             check_round_counts(rejected, MessageKind.RESULT, what=tag, workers=workers)
-        joined = attempt(lambda: self._joined(results, tag, is_checked=drops))
-        yield ToCaller()
-        self._same_work.refuse(tag)
-        self._owner.finished()
-        mean = joined()
-        return RoundResult(mean=mean, left_out=left_out, messages=results, clipped=clipped)
+        joined = attempt(lambda: self._joined(answer, results, tag, is_checked=drops))
+
+        def finish() -> RoundResult:
+            self._same_work.refuse(tag)
+            self._owner.finished()
+            mean = joined()
+            return RoundResult(mean=mean, left_out=left_out, messages=results, clipped=clipped)
+
+        return finish
 
     @torch.no_grad()
     def _combine_shard(
@@ -235,11 +240,11 @@ class _ReduceScatterState(ExchangeState):
         return {sender: rejection for sender, rejection in found if rejection is not None}
 
     def _joined(
-        self, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
+        self, answer: Received, results: Sequence[Tensor], tag: RoundTag, *, is_checked: bool
     ) -> StreamedVector:
-        if not isinstance(results, SharedAnswer):
+        if not isinstance(answer, SharedAnswer):
             return self._join(results, tag, is_checked=is_checked)
-        return results.once(
+        return answer.once(
             ("mean", tag),
             lambda: DenseVector(self._join(results, tag, is_checked=is_checked).whole()),
         )

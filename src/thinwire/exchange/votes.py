@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from thinwire.rejection import Rejection, RejectReason
-from thinwire.transport import AllGather, Requests
+from thinwire.transport import Post, Received, to_all
 
 
 def agree(
-    found: Mapping[int, Rejection], workers: int, *, votes: bool
-) -> Requests[dict[int, Rejection]]:
+    found: Mapping[int, Rejection], *, rank: int, workers: int, votes: bool
+) -> Generator[Post, Received, dict[int, Rejection]]:
     """Whose messages no worker uses: those that any worker rejected.
 
     Args:
         found: what this worker rejected, by rank of the sender.
+        rank: this worker's.
         workers: K.
         votes: whether they may have been given different bytes; if not, all found the same.
     """
     if not votes:
         return dict(found)
-    ballots = yield AllGather(ballot(found, workers))
-    return tally(ballots, found)
+    mine = ballot(found, workers)
+    ballots = {rank: mine, **(yield to_all(mine, rank, workers))}
+    return tally([ballots[worker] for worker in range(workers)], found)
 
 
 def ballot_nbytes(workers: int) -> int:

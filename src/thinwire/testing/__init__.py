@@ -4,7 +4,7 @@ elastic workers without a network."""
 from typing import TYPE_CHECKING, Any
 
 from thinwire.testing.codecs import ODD_SIZES, CodecContract, vector
-from thinwire.testing.faults import Change, Changing, tampered
+from thinwire.testing.faults import Change, Changing
 from thinwire.testing.outer_optimizers import OuterContract
 from thinwire.testing.reference import (
     ReleasedRound,
@@ -46,7 +46,6 @@ __all__ = [
     "reference_released_sparseloco",
     "reference_sparseloco",
     "reference_streaming",
-    "tampered",
     "vector",
 ]
 

@@ -5,7 +5,7 @@ of them before any calls `finish`.
 """
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
-from thinwire.transport import AllGather, AllToAll, Announce, Requests, Round, RoundTag, Transport
+from thinwire.transport import Post, Posts, Received, Round, RoundTag, Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.transport.in_process import answers_of
 
@@ -187,13 +187,15 @@ class HubTransport(Transport, Membership):
         """The workers of the round."""
         return len(self.members)
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Know no other's: a test gives all workers the same method."""
+        del tag
+        return {self.rank: card}
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Hand the exchange to the hub; it is carried when a worker waits for it."""
-        running = RunningExchange(requests)
-        while isinstance(running.request, Announce):
-            # A test gives all workers the same method.
-            running.answer({self.rank: running.request.payload})
-        if not running.travels:
+        running = RunningExchange(posts)
+        if running.post is None:
             return FinishedRound(running)
         return self.hub.exchange_of(self, tag).add(self.rank, running)
 
@@ -254,8 +256,8 @@ class _HubExchange:
         try:
             if self.error is None and self.hub.discards(self.tag):
                 raise _discarded(self.tag, "the test discards it")
-            while self.error is None and any(running.travels for running in everyone):
-                answers = self._answers([running.request for running in everyone])
+            while self.error is None and any(running.post is not None for running in everyone):
+                answers = self._answers([running.post for running in everyone])
                 for running, answer in zip(everyone, answers, strict=True):
                     running.answer(answer)
         except RoundDiscarded as error:
@@ -264,19 +266,13 @@ class _HubExchange:
         except ThinwireError as error:
             self.error = error
 
-    def _answers(self, requests: Sequence[Any]) -> list[Any]:
-        if len(requests) > 1 and all(isinstance(r, AllGather | AllToAll) for r in requests):
-            return [self._arrived(requests, to) for to in range(len(requests))]
-        return answers_of(requests, self.tag)
-
-    def _arrived(self, requests: Sequence[Any], to: int) -> list[Tensor]:
-        sent = [r.payload if isinstance(r, AllGather) else r.payloads[to] for r in requests]
-        # Votes are shorter than any header.
-        is_vote = len(sent[to]) < HEADER_NBYTES
-        return [
-            payload if sender == to or is_vote else self.hub.tamper(sender, to, payload)
-            for sender, payload in enumerate(sent)
-        ]
+    def _answers(self, posts: Sequence[Post | None]) -> Sequence[Received]:
+        answers = answers_of(posts, self.tag)
+        for to, answer in enumerate(answers):
+            for sender, payload in answer.items():
+                if len(payload) >= HEADER_NBYTES:  # votes are shorter
+                    answer[sender] = self.hub.tamper(sender, to, payload)
+        return answers
 
 
 class _HubRound(Round[T]):

@@ -1,11 +1,11 @@
 """Faults on purpose: exchanges whose messages are changed on their way."""
 
-from abc import ABC
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from thinwire.transport import (
-    Request,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
     Transport,
@@ -15,39 +15,17 @@ from thinwire.transport import (
 T = TypeVar("T")
 
 
-class Change(ABC):  # noqa: B024, which wants an abstract method: both have a default
+class Change:
     """What happens to an exchange on its way; by default nothing. Subclass it."""
 
-    def sent(self, request: Request) -> Request:
-        """What travels instead of `request`."""
-        return request
+    def sent(self, post: Post) -> Post:
+        """What travels instead of `post`."""
+        return post
 
-    def arrived(self, request: Request, answer: Any) -> Any:
-        """What the exchange gets instead of `answer`."""
-        del request
-        return answer
-
-
-def tampered(requests: Requests[T], change: Change) -> Requests[T]:
-    """`requests`, with `change` at what it sends and gets.
-
-    >>> import torch
-    >>> from thinwire.testing.transports import gathered
-    >>> from thinwire.transport import RoundTag, in_process
-    >>> class Negative(Change):
-    ...     def arrived(self, request, answer):
-    ...         return answer if answer is None else [-payload for payload in answer]
-    >>> requests = tampered(gathered(torch.tensor([3])), Negative())
-    >>> in_process(1)[0].run(requests, RoundTag(what="x", round=1)).wait()
-    [tensor([-3])]
-    """
-    answer: Any = None
-    while True:
-        try:
-            request = requests.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = change.arrived(request, (yield change.sent(request)))
+    def arrived(self, post: Post, received: Received) -> Received:
+        """What the exchange gets instead of `received`."""
+        del post
+        return received
 
 
 class Changing(WrappedTransport):
@@ -57,15 +35,33 @@ class Changing(WrappedTransport):
         inner: what carries.
         change: may be replaced between exchanges.
 
-    >>> from thinwire.transport import in_process
-    >>> Changing(in_process(2)[1], Change()).rank
-    1
+    >>> import torch
+    >>> from thinwire.testing.transports import gathered
+    >>> from thinwire.transport import RoundTag, in_process
+    >>> class Negative(Change):
+    ...     def sent(self, post):
+    ...         return post.changed(torch.neg)
+    >>> transports = [Changing(transport, Negative()) for transport in in_process(2)]
+    >>> tag = RoundTag(what="x", round=1)
+    >>> rounds = [t.run(gathered(torch.tensor([3]), t.rank, 2), tag) for t in transports]
+    >>> rounds[0].wait()
+    [tensor([3]), tensor([-3])]
     """
 
     def __init__(self, inner: Transport, change: Change) -> None:
         super().__init__(inner)
         self.change = change
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Run it changed."""
-        return self._inner.run(tampered(requests, self.change), tag)
+        return self._inner.run(self._changed(posts), tag)
+
+    def _changed(self, posts: Posts[T]) -> Posts[T]:
+        received: Received | None = None
+        while True:
+            try:
+                # A generator that has not begun takes None alone.
+                post = posts.send(received)  # pyright: ignore[reportArgumentType]
+            except StopIteration as end:
+                return end.value
+            received = self.change.arrived(post, (yield self.change.sent(post)))

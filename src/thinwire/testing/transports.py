@@ -3,7 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
 import pytest
@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from thinwire.transport import (
-    AllGather,
-    AllToAll,
-    Announce,
     Metered,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
-    Swap,
-    ToCaller,
     Transport,
+    to_all,
 )
 
 _TAG = RoundTag(what="a test payload", round=1)
@@ -40,34 +38,36 @@ def payload_of(rank: int, numel: int) -> Tensor:
 # -- exchanges that tests run ----------------------------------------------------------------------
 
 
-def gathered(payload: Tensor) -> Requests[Sequence[Tensor]]:
+def gathered(payload: Tensor, rank: int, workers: int) -> Posts[Sequence[Tensor]]:
     """Every worker's payload, in rank order."""
-    payloads = yield AllGather(payload)
-    yield ToCaller()
-    return payloads
+    by_rank = {rank: payload, **(yield to_all(payload, rank, workers))}
+    return lambda: [by_rank[sender] for sender in range(workers)]
 
 
 def reduced(
-    payloads: Sequence[Tensor], reduce: Callable[[Sequence[Tensor]], Tensor]
-) -> Requests[Sequence[Tensor]]:
+    payloads: Sequence[Tensor], rank: int, reduce: Callable[[Sequence[Tensor]], Tensor]
+) -> Posts[Sequence[Tensor]]:
     """What every worker made of the payloads that were sent to it, in rank order."""
-    received = yield AllToAll(payloads)
-    results = yield AllGather(reduce(received))
-    yield ToCaller()
-    return results
+    received = yield from _scattered(payloads, rank)
+    return (yield from gathered(reduce(received), rank, len(payloads)))
 
 
-def swapped(payload: Tensor, peer: int) -> Requests[Tensor]:
+def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
     """What `peer` sent."""
-    theirs = yield Swap(payload, peer)
-    yield ToCaller()
-    return theirs
+    received = yield _to_one(payload, rank, peer)
+    return lambda: received.get(peer, payload)
 
 
-def announced(payload: bytes) -> Requests[dict[int, bytes]]:
-    """Make `payload` known; returns the payloads known so far, by rank."""
-    known = yield Announce(payload)
-    return known
+def _to_one(payload: Tensor, rank: int, peer: int) -> Post:
+    return Post({}, {}) if peer == rank else Post({peer: payload}, {peer: payload.numel()})
+
+
+def _scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received, list[Tensor]]:
+    others = [worker for worker in range(len(payloads)) if worker != rank]
+    taken = dict.fromkeys(others, payloads[rank].numel())
+    received = yield Post({worker: payloads[worker] for worker in others}, taken)
+    by_rank = {rank: payloads[rank], **received}
+    return [by_rank[worker] for worker in range(len(payloads))]
 
 
 def neighbours(workers: int, *, first: int) -> list[int]:
@@ -94,7 +94,7 @@ class _Part(ABC, Generic[T]):
     def __init__(self, transport: Transport, seed: int) -> None:
         self._seed, self._rank, self._workers = seed, transport.rank, transport.world_size
         self._caller: threading.Thread | None = None
-        self.round: Round[T] = transport.run(self._seen_by_caller(self._requests()), _TAG)
+        self.round: Round[T] = transport.run(self._seen_by_caller(self._posts()), _TAG)
 
     def check(self) -> None:
         """Wait: the outcome is the right one, and the rest of the exchange ran in this thread."""
@@ -102,20 +102,24 @@ class _Part(ABC, Generic[T]):
         assert self._caller is threading.current_thread()
 
     @abstractmethod
-    def _requests(self) -> Requests[T]: ...
+    def _posts(self) -> Posts[T]: ...
 
     @abstractmethod
     def _check(self, outcome: T) -> None: ...
 
-    def _seen_by_caller(self, requests: Requests[T]) -> Requests[T]:
-        outcome = yield from requests
-        self._caller = threading.current_thread()
-        return outcome
+    def _seen_by_caller(self, posts: Posts[T]) -> Posts[T]:
+        finish = yield from posts
+
+        def seen() -> T:
+            self._caller = threading.current_thread()
+            return finish()
+
+        return seen
 
 
 class _Gathering(_Part[Sequence[Tensor]]):
-    def _requests(self) -> Requests[Sequence[Tensor]]:
-        return gathered(self._payload(self._rank))
+    def _posts(self) -> Posts[Sequence[Tensor]]:
+        return gathered(self._payload(self._rank), self._rank, self._workers)
 
     def _check(self, outcome: Sequence[Tensor]) -> None:
         assert len(outcome) == self._workers
@@ -129,10 +133,10 @@ class _Gathering(_Part[Sequence[Tensor]]):
 class _Reduction(_Part[Sequence[Tensor]]):
     """What goes to worker j has 37 j bytes, and 0 for j = 0."""
 
-    def _requests(self) -> Requests[Sequence[Tensor]]:
+    def _posts(self) -> Posts[Sequence[Tensor]]:
         self._reduced = 0
         payloads = [self._shard(self._rank, to) for to in range(self._workers)]
-        return reduced(payloads, self._reduce)
+        return reduced(payloads, self._rank, self._reduce)
 
     def _check(self, outcome: Sequence[Tensor]) -> None:
         assert len(outcome) == self._workers
@@ -157,8 +161,8 @@ class _Reduction(_Part[Sequence[Tensor]]):
 class _Swapping(_Part[Tensor]):
     """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
 
-    def _requests(self) -> Requests[Tensor]:
-        return swapped(self._payload(self._rank), self._peer())
+    def _posts(self) -> Posts[Tensor]:
+        return swapped(self._payload(self._rank), self._rank, self._peer())
 
     def _check(self, outcome: Tensor) -> None:
         assert torch.equal(outcome.cpu(), self._payload(self._peer()))
@@ -171,16 +175,17 @@ class _Swapping(_Part[Tensor]):
         return payload_of(60 * self._seed + rank, 17 + 5 * pair)
 
 
-class _ThreeRequests(_Part[Tensor]):
-    """Each request sends what came of the one before."""
+class _ThreePosts(_Part[Tensor]):
+    """Each post sends what came of the one before."""
 
-    def _requests(self) -> Requests[Tensor]:
+    def _posts(self) -> Posts[Tensor]:
         peer = neighbours(self._workers, first=self._seed)[self._rank]
-        received = yield AllToAll([self._mine(self._rank)] * self._workers)
-        theirs = yield Swap(torch.cat(list(received)).cpu() + peer, peer)
-        payloads = yield AllGather(theirs)
-        yield ToCaller()
-        return torch.stack([payload.cpu() for payload in payloads])
+        mine = [self._mine(self._rank).clone() for _ in range(self._workers)]
+        received = yield from _scattered(mine, self._rank)
+        own = torch.cat([payload.cpu() for payload in received]) + peer
+        answer = yield _to_one(own, self._rank, peer)
+        finish = yield from gathered(answer.get(peer, own), self._rank, self._workers)
+        return lambda: torch.stack([payload.cpu() for payload in finish()])
 
     def _check(self, outcome: Tensor) -> None:
         everyone = torch.cat([self._mine(rank) for rank in range(self._workers)])
@@ -195,7 +200,7 @@ _KINDS: Sequence[Callable[[Transport, int], _Part[Sequence[Tensor]] | _Part[Tens
     _Gathering,
     _Reduction,
     _Swapping,
-    _ThreeRequests,
+    _ThreePosts,
 )
 
 
@@ -203,9 +208,13 @@ class _ExpectedError(Exception):
     """What an exchange of a test raises."""
 
 
-def _failing(transport: Transport) -> Requests[None]:
-    yield AllToAll([payload_of(transport.rank, 3)] * transport.world_size)
+def _failing(transport: Transport) -> Posts[None]:
+    yield to_all(payload_of(transport.rank, 3), transport.rank, transport.world_size)
     raise _ExpectedError
+
+
+def _gather(transport: Transport, payload: Tensor) -> Round[Sequence[Tensor]]:
+    return transport.run(gathered(payload, transport.rank, transport.world_size), _TAG)
 
 
 # -- the contract ----------------------------------------------------------------------------------
@@ -218,7 +227,7 @@ def check_worker(transport: Transport) -> None:
         AssertionError: the transport does not keep the contract.
     """
     sizes = (1, 7, 100_003)
-    gathers = [transport.run(gathered(payload_of(transport.rank, n)), _TAG) for n in sizes]
+    gathers = [_gather(transport, payload_of(transport.rank, n)) for n in sizes]
     parts = [kind(transport, seed) for kind in _KINDS for seed in (1, 2)]
     for part in parts[1::2]:
         part.check()
@@ -231,7 +240,7 @@ def check_worker(transport: Transport) -> None:
     with pytest.raises(_ExpectedError):
         failing.wait()
     payload = b"x" * transport.rank
-    known = transport.run(announced(payload), _TAG).wait()
+    known = transport.announce(payload, _TAG)
     assert known[transport.rank] == payload
     assert all(known[rank] == b"x" * rank for rank in known)
     _check_any_order(transport)
@@ -300,7 +309,7 @@ class TransportContract(ABC):
     def test_all_workers_get_every_payload_in_rank_order(self, workers: int, numel: int) -> None:
         """Bytes arrive as they were sent."""
         transports = self.connect(workers)
-        rounds = [t.run(gathered(payload_of(t.rank, numel)), _TAG) for t in transports]
+        rounds = [_gather(t, payload_of(t.rank, numel)) for t in transports]
         for arrived in [r.wait() for r in rounds]:
             assert len(arrived) == workers
             for rank, payload in enumerate(arrived):
@@ -309,8 +318,8 @@ class TransportContract(ABC):
     def test_several_exchanges_in_flight_do_not_mix(self) -> None:
         """Waiting in another order than starting gives each its own payloads."""
         transports = self.connect(2)
-        first = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports]
-        second = [t.run(gathered(payload_of(t.rank + 10, 9)), _TAG) for t in transports]
+        first = [_gather(t, payload_of(t.rank, 5)) for t in transports]
+        second = [_gather(t, payload_of(t.rank + 10, 9)) for t in transports]
         late = [r.wait() for r in second]
         early = [r.wait() for r in first]
         assert all(torch.equal(a[1], payload_of(1, 5)) for a in early)
@@ -332,14 +341,14 @@ class TransportContract(ABC):
     @pytest.mark.parametrize("workers", [1, 2, 3, 5])
     def test_an_exchange_may_ask_three_times(self, workers: int) -> None:
         """What is asked for later depends on what came before."""
-        for exchange in [_ThreeRequests(t, 1) for t in self.connect(workers)]:
+        for exchange in [_ThreePosts(t, 1) for t in self.connect(workers)]:
             exchange.check()
 
     def test_several_reductions_in_flight_do_not_mix(self) -> None:
         """Nor do they with a gather between them."""
         transports = self.connect(3)
         first = [_Reduction(t, 1) for t in transports]
-        gathers = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports]
+        gathers = [_gather(t, payload_of(t.rank, 5)) for t in transports]
         second = [_Reduction(t, 2) for t in transports]
         for reduction in second + first:
             reduction.check()
@@ -372,10 +381,10 @@ class TransportContract(ABC):
     def test_the_time_of_arrival_is_known_after_the_wait(self, workers: int) -> None:
         """It lies between the start by the last worker and the end of the wait."""
         transports = self.connect(workers)
-        early = [t.run(gathered(payload_of(t.rank, 5)), _TAG) for t in transports[:-1]]
+        early = [_gather(t, payload_of(t.rank, 5)) for t in transports[:-1]]
         assert all(r.arrived_s() is None for r in early)
         begun_s = time.perf_counter()
-        rounds = [*early, transports[-1].run(gathered(payload_of(workers - 1, 5)), _TAG)]
+        rounds = [*early, _gather(transports[-1], payload_of(workers - 1, 5))]
         parts = [kind(t, 1) for kind in _KINDS for t in transports]
         for gather in rounds:
             gather.wait()
@@ -389,5 +398,5 @@ class TransportContract(ABC):
     def test_announcements_reach_workers_that_come_later(self) -> None:
         """The last worker to announce itself knows all cards."""
         transports = self.connect(3)
-        known = [t.run(announced(f"card {t.rank}".encode()), _TAG).wait() for t in transports]
+        known = [t.announce(f"card {t.rank}".encode(), _TAG) for t in transports]
         assert known[-1] == {rank: f"card {rank}".encode() for rank in range(3)}

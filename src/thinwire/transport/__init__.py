@@ -4,19 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
-    Request,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
     SharedAnswer,
-    Swap,
-    ToCaller,
     Transport,
     WrappedTransport,
     attempt,
+    to_all,
 )
 from thinwire.transport.bucket import Bucket
 from thinwire.transport.distributed import Distributed, naming_failures
@@ -42,25 +39,21 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "AllGather",
-    "AllToAll",
-    "Announce",
     "Bucket",
     "Distributed",
     "Elastic",
     "ElasticBucket",
     "ElasticOptions",
     "Metered",
+    "Post",
+    "Posts",
+    "Received",
     "Rendezvous",
     "ReplicatedRanks",
-    "Request",
-    "Requests",
     "Round",
     "RoundTag",
     "Sealed",
     "SharedAnswer",
-    "Swap",
-    "ToCaller",
     "Transport",
     "TransportCounters",
     "WrappedTransport",
@@ -69,4 +62,5 @@ __all__ = [
     "in_process",
     "naming_failures",
     "sealed_by_default",
+    "to_all",
 ]

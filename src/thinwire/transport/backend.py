@@ -1,22 +1,12 @@
-"""What carries the requests of one exchange between the ranks of a process group."""
+"""What carries the posts of one exchange between the ranks of a process group."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from thinwire.transport.base import AllGather, AllToAll, Request, Swap
-
-Carried: TypeAlias = AllGather | AllToAll | Swap
-"""A request that something has to be carried for."""
-
-
-def carried(request: Request | None) -> Carried:
-    """`request`, which is one that something has to be carried for."""
-    assert isinstance(request, AllGather | AllToAll | Swap), request
-    return request
+from thinwire.transport.base import Post, Received
 
 
 def no_sync(payloads: Sequence[Tensor]) -> None:
@@ -25,23 +15,23 @@ def no_sync(payloads: Sequence[Tensor]) -> None:
 
 
 class Work(ABC):
-    """A request under way, as torch calls what a collective returns."""
+    """A post under way, as torch calls what a collective returns."""
 
     @abstractmethod
-    def wait(self) -> Any:
-        """The request's answer; blocks until it is there. Call it once."""
+    def wait(self) -> Received:
+        """The answer; blocks until it is there. Call it once."""
 
 
 class Backend(ABC):
     """Carries one exchange, and must not outlive it: it holds on to the process group."""
 
     @abstractmethod
-    def start(self, request: Carried, step: int) -> Work:
-        """Start carrying `request`.
+    def start(self, post: Post, step: int) -> Work:
+        """Start carrying `post`.
 
         Args:
-            request: what to carry.
-            step: the request's number within the exchange. Number 0 is started by the thread that
+            post: what to carry.
+            step: the post's number within the exchange. Number 0 is started by the thread that
                 trains, all later ones by the progress thread, while the other starts further
                 exchanges, earlier or later on other ranks.
         """
@@ -51,7 +41,7 @@ class Backend(ABC):
         """Make `Work.wait`, blocked in another thread, raise soon."""
 
     def computing(self) -> AbstractContextManager[object]:
-        """What the progress thread computes between two requests runs inside this."""
+        """What the progress thread computes between two posts runs inside this."""
         return nullcontext()
 
     def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:

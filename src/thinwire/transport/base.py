@@ -1,13 +1,13 @@
-"""A connection between workers: it carries what an exchange asks for, and changes nothing.
+"""A connection between workers: it carries what an exchange posts, and changes nothing.
 
-An exchange is a generator. It yields what has to travel next and gets back what the others sent:
+An exchange is a generator. It yields posts and is sent what the others posted to this worker; what
+it returns is called in the thread that waits for the exchange:
 
-    def gather(message):
-        messages = yield AllGather(message)     # every worker's, in rank order
-        yield ToCaller()                        # what follows runs in the thread that waits
-        return mean_of(messages)
+    def gather(message, rank, workers):
+        received = yield to_all(message, rank, workers)
+        return lambda: mean_of({rank: message, **received})
 
-A transport runs it. Whatever is to be added to every exchange (counting, faults) wraps the
+A transport runs it. Whatever is to be added to every exchange (counting, sealing, faults) wraps the
 generator, and no transport need know of it.
 """
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -47,49 +47,77 @@ class RoundTag:
         return f"{self.what} in round {self.round}"
 
 
-# -- what an exchange may ask for ------------------------------------------------------------------
+# -- what an exchange yields -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AllGather:
-    """Send `payload` (uint8 [n], the same n on all workers) to every worker.
+class Post(NamedTuple):
+    """Bytes (uint8 [n]) for other workers, and what is expected of them: the only request there is.
 
-    The answer is every worker's payload in rank order, this worker's own included.
+    It is answered by what came from each worker in `take`. A transport may also answer with this
+    worker's own payload, where that is not as it was handed over.
 
     Args:
-        payload: of this worker.
-        may_lack: the exchange judges each payload, and can go on without one: in place of one that
-            was found to be forged or changed on its way the answer has an empty one. Otherwise that
-            is an error.
+        to: payload by receiver. One tensor for several receivers is stored or counted once.
+        take: number of bytes by sender.
+        allow_missing: the exchange judges each payload, and can go on without one: in place of one
+            that is lost, forged or damaged the answer has an empty one. Otherwise that is an error.
     """
 
-    payload: Tensor
-    may_lack: bool = field(default=False, kw_only=True)
+    to: Mapping[int, Tensor]
+    take: Mapping[int, int]
+    allow_missing: bool = False
 
-    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
-        """The payload counts once, however often a transport sends it."""
-        del rank
-        return _nbytes(self.payload) + added_nbytes if workers > 1 else 0
+    def is_to_all(self, workers: int) -> bool:
+        """Whether one tensor goes to all other workers, as in an all-gather."""
+        payloads = list(self.to.values())
+        is_one = all(payload is payloads[0] for payload in payloads)
+        return bool(payloads) and len(payloads) == workers - 1 and is_one
 
-    def received_nbytes(self, answer: Sequence[Tensor], rank: int, *, added_nbytes: int = 0) -> int:
-        """The payloads of the others."""
-        return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
+        """This post with every payload changed; one tensor for several receivers stays one.
+
+        >>> import torch
+        >>> to_all(torch.tensor([3]), 0, 3).changed(torch.neg).is_to_all(3)
+        True
+        """
+        payloads = {id(payload): payload for payload in self.to.values()}
+        changed = {key: change(payload) for key, payload in payloads.items()}
+        return self._replace(to={rank: changed[id(p)] for rank, p in self.to.items()})
 
 
-class SharedAnswer(list[Tensor]):
-    """The answer to an all-gather of workers in one process, who all get this very list.
+Received: TypeAlias = Mapping[int, Tensor]
+"""The answer to a post: payloads by sender."""
+Posts: TypeAlias = Generator[Post, Received, Callable[[], T]]
+"""An exchange. Between two posts it may run in a thread of the transport, beside the training; what
+it returns is called in the thread that waits."""
+
+
+def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = False) -> Post:
+    """`payload` for every other worker, and as many bytes from each.
+
+    >>> import torch
+    >>> to_all(torch.zeros(5, dtype=torch.uint8), 1, 3).take
+    {0: 5, 2: 5}
+    """
+    others = [other for other in range(workers) if other != rank]
+    nbytes = payload.numel()
+    return Post(dict.fromkeys(others, payload), dict.fromkeys(others, nbytes), allow_missing)
+
+
+class SharedAnswer(dict[int, Tensor]):
+    """What came from the others, for workers of one process that all posted to all.
 
     What all of them would make of it alike, one of them makes for all.
 
-    >>> answer = SharedAnswer()
-    >>> [answer.once("sum", lambda: len(made)) for made in ([], [1])]
+    >>> made, lock = {}, threading.Lock()
+    >>> answers = [SharedAnswer({}, made, lock) for _ in range(2)]
+    >>> [answer.once("sum", lambda: len(made)) for answer in answers]
     [0, 0]
     """
 
-    def __init__(self, payloads: Iterable[Tensor] = ()) -> None:
-        super().__init__(payloads)
-        self._made: dict[object, Any] = {}
-        self._lock = threading.Lock()
+    def __init__(self, received: Received, made: dict[object, Any], lock: threading.Lock) -> None:
+        super().__init__(received)
+        self._made, self._lock = made, lock
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What `make` returned for the first worker that asked for `key`."""
@@ -99,109 +127,11 @@ class SharedAnswer(list[Tensor]):
             return self._made[key]
 
 
-@dataclass(frozen=True, slots=True)
-class AllToAll:
-    """Send `payloads[j]` (uint8, the j-th of one size on all workers) to worker j, for every j.
-
-    The answer is what every worker sent to this one, in rank order. Another request must follow.
-
-    Args:
-        payloads: by receiver.
-        may_lack: as for `AllGather`.
-    """
-
-    payloads: Sequence[Tensor]
-    may_lack: bool = field(default=False, kw_only=True)
-
-    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
-        """The payloads for the others."""
-        del workers
-        others = (p for worker, p in enumerate(self.payloads) if worker != rank)
-        return sum(_nbytes(p) + added_nbytes for p in others)
-
-    def received_nbytes(self, answer: Sequence[Tensor], rank: int, *, added_nbytes: int = 0) -> int:
-        """The payloads of the others."""
-        return sum(_nbytes(p) + added_nbytes for worker, p in enumerate(answer) if worker != rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """Send `payload` (uint8 [n], the same n on both) to worker `peer`, which swaps with this one.
-
-    The answer is the peer's payload. A worker whose peer is itself gets its own back.
-    """
-
-    payload: Tensor
-    peer: int
-
-    def sent_nbytes(self, rank: int, workers: int, *, added_nbytes: int = 0) -> int:
-        """The payload, unless it stays here."""
-        del workers
-        return 0 if self.peer == rank else _nbytes(self.payload) + added_nbytes
-
-    def received_nbytes(self, answer: Tensor, rank: int, *, added_nbytes: int = 0) -> int:
-        """The peer's payload."""
-        return 0 if self.peer == rank else _nbytes(answer) + added_nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Make `payload` (bytes of any length) known to the others, before the first round.
-
-    The answer is the payloads known so far by rank, this worker's own included. It is not counted.
-    """
-
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ToCaller:
-    """Nothing travels; what follows runs in the thread that calls `Round.wait`.
-
-    Before it, code may run in a thread of the transport, beside the training.
-    """
-
-
-Request: TypeAlias = AllGather | AllToAll | Swap | Announce | ToCaller
-Requests: TypeAlias = Generator[Request, Any, T]
-"""An exchange: yields requests, is sent their answers, and returns what came of it."""
-
-
-R = TypeVar("R", bound=Request)
-
-
-def with_payloads(request: R, change: Callable[[Tensor], Tensor]) -> R:
-    """`request` with every payload changed, one after the other; one that carries none as it is.
-
-    >>> import torch
-    >>> with_payloads(Swap(torch.tensor([3]), peer=1), torch.neg)
-    Swap(payload=tensor([-3]), peer=1)
-    """
-    match request:
-        case AllGather(payload) | Swap(payload):
-            return replace(request, payload=change(payload))
-        case AllToAll(payloads):
-            return replace(request, payloads=[change(payload) for payload in payloads])
-        case _:
-            return request
-
-
-def on_host(request: Request | None) -> Request | None:
-    """`request` with its payloads in the host's memory, one run of bytes each.
-
-    >>> on_host(None) is None
-    True
-    """
-    if request is None:
-        return None
-    return with_payloads(request, lambda payload: payload.cpu().contiguous())
-
-
 def attempt(work: Callable[[], T]) -> Callable[[], T]:
     """Do `work` now, and return what returns its result, or raises its error.
 
     For an exchange that works in a thread of the transport, which may take an error for a fault of
-    the link: called after `ToCaller`, the error is raised where the exchange is waited for.
+    the link: the error is raised where the exchange is waited for.
 
     >>> attempt(lambda: 1 + 1)()
     2
@@ -222,47 +152,35 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class RunningExchange(Generic[T]):
-    """An exchange and the request whose answer it waits for.
+    """An exchange and the post whose answer it waits for.
 
     Args:
-        requests: the exchange; it runs up to its first request at once.
+        posts: the exchange; it runs up to its first post at once.
 
-    >>> def sizes(payload):
-    ...     payloads = yield AllGather(payload)
-    ...     return [len(p) for p in payloads]
     >>> import torch
-    >>> running = RunningExchange(sizes(torch.zeros(3, dtype=torch.uint8)))
-    >>> running.answer([running.request.payload] * 2)
-    >>> running.request is None, running.finish()
-    (True, [3, 3])
+    >>> def size(payload):
+    ...     received = yield to_all(payload, 0, 2)
+    ...     return lambda: len(received[1])
+    >>> running = RunningExchange(size(torch.zeros(3, dtype=torch.uint8)))
+    >>> running.answer({1: running.post.to[1]})
+    >>> running.post is None, running.finish()
+    (True, 3)
     """
 
-    def __init__(self, requests: Requests[T]) -> None:
-        self._requests = requests
-        # In a list, because None may be the result.
-        self._result: list[T] = []
-        self.request: Request | None = None
+    def __init__(self, posts: Posts[T]) -> None:
+        self._posts = posts
+        self.post: Post | None = None
+        self.finish: Callable[[], T]
+        """What is left, for the thread that waits; nothing may have to be carried any more."""
         self.answer(None)
 
-    @property
-    def travels(self) -> bool:
-        """Whether something has to be carried before the exchange can go on."""
-        return self.request is not None and not isinstance(self.request, ToCaller)
-
-    def answer(self, answer: Any) -> None:
-        """Go on with the answer to `request`, up to the next one."""
+    def answer(self, received: Received | None) -> None:
+        """Go on with the answer to `post`, up to the next one; None starts the exchange."""
         try:
-            self.request = self._requests.send(answer)
+            # A generator that has not begun takes None alone.
+            self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
         except StopIteration as end:
-            self.request = None
-            self._result.append(end.value)
-
-    def finish(self) -> T:
-        """Run what is left in this thread; nothing may have to be carried any more."""
-        while isinstance(self.request, ToCaller):
-            self.answer(None)
-        (result,) = self._result
-        return result
+            self.post, self.finish = None, end.value
 
 
 class Round(ABC, Generic[T_co]):
@@ -303,12 +221,26 @@ class Transport(ABC):
         """The number of workers, K."""
 
     @abstractmethod
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it goes on while this worker trains, where a transport can do that.
 
         Args:
-            requests: the exchange, not started yet.
+            posts: the exchange, not started yet.
             tag: which one, for error messages.
+        """
+
+    @abstractmethod
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Make `card` (of any length) known to the others, before the first round.
+
+        It is not counted.
+
+        Args:
+            card: of this worker.
+            tag: what it is, for error messages.
+
+        Returns:
+            The cards known so far by rank, this worker's own included.
         """
 
     added_nbytes: int = 0
@@ -351,13 +283,17 @@ class WrappedTransport(Transport):
         return self._inner.world_size
 
     @abstractmethod
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        """Have the wrapped transport run `requests`, or another exchange made of them.
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        """Have the wrapped transport run `posts`, or another exchange made of them.
 
         Args:
-            requests: the exchange, not started yet.
+            posts: the exchange, not started yet.
             tag: which one, for error messages.
         """
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Announce over the wrapped transport."""
+        return self._inner.announce(card, tag)
 
     @property
     def added_nbytes(self) -> int:
@@ -404,38 +340,20 @@ class FinishedRound(Round[T]):
         return self._arrived_s
 
 
-def run_alone(requests: Requests[T]) -> Round[T]:
+def run_alone(posts: Posts[T]) -> Round[T]:
     """The exchange of a worker with itself.
 
     >>> import torch
-    >>> def first(payload):
-    ...     payloads = yield AllGather(payload)
-    ...     return payloads[0]
-    >>> run_alone(first(torch.ones(1))).wait()
-    tensor([1.])
+    >>> def lone(payload):
+    ...     received = yield to_all(payload, 0, 1)
+    ...     return lambda: len(received)
+    >>> run_alone(lone(torch.ones(1))).wait()
+    0
     """
     try:
-        running = RunningExchange(requests)
-        while running.travels:
-            running.answer(_own(running.request))
+        running = RunningExchange(posts)
+        while running.post is not None:
+            running.answer({})
     except Exception as error:  # it belongs to the caller of wait()
         return FinishedRound(None, error)
     return FinishedRound(running)
-
-
-def _own(request: Request | None) -> Any:
-    match request:
-        case AllGather(payload):
-            return [payload]
-        case AllToAll(payloads):
-            return list(payloads)
-        case Swap(payload, _):
-            return payload
-        case Announce(payload):
-            return {0: payload}
-        case _:
-            raise AssertionError(request)
-
-
-def _nbytes(payload: Tensor) -> int:
-    return payload.numel() * payload.element_size()

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -18,18 +18,14 @@ from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, 
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.async_task import AsyncTask
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
     FinishedRound,
-    Request,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
     RunningExchange,
-    Swap,
     Transport,
-    on_host,
     run_alone,
 )
 from thinwire.transport.object_store import ObjectStore, ServiceRequests, together
@@ -156,21 +152,45 @@ class Bucket(Transport):
         """What the store was asked for since this was built; introductions are not counted."""
         return asdict(self._store.requests)
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it goes on in a thread, after those that were started before."""
         if self._workers == 1:
-            return run_alone(requests)
+            return run_alone(posts)
+        running = RunningExchange(posts)
+        if running.post is None:
+            return FinishedRound(running)
+        # Here, on the stream that has computed it.
+        running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
+        place = self._place(tag)
+        return self._start(tag, running, lambda: self._carry(tag, place, running))
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Put the card, and wait for those of the others: nothing is trained yet."""
+        if self._workers == 1:
+            return {0: card}
+        step = _Step(base=f"{self._place(tag)}/0", tag=tag, heard=set())
+        cards: dict[int, bytes] = {}
+
+        def told() -> Posts[Mapping[int, bytes]]:
+            yield from ()
+            return lambda: cards
+
+        async def work() -> None:
+            cards.update(await self._announced(step, card))
+
+        return self._start(tag, RunningExchange(told()), work).wait()
+
+    def _start(
+        self,
+        tag: RoundTag,
+        running: RunningExchange[T],
+        work: Callable[[], Coroutine[Any, Any, None]],
+    ) -> Round[T]:
         if not self._closing.alive:
             raise ExchangeError(
                 f"exchange {tag}", because="its transport was closed", do="build another one"
             )
-        running = RunningExchange(requests)
-        if not running.travels:
-            return FinishedRound(running)
-        # Here, on the stream that has computed it.
-        running.request = on_host(running.request)
-        place = self._place(tag)
-        task = AsyncTask(tag, running, lambda: self._carry(tag, place, running))
+        task = AsyncTask(tag, running, work)
         self._progress.submit(task)
         return task.future
 
@@ -192,77 +212,42 @@ class Bucket(Transport):
     # -- in the progress thread --------------------------------------------------------------------
 
     async def _carry(self, tag: RoundTag, place: str, running: RunningExchange[Any]) -> None:
-        """Answer every request of an exchange."""
+        """Answer every post of an exchange."""
         self._begun += 1
         heard: set[int] = set()
         cleaning = asyncio.ensure_future(self._clean())
         try:
             step = 0
-            while running.travels:
+            while running.post is not None:
+                post = running.post.changed(lambda payload: payload.cpu().contiguous())
                 exchange = _Step(base=f"{place}/{step}", tag=tag, heard=heard)
-                running.answer(await self._carried(exchange, running.request))
-                running.request = on_host(running.request)
+                running.answer(await self._carried(exchange, post))
                 step += 1
             await cleaning
         finally:
             cleaning.cancel()
         self._written.heard_from(heard, number=self._begun)
 
-    async def _carried(self, step: _Step, request: Request | None) -> Any:
-        others = [rank for rank in range(self._workers) if rank != self._rank]
-        match request:
-            case AllGather(payload):
-                base = f"{step.base}-gather"
-                puts = {f"{base}/{self._rank:05}": payload}
-                gets = {rank: f"{base}/{rank:05}" for rank in others}
-                found = await self._exchanged(
-                    step, puts, gets, payload.numel(), may_lack=request.may_lack
-                )
-                self._written.note(step.tag, self._begun, others, list(puts))
-                found[self._rank] = payload
-                return [found[rank] for rank in range(self._workers)]
-            case AllToAll(payloads):
-                base = f"{step.base}-scatter"
-                puts = {f"{base}/{to:05}/{self._rank:05}": payloads[to] for to in others}
-                gets = {rank: f"{base}/{self._rank:05}/{rank:05}" for rank in others}
-                own = payloads[self._rank]
-                found = await self._exchanged(
-                    step, puts, gets, own.numel(), may_lack=request.may_lack
-                )
-                self._written.note(step.tag, self._begun, others, list(puts))
-                found[self._rank] = own
-                return [found[rank] for rank in range(self._workers)]
-            case Swap(payload, peer) if peer != self._rank:
-                base = f"{step.base}-swap"
-                puts = {f"{base}/{peer:05}/{self._rank:05}": payload}
-                gets = {peer: f"{base}/{self._rank:05}/{peer:05}"}
-                found = await self._exchanged(step, puts, gets, payload.numel(), may_lack=False)
-                self._written.note(step.tag, self._begun, [peer], list(puts))
-                return found[peer]
-            case Swap(payload, _):
-                return payload
-            case Announce(payload):
-                return await self._announced(step, payload, others)
-            case _:
-                raise AssertionError(request)
-
-    async def _exchanged(
-        self,
-        step: _Step,
-        puts: Mapping[str, Tensor],
-        gets: Mapping[int, str],
-        nbytes: int,
-        *,
-        may_lack: bool,
-    ) -> dict[int, Tensor]:
-        """Write this worker's payloads while those of the others are read, of `nbytes` each."""
+    async def _carried(self, step: _Step, post: Post) -> Received:
+        """Write this worker's payloads while those of the others are read."""
+        if not post.to and not post.take:
+            return {}
+        if post.is_to_all(self._workers):
+            base = f"{step.base}-gather"
+            puts = {f"{base}/{self._rank:05}": next(iter(post.to.values()))}
+            gets = {rank: f"{base}/{rank:05}" for rank in post.take}
+        else:
+            base = f"{step.base}-scatter"
+            puts = {f"{base}/{to:05}/{self._rank:05}": payload for to, payload in post.to.items()}
+            gets = {rank: f"{base}/{self._rank:05}/{rank:05}" for rank in post.take}
         until_s = time.monotonic() + self._timeout_s
         writing = [self._put(step, key, payload, until_s) for key, payload in puts.items()]
-        found, *_ = await together(self._got(step, gets, nbytes, list(puts)), *writing)
+        most = max(post.take.values(), default=0)
+        found, *_ = await together(self._got(step, gets, most, list(puts)), *writing)
         opened: dict[int, Tensor] = {}
         for rank, raw in found.items():
-            payload = self._objects.opened(raw, gets[rank])
-            if payload is None and not may_lack:
+            payload, nbytes = self._objects.opened(raw, gets[rank]), post.take[rank]
+            if payload is None and not post.allow_missing:
                 raise not_opened(step.tag, rank)
             opened[rank] = torch.empty(0, dtype=torch.uint8) if payload is None else payload
             if payload is not None and payload.numel() != nbytes:
@@ -271,10 +256,11 @@ class Bucket(Transport):
                     because=f"it has {payload.numel()} bytes, and {nbytes} were expected",
                     do="give all workers the same model and method",
                 )
+        self._written.note(step.tag, self._begun, list(post.to), list(puts))
         return opened
 
-    async def _announced(self, step: _Step, card: bytes, others: Sequence[int]) -> dict[int, bytes]:
-        """The cards of all workers; it waits for them, for nothing is trained yet."""
+    async def _announced(self, step: _Step, card: bytes) -> dict[int, bytes]:
+        """The cards of all workers."""
         counted, self._store.requests = self._store.requests, ServiceRequests()
         base, until_s = f"{step.base}-announce", time.monotonic() + self._timeout_s
         mine = f"{base}/{self._rank:05}"
@@ -289,6 +275,7 @@ class Bucket(Transport):
                     do="pass another name as run, the same on all workers, or delete what is in "
                     "that place",
                 )
+            others = [rank for rank in range(self._workers) if rank != self._rank]
             gets = {rank: f"{base}/{rank:05}" for rank in others}
             found = await self._got(step, gets, len(card), [mine])
             cards = {rank: self._objects.opened(raw, gets[rank]) for rank, raw in found.items()}
@@ -353,7 +340,7 @@ class Bucket(Transport):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """One request of an exchange: where its objects lie, and what has come from which workers."""
+    """One post of an exchange: where its objects lie, and what has come from which workers."""
 
     base: str
     tag: RoundTag
@@ -362,7 +349,7 @@ class _Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Message:
-    """Objects that this worker has written for one request.
+    """Objects that this worker has written for one post.
 
     Args:
         what: exchanges, of which kind.

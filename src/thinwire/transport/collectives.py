@@ -1,6 +1,6 @@
 """Carrying by collectives: over NCCL, and over any backend that is not gloo.
 
-A group's collectives must be issued in one order on all ranks. So the later requests of an
+A group's collectives must be issued in one order on all ranks. So the later posts of an
 exchange, which the progress thread issues when it gets to them, have a group of their own.
 """
 
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.transport.backend import Backend, Carried, Work, no_sync
-from thinwire.transport.base import AllGather, AllToAll, Swap
+from thinwire.transport.backend import Backend, Work, no_sync
+from thinwire.transport.base import Post, Received
 
 _OLDER_GATHER = "all_gather_into_tensor"
 _POLL_S = 0.0005
@@ -51,7 +51,7 @@ class Collectives(Backend):
 
     Args:
         group: for what the main thread issues.
-        twin: for what the progress thread issues; None if the exchange has one request only.
+        twin: for what the progress thread issues; None if the exchange has one post only.
         device: cuda for NCCL, cpu for others.
     """
 
@@ -63,17 +63,30 @@ class Collectives(Backend):
         self._side_stream = _SideStream(device) if device.type == "cuda" else None
         self._aborted = threading.Event()
 
-    def start(self, request: Carried, step: int) -> Work:
-        """An all-gather or an all-to-all, which a swap is, too."""
+    def start(self, post: Post, step: int) -> Work:
+        """An all-gather of what goes to all, else an all-to-all, in which parts may be empty.
+
+        Not single sends and receives: gloo does not say whether one is complete, and NCCL would
+        connect every two ranks anew.
+        """
         group = self._twin if step else self._group
-        assert group is not None, "an exchange with several requests begins with an AllToAll"
-        match request:
-            case AllGather(payload):
-                return self._all_gather(payload, group)
-            case AllToAll(payloads):
-                return self._all_to_all(payloads, group)
-            case Swap(payload, peer):
-                return self._swap(payload, peer, group)
+        assert group is not None, "an exchange with several posts has a group for the later ones"
+        workers = group.size()
+        if post.is_to_all(workers):
+            payload = next(iter(post.to.values())).to(self._device).contiguous()
+            everyone = payload.new_empty(workers, payload.numel())
+            # all_gather_single is the name from torch 2.13 on, where the older one warns.
+            name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
+            gather: Any = getattr(dist, name)
+            work = gather(everyone.view(-1), payload, group=group, async_op=True)
+            return _CollectiveWork(work, everyone.unbind(), payload, post, self._complete)
+        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
+        parts = [post.to[r].to(self._device) if r in post.to else empty for r in range(workers)]
+        sizes = [part.numel() for part in parts]
+        taken = [post.take.get(rank, 0) for rank in range(workers)]
+        sent, received = torch.cat(parts), empty.new_empty(sum(taken))
+        work = dist.all_to_all_single(received, sent, taken, sizes, group=group, async_op=True)
+        return _CollectiveWork(work, received.split(taken), sent, post, self._complete)
 
     def abort(self) -> None:
         """Make the thread that waits in `_complete` raise at its next look."""
@@ -87,34 +100,6 @@ class Collectives(Backend):
     def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:
         """What makes work that is issued afterwards run after the payloads are there."""
         return no_sync if self._side_stream is None else self._side_stream.sync
-
-    def _all_gather(self, payload: Tensor, group: dist.ProcessGroup) -> Work:
-        payload = payload.to(self._device).contiguous()
-        everyone = payload.new_empty(group.size(), payload.numel())
-        # all_gather_single is the name from torch 2.13 on, where the older one warns.
-        name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
-        gather: Any = getattr(dist, name)
-        work = gather(everyone.view(-1), payload, group=group, async_op=True)
-        return _CollectiveWork(work, list(everyone.unbind()), payload, self._complete)
-
-    def _all_to_all(self, payloads: Sequence[Tensor], group: dist.ProcessGroup) -> Work:
-        sizes = [payload.numel() for payload in payloads]
-        mine = [sizes[group.rank()]] * group.size()
-        sent = torch.cat([payload.to(self._device) for payload in payloads])
-        received = sent.new_empty(sum(mine))
-        work: Any = dist.all_to_all_single(received, sent, mine, sizes, group=group, async_op=True)
-        return _CollectiveWork(work, list(received.split(mine)), sent, self._complete)
-
-    def _swap(self, payload: Tensor, peer: int, group: dist.ProcessGroup) -> Work:
-        # As an all-to-all in which all other pairs' parts are empty: gloo does not say of a single
-        # send or receive whether it is complete, and NCCL would connect every two ranks anew.
-        payload = payload.to(self._device).contiguous()
-        sizes = [payload.numel() if rank == peer else 0 for rank in range(group.size())]
-        received = torch.empty_like(payload)
-        work: Any = dist.all_to_all_single(
-            received, payload, sizes, sizes, group=group, async_op=True
-        )
-        return _CollectiveWork(work, received, payload, self._complete)
 
     def _complete(self, work: Any) -> None:
         """Poll, because nothing could interrupt a wait inside the backend."""
@@ -134,14 +119,19 @@ class Collectives(Backend):
 
 class _CollectiveWork(Work):
     def __init__(
-        self, work: Any, received: Any, sent: Tensor, complete: Callable[[Any], None]
+        self,
+        work: Any,
+        by_rank: Sequence[Tensor],
+        sent: Tensor,
+        post: Post,
+        complete: Callable[[Any], None],
     ) -> None:
-        self._work, self._received, self._complete = work, received, complete
+        self._work, self._by_rank, self._post, self._complete = work, by_rank, post, complete
         self._sent = sent  # must outlive the sending
 
-    def wait(self) -> Any:
+    def wait(self) -> Received:
         self._complete(self._work)
-        return self._received
+        return {rank: self._by_rank[rank] for rank in self._post.take}
 
 
 class _SideStream:

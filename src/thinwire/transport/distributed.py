@@ -13,18 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError
-from thinwire.transport.backend import Backend, Carried, Work, carried
+from thinwire.transport.backend import Backend, Work
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
     FinishedRound,
-    Requests,
+    Post,
+    Posts,
     Round,
     RoundTag,
     RunningExchange,
     Transport,
     run_alone,
+    to_all,
 )
 from thinwire.transport.collectives import Collectives, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
@@ -119,23 +118,19 @@ class _DistributedTask(Task):
         self._series = series
 
     def carry(self) -> Sequence[Tensor]:
-        last = self._carry()
-        self._series.end()
-        return last
-
-    def _carry(self) -> Sequence[Tensor]:
         work, step = self._first, 0
         while True:
             with self._transport.naming(self.tag):
-                answer = work.wait()
+                received = work.wait()
             # What is sent next was computed on this stream, so it is sent from there.
             with self._backend.computing():
-                self._running.answer(answer)
-                if not self._running.travels:
-                    return answer if isinstance(answer, list) else [answer]
+                self._running.answer(received)
+                if self._running.post is None:
+                    self._series.end()
+                    return list(received.values())
                 step += 1
                 with self._transport.naming(self.tag):
-                    work = self._backend.start(carried(self._running.request), step)
+                    work = self._backend.start(self._running.post, step)
 
     def abort(self) -> None:
         self._backend.abort()
@@ -149,7 +144,7 @@ class Distributed(Transport):
     is a world of one.
 
     Exchanges advance by themselves, in the order in which they were started: a thread passes on
-    what must be passed on and answers their later requests.
+    what must be passed on and answers their later posts.
 
     Args:
         group: the process group, or one-dimensional device mesh, whose ranks are the workers; None
@@ -195,32 +190,29 @@ class Distributed(Transport):
     def _joined_group(self) -> Any:
         return dist.group.WORLD if self._group is None else self._group
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Over gloo in tagged messages, over other backends in collectives.
 
         Over gloo the first exchange waits until all ranks have begun theirs: they agree on a number
         for its messages, of which there are 63 for the transports that are alive on a group.
 
-        What `requests` computes before `ToCaller` runs in another thread once the first answer has
-        arrived, and must not start exchanges.
+        What `posts` computes after its first post runs in another thread, and must not start
+        exchanges.
         """
         if self.world_size == 1:
-            return run_alone(requests)
+            return run_alone(posts)
         if not self._closing.alive:
             raise ExchangeError(
                 f"exchange {tag}",
                 because="its transport was closed",
                 do="build another one, on all workers",
             )
-        running = RunningExchange(requests)
-        # Nothing is trained yet that could go on beside it.
-        while isinstance(running.request, Announce):
-            running.answer(self._announce(running.request.payload, tag))
-        if not running.travels:
+        running = RunningExchange(posts)
+        first = running.post
+        if first is None:
             return FinishedRound(running)
-        first = carried(running.request)
         backend = self._begin(first, tag)
-        # From this thread: all ranks then issue the first requests in the order of their rounds,
+        # From this thread: all ranks then issue the first posts in the order of their rounds,
         # wherever their progress threads are.
         with self.naming(tag):
             work = backend.start(first, 0)
@@ -242,18 +234,21 @@ class Distributed(Transport):
         with naming_failures(tag, differences):
             yield
 
-    def _announce(self, payload: bytes, tag: RoundTag) -> dict[int, bytes]:
-        """Gather the payloads of all ranks; an all-gather takes one length, so lengths go first."""
-        length = torch.tensor([len(payload)], dtype=torch.int64).view(torch.uint8)
-        lengths = [int(p.view(torch.int64)) for p in self.run(_gathered(length), tag).wait()]
-        padded = bytearray(payload.ljust(max(1, *lengths)))
-        payloads = self.run(_gathered(torch.frombuffer(padded, dtype=torch.uint8)), tag).wait()
-        return {
-            rank: each.numpy().tobytes()[:length]
-            for rank, (each, length) in enumerate(zip(payloads, lengths, strict=True))
-        }
+    def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
+        """Gather all cards; an all-gather takes one length, so lengths go first."""
 
-    def _begin(self, first: Carried, tag: RoundTag) -> Backend:
+        def gathered(mine: Tensor) -> Posts[dict[int, Tensor]]:
+            received = yield to_all(mine, self.rank, self.world_size)
+            return lambda: {self.rank: mine} | {r: each.cpu() for r, each in received.items()}
+
+        length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
+        found = self.run(gathered(length), tag).wait()
+        lengths = {rank: int(each.view(torch.int64)) for rank, each in found.items()}
+        padded = bytearray(card.ljust(max(1, *lengths.values())))
+        cards = self.run(gathered(torch.frombuffer(padded, dtype=torch.uint8)), tag).wait()
+        return {rank: each.numpy().tobytes()[: lengths[rank]] for rank, each in cards.items()}
+
+    def _begin(self, first: Post, tag: RoundTag) -> Backend:
         """Count an exchange that begins with `first`, and make what carries it."""
         group = self._joined_group()
         if self._counts is None:
@@ -265,7 +260,7 @@ class Distributed(Transport):
             self._counts = ExchangeCounts(
                 shared.store, f"thinwire{self._place}", self.rank, self.world_size
             )
-        self._counts.begin(_handed_over_nbytes(first))
+        self._counts.begin()
         if _backend_name(group) == "gloo":
             series = self._series.number
             if series is None:
@@ -273,8 +268,10 @@ class Distributed(Transport):
                     series = self._series.take_number(group, place=self._place)
             return GlooMessages(group, series, self._series.begin())
         self._series.begin()
-        # All ranks make the second group together, so not when one of them gets to need it.
-        twin = self._get_twin() if isinstance(first, AllToAll) else None
+        # All ranks make the second group together, so not when one of them gets to need it. A
+        # gather has one post; with two workers the first one of a reduction looks the same.
+        may_go_on = self.world_size == 2 or not first.is_to_all(self.world_size)
+        twin = self._get_twin() if may_go_on else None
         return Collectives(group, twin, device_of(group))
 
     def _get_twin(self) -> dist.ProcessGroup:
@@ -320,13 +317,3 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where what a group carries has to be."""
     gpu = "nccl" in _backend_name(group)
     return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-
-
-def _gathered(payload: Tensor) -> Requests[list[Tensor]]:
-    payloads = yield AllGather(payload)
-    return [each.cpu() for each in payloads]
-
-
-def _handed_over_nbytes(request: Carried) -> int:
-    payloads = request.payloads if isinstance(request, AllToAll) else [request.payload]
-    return sum(payload.numel() for payload in payloads)

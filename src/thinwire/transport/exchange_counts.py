@@ -10,7 +10,7 @@ _READ_S = 2.0
 
 
 class ExchangeCounts:
-    """How many exchanges each worker of a group has begun, and what it has sent with them.
+    """How many exchanges each worker of a group has begun.
 
     Noting is a write without an answer over a connection of its own, so no step waits for it.
 
@@ -24,15 +24,14 @@ class ExchangeCounts:
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix, self._rank, self._world_size = prefix, rank, world_size
-        self._begun = self._nbytes = 0
+        self._begun = 0
 
-    def begin(self, nbytes: int) -> None:
-        """Note that this worker has begun an exchange by sending `nbytes`."""
+    def begin(self) -> None:
+        """Note that this worker has begun an exchange."""
         self._begun += 1
-        self._nbytes += nbytes
         if self._store is not None:
             with self._or_without():
-                self._store.set(f"{self._prefix}/{self._rank}", f"{self._begun} {self._nbytes}")
+                self._store.set(f"{self._prefix}/{self._rank}", str(self._begun))
 
     def differences(self) -> str:
         """How the others differ from this worker, or nothing if that cannot be known.
@@ -46,31 +45,24 @@ class ExchangeCounts:
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         notes = {rank: self._read(rank, until_s) for rank in others}
         known = {rank: note for rank, note in notes.items() if note is not None}
-        different = [d for rank, note in known.items() if (d := self._difference(rank, *note))]
+        different = [
+            f"worker {rank} has begun {begun} exchanges, this worker {self._begun}"
+            for rank, begun in known.items()
+            if begun < self._begun
+        ]
         if len(known) == len(others) and not different:
             return "all workers have begun as many exchanges"
         if self._world_size == 2 and not known:
             return f"the peer is worker {others[0]}"
         return " and ".join(different)
 
-    def _difference(self, rank: int, begun: int, nbytes: int) -> str:
-        if begun < self._begun:
-            return f"worker {rank} has begun {begun} exchanges, this worker {self._begun}"
-        if begun == self._begun and nbytes != self._nbytes:
-            return (
-                f"worker {rank} has sent {nbytes} bytes in {begun} exchanges, this worker "
-                f"{self._nbytes}"
-            )
-        return ""
-
-    def _read(self, rank: int, until_s: float) -> tuple[int, int] | None:
+    def _read(self, rank: int, until_s: float) -> int | None:
         left_s = until_s - time.perf_counter()
         if self._store is None or left_s <= 0:
             return None
         with self._or_without():
             self._store.set_timeout(datetime.timedelta(seconds=left_s))
-            begun, nbytes = self._store.get(f"{self._prefix}/{rank}").split()
-            return int(begun), int(nbytes)
+            return int(self._store.get(f"{self._prefix}/{rank}"))
         return None
 
     @contextlib.contextmanager

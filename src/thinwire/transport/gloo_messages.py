@@ -3,7 +3,7 @@
 gloo matches collectives by the order in which they are issued. If two ranks disagree on what is
 next, a message that is too long for its receiver aborts the process (`gloo::EnforceNotMet` in a
 thread in which it cannot be caught), and one that is too short passes for a whole one. Messages
-with a tag made of the exchange's number, the kind of request and the number of bytes never meet a
+with a tag made of the exchange's number, the kind of post and the number of bytes never meet a
 receiver that expects something else: both ends time out instead. Nor do they depend on the order in
 which the halves of several exchanges are issued.
 """
@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from thinwire.host_copy import HostCopy, lies_on_gpu
-from thinwire.transport.backend import Backend, Carried, Work
-from thinwire.transport.base import AllGather, AllToAll, Swap, with_payloads
+from thinwire.transport.backend import Backend, Work
+from thinwire.transport.base import Post, Received
 
 _SERIES_BITS = 6
 SERIES_COUNT = 1 << _SERIES_BITS
@@ -29,11 +29,11 @@ _MOST_STEPS = 3
 _ABORT = 3  # the step number of a message that is never sent
 
 _Step: TypeAlias = tuple[int, str]
-"""Number and kind of a request within its exchange."""
+"""Number and kind of a post within its exchange."""
 
 
 class _Deadline:
-    """One timeout for all messages of a request; its clock starts with the first wait."""
+    """One timeout for all messages of a post; its clock starts with the first wait."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s, self._until_s = timeout_s, float("inf")
@@ -50,61 +50,59 @@ class _Deadline:
 
 
 class _RingWork(Work):
-    """Rows that arrive hop by hop; all but the last are passed on."""
+    """Rows that arrive hop by hop; all but the last are passed on.
+
+    Args:
+        first: the sending of this worker's own payload.
+        coming: by sender, in order of arrival: the row and its message.
+        pass_on: sends the rows on, but for the last.
+        clock: of the whole ring.
+    """
 
     def __init__(
         self,
-        everyone: Tensor,
         first: Any,
-        coming: Sequence[Any],
+        coming: Mapping[int, tuple[Tensor, Any]],
         pass_on: Sequence[Callable[[], Any]],
         clock: _Deadline,
     ) -> None:
-        self._clock = clock
-        self._everyone, self._sends, self._coming, self._pass_on = (
-            everyone,
-            [first],
-            coming,
-            pass_on,
-        )
+        self._sends, self._coming, self._pass_on, self._clock = [first], coming, pass_on, clock
 
-    def wait(self) -> list[Tensor]:
-        *early, last = self._coming
+    def wait(self) -> Received:
+        *early, last = (work for _, work in self._coming.values())
         for work, pass_on in zip(early, self._pass_on, strict=True):
             self._clock.wait(work)
             self._sends.append(pass_on())
         # Sends too: the caller may let go of the rows, which gloo reads until they have left.
         for work in (last, *self._sends):
             self._clock.wait(work)
-        return list(self._everyone.unbind())
+        return {sender: row for sender, (row, _) in self._coming.items()}
 
 
 class _ScatterWork(Work):
     def __init__(
-        self, works: Sequence[Any], received: Any, sent: Sequence[Tensor], clock: _Deadline
+        self, works: Sequence[Any], received: Received, sent: Post, clock: _Deadline
     ) -> None:
         self._works, self._received, self._clock = works, received, clock
         self._sent = sent  # must outlive the sending
 
-    def wait(self) -> Any:
+    def wait(self) -> Received:
         for work in self._works:
             self._clock.wait(work)
         return self._received
 
 
 class _WorkOnceCopied(Work):
-    """A request whose payloads are on their way to the host; the thread that waits starts it.
+    """A post whose payloads are on their way to the host; the thread that waits starts it.
 
-    Messages have tags, so it does not matter that later requests may have been started before.
+    Messages have tags, so it does not matter that later posts may have been started before.
     """
 
-    def __init__(
-        self, copies: Sequence[HostCopy], carry: Callable[[Iterator[Tensor]], Work]
-    ) -> None:
-        self._copies, self._carry = copies, carry
+    def __init__(self, carry: Callable[[], Work]) -> None:
+        self._carry = carry
 
-    def wait(self) -> Any:
-        return self._carry(copy.read() for copy in self._copies).wait()
+    def wait(self) -> Received:
+        return self._carry().wait()
 
 
 class GlooMessages(Backend):
@@ -124,44 +122,30 @@ class GlooMessages(Backend):
         self._rank, self._world_size = group.rank(), group.size()
         self._timeout_s = timeout_s
 
-    def start(self, request: Carried, step: int) -> Work:
-        """A ring for an all-gather, else a message to each worker concerned."""
-        assert step < _MOST_STEPS, "a tag has room for three requests of an exchange"
-        payloads = request.payloads if isinstance(request, AllToAll) else [request.payload]
-        if any(map(lies_on_gpu, payloads)):
-            return _WorkOnceCopied(
-                [HostCopy(payload) for payload in payloads],
-                lambda copied: self._carry(with_payloads(request, lambda _: next(copied)), step),
+    def start(self, post: Post, step: int) -> Work:
+        """A ring for what goes to all, else a message to each worker concerned."""
+        assert step < _MOST_STEPS, "a tag has room for three posts of an exchange"
+        copies = {id(p): HostCopy(p) for p in post.to.values() if lies_on_gpu(p)}
+        if not copies:
+            return self._carry(post.changed(lambda p: p.cpu().contiguous()), step)
+        return _WorkOnceCopied(
+            lambda: self._carry(
+                post.changed(lambda p: copies[id(p)].read() if id(p) in copies else p), step
             )
-        return self._carry(request, step)
+        )
 
-    def _carry(self, request: Carried, step: int) -> Work:
-        match request:
-            case AllGather(payload):
-                return self._ring(payload.cpu(), (step, "gather"))
-            case AllToAll(payloads):
-                return self._scatter(payloads, (step, "scatter"))
-            case Swap(payload, peer):
-                return self._swap(payload.cpu().contiguous(), peer, (step, "swap"))
-
-    def _scatter(self, payloads: Sequence[Tensor], step: _Step) -> Work:
-        sent = [payload.cpu().contiguous() for payload in payloads]
-        mine = sent[self._rank]
-        received = [torch.empty_like(mine) for _ in sent]
-        received[self._rank].copy_(mine)
+    def _carry(self, post: Post, step: int) -> Work:
+        if post.is_to_all(self._world_size):
+            return self._ring(next(iter(post.to.values())), (step, "gather"))
+        received = {s: torch.empty(n, dtype=torch.uint8) for s, n in post.take.items()}
         # Each starts with another receiver, or all would send to worker 0 first.
-        distances = range(1, self._world_size)
-        to = [(self._rank + distance) % self._world_size for distance in distances]
-        works = [self._receive(received[peer], peer, step) for peer in to]
-        works += [self._send(sent[peer], peer, step) for peer in to]
-        return _ScatterWork(works, received, sent, _Deadline(self._timeout_s))
-
-    def _swap(self, payload: Tensor, peer: int, step: _Step) -> Work:
-        if peer == self._rank:
-            return _ScatterWork([], payload, [payload], _Deadline(self._timeout_s))
-        received = torch.empty_like(payload)
-        works = [self._receive(received, peer, step), self._send(payload, peer, step)]
-        return _ScatterWork(works, received, [payload], _Deadline(self._timeout_s))
+        after = [
+            (self._rank + distance) % self._world_size for distance in range(1, self._world_size)
+        ]
+        key = (step, "scatter")
+        works = [self._receive(received[peer], peer, key) for peer in after if peer in received]
+        works += [self._send(post.to[peer], peer, key) for peer in after if peer in post.to]
+        return _ScatterWork(works, received, post, _Deadline(self._timeout_s))
 
     def abort(self) -> None:
         """Close all connections, as gloo does by itself once any message has timed out.
@@ -184,18 +168,15 @@ class GlooMessages(Backend):
         than a message to every worker, which makes the packets of many senders meet at one
         receiver.
         """
-        everyone = payload.new_empty(self._world_size, payload.numel())
-        everyone[self._rank].copy_(payload)
-        # By hop: what I pass on at hop h is what I received at hop h - 1.
-        rows = [everyone[(self._rank - hop) % self._world_size] for hop in range(self._world_size)]
         left, right = (self._rank - 1) % self._world_size, (self._rank + 1) % self._world_size
-        coming = [self._receive(row, left, step) for row in rows[1:]]
-        first = self._send(rows[0], right, step)
+        # What I pass on at hop h is what I received at hop h - 1.
+        senders = [(self._rank - hop) % self._world_size for hop in range(1, self._world_size)]
+        rows = payload.new_empty(len(senders), payload.numel()).unbind()
+        coming = [self._receive(row, left, step) for row in rows]
         return _RingWork(
-            everyone,
-            first,
-            coming,
-            pass_on=[partial(self._send, r, right, step) for r in rows[1:-1]],
+            self._send(payload, right, step),
+            dict(zip(senders, zip(rows, coming, strict=True), strict=True)),
+            pass_on=[partial(self._send, row, right, step) for row in rows[:-1]],
             clock=_Deadline(self._timeout_s),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,61 +12,50 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
     FinishedRound,
-    Requests,
+    Post,
+    Posts,
     Round,
     RoundTag,
     RunningExchange,
     SharedAnswer,
-    Swap,
     Transport,
 )
 
 T = TypeVar("T")
 
 
-def answers_of(requests: Sequence[Any], tag: RoundTag) -> list[Any]:
-    """What every worker gets back when all of them ask at once, in rank order.
+def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int, Tensor]]:
+    """What every worker gets back when all of them post at once, in rank order.
 
     Raises:
-        ExchangeError: they ask for different things, or for different sizes.
+        ExchangeError: one waits for what no other sends, or for another size.
 
     >>> import torch
-    >>> asked = [AllGather(torch.tensor([1])), AllGather(torch.tensor([2]))]
-    >>> answers_of(asked, RoundTag(what="x", round=1))[0]
-    [tensor([1]), tensor([2])]
+    >>> from thinwire.transport.base import to_all
+    >>> posts = [to_all(torch.tensor([rank]), rank, 2) for rank in range(2)]
+    >>> answers_of(posts, RoundTag(what="x", round=1))
+    [{1: tensor([1])}, {0: tensor([0])}]
     """
-    match requests[0]:
-        case AllGather() if all(isinstance(r, AllGather) for r in requests):
-            payloads: list[Tensor] = [request.payload for request in requests]
-            _check_sizes(payloads, tag)
-            return [SharedAnswer(payloads)] * len(requests)
-        case AllToAll() if all(isinstance(r, AllToAll) for r in requests):
-            columns = list(zip(*(r.payloads for r in requests), strict=True))
-            for column in columns:
-                _check_sizes(column, tag)
-            return [list(column) for column in columns]
-        case Swap() if all(isinstance(r, Swap) for r in requests):
-            peers = [request.peer for request in requests]
-            if any(peers[peer] != rank for rank, peer in enumerate(peers)):
-                raise _unequal(
-                    tag, f"the workers swap with {peers}, where each must name the other"
-                )
-            for rank, peer in enumerate(peers):
-                _check_sizes([requests[rank].payload, requests[peer].payload], tag)
-            return [requests[peer].payload for peer in peers]
-        case _:
-            kinds = sorted({type(request).__name__ for request in requests})
-            raise _unequal(tag, f"the workers ask for {', '.join(kinds)}")
-
-
-def _check_sizes(payloads: Sequence[Tensor], tag: RoundTag) -> None:
-    sizes = [payload.numel() for payload in payloads]
-    if len(set(sizes)) > 1:
-        raise _unequal(tag, f"the workers sent payloads of {sizes} bytes")
+    workers = len(posts)
+    all_post = [post for post in posts if post is not None]
+    if len(all_post) < workers:
+        raise _unequal(tag, "some workers have finished it and others have not")
+    for rank, post in enumerate(all_post):
+        expected = {to: taker.take[rank] for to, taker in enumerate(all_post) if rank in taker.take}
+        sent = {to: payload.numel() for to, payload in post.to.items()}
+        if sent != expected:
+            raise _unequal(
+                tag, f"worker {rank} sends {sent} bytes by receiver, who expect {expected}"
+            )
+    answers: list[dict[int, Tensor]] = [
+        {sender: all_post[sender].to[rank] for sender in post.take}
+        for rank, post in enumerate(all_post)
+    ]
+    if not all(post.is_to_all(workers) for post in all_post):
+        return answers
+    made, lock = dict[object, Any](), threading.Lock()
+    return [SharedAnswer(answer, made, lock) for answer in answers]
 
 
 def _unequal(tag: RoundTag, because: str) -> ExchangeError:
@@ -88,8 +77,8 @@ def _advance(meeting: _Meeting, tag: RoundTag) -> None:
     """Run all exchanges until nothing has to be carried; one thread does it for all workers."""
     everyone = [meeting.running[rank] for rank in range(len(meeting.running))]
     try:
-        while any(running.travels for running in everyone):
-            answers = answers_of([running.request for running in everyone], tag)
+        while any(running.post is not None for running in everyone):
+            answers = answers_of([running.post for running in everyone], tag)
             for running, answer in zip(everyone, answers, strict=True):
                 running.answer(answer)
     except Exception as error:
@@ -169,14 +158,16 @@ class _InProcess(Transport):
     def world_size(self) -> int:
         return self._hub.workers
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        running = RunningExchange(requests)
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        del tag
         # Workers that share a thread are built one after the other: nothing can be waited for.
-        while isinstance(running.request, Announce):
-            with self._hub.arrived:
-                self._hub.announced[self._rank] = running.request.payload
-                running.answer(dict(self._hub.announced))
-        if not running.travels:
+        with self._hub.arrived:
+            self._hub.announced[self._rank] = card
+            return dict(self._hub.announced)
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        running = RunningExchange(posts)
+        if running.post is None:
             return FinishedRound(running)
         number, self._next_meeting = self._next_meeting, self._next_meeting + 1
         meeting = self._hub.put(number, self._rank, running)

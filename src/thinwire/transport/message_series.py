@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thinwire.errors import ConfigurationError, MismatchError
-from thinwire.transport.base import AllGather
+from thinwire.transport.base import to_all
 from thinwire.transport.gloo_messages import SERIES_COUNT, GlooMessages
 
 _AGREEMENT = SERIES_COUNT - 1
@@ -101,8 +101,11 @@ class MessageSeries:
 def _gather(group: Any, place: int, mask: int) -> Sequence[int]:
     """Every rank's `mask`."""
     mine = torch.tensor([place, mask], dtype=torch.int64).view(torch.uint8)
-    found = GlooMessages(group, _AGREEMENT, 0).start(AllGather(mine), 0).wait()
-    places, masks = zip(*(each.view(torch.int64).tolist() for each in found), strict=True)
+    rank, workers = group.rank(), group.size()
+    post = to_all(mine, rank, workers)
+    found = {rank: mine, **GlooMessages(group, _AGREEMENT, 0).start(post, 0).wait()}
+    by_rank = (found[each].view(torch.int64).tolist() for each in range(workers))
+    places, masks = zip(*by_rank, strict=True)
     for rank, theirs in enumerate(places):
         if theirs != places[0]:
             raise MismatchError(

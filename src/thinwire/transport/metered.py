@@ -1,16 +1,15 @@
 """Counting what a transport carries."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from thinwire.transport.base import (
-    Announce,
-    Requests,
+    Posts,
+    Received,
     Round,
     RoundTag,
-    ToCaller,
     Transport,
     WrappedTransport,
 )
@@ -42,10 +41,10 @@ class TransportCounters:
 
 
 class _MeteredRound(Round[T]):
-    """Counts what is asked for first at once, and the rest when the worker waits for it.
+    """Counts the first post at once, and the rest when the worker waits for it.
 
     A checkpoint written with the exchange under way thus says the same, however far that is: it is
-    sent again from its first request, which was counted before.
+    sent again from its first post, which was counted before.
     """
 
     def __init__(self, counters: TransportCounters) -> None:
@@ -54,27 +53,28 @@ class _MeteredRound(Round[T]):
         self._in_caller_s: float | None = None
         self.inner: Round[T] | None = None
 
-    def counted(self, requests: Requests[T], transport: Transport) -> Requests[T]:
-        """The same requests in the same order, with the bytes of each added to the counters."""
-        rank, workers, added = transport.rank, transport.world_size, transport.added_nbytes
-        answer: Any = None
+    def counted(self, posts: Posts[T], transport: Transport) -> Posts[T]:
+        """The same posts in the same order, with the bytes of each added to the counters."""
+        rank, added = transport.rank, transport.added_nbytes
+        received: Received | None = None
         current = self._counters
         while True:
             try:
-                request = requests.send(answer)
+                # A generator that has not begun takes None alone.
+                post = posts.send(received)  # pyright: ignore[reportArgumentType]
             except StopIteration as end:
-                return end.value
-            if isinstance(request, Announce):
-                answer = yield request
-                continue
-            if isinstance(request, ToCaller):
-                answer = yield request
-                self._in_caller_s = time.perf_counter()
-                continue
-            current.sent_bytes += request.sent_nbytes(rank, workers, added_nbytes=added)
+                finish: Callable[[], T] = end.value
+                return lambda: self._finished(finish)
+            payloads = {id(payload): payload for payload in post.to.values()}
+            current.sent_bytes += sum(p.nbytes + added for p in payloads.values())
             current = self._later
-            answer = yield request
-            self._later.received_bytes += request.received_nbytes(answer, rank, added_nbytes=added)
+            received = yield post
+            others = [payload for sender, payload in received.items() if sender != rank]
+            self._later.received_bytes += sum(payload.nbytes + added for payload in others)
+
+    def _finished(self, finish: Callable[[], T]) -> T:
+        self._in_caller_s = time.perf_counter()
+        return finish()
 
     def wait(self) -> T:
         assert self.inner is not None
@@ -98,10 +98,11 @@ class _MeteredRound(Round[T]):
 class Metered(WrappedTransport):
     """Wraps a transport and counts bytes and seconds in `counters`.
 
-    >>> from thinwire.transport import AllGather, RoundTag, in_process
+    >>> from thinwire.transport import RoundTag, in_process, to_all
     >>> import torch
     >>> def gather():
-    ...     yield AllGather(torch.zeros(7, dtype=torch.uint8))
+    ...     received = yield to_all(torch.zeros(7, dtype=torch.uint8), 0, 2)
+    ...     return lambda: received
     >>> meter = Metered(in_process(2)[0])
     >>> _ = meter.run(gather(), RoundTag(what="x", round=1))
     >>> meter.counters.sent_bytes, meter.counters.received_bytes
@@ -112,9 +113,9 @@ class Metered(WrappedTransport):
         super().__init__(inner)
         self.counters = TransportCounters()
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which bytes and seconds are counted."""
         metered: _MeteredRound[T] = _MeteredRound(self.counters)
-        wrapped = metered.counted(requests, self._inner)
+        wrapped = metered.counted(posts, self._inner)
         metered.inner = self._inner.run(wrapped, tag)
         return metered

@@ -27,10 +27,9 @@ class Future(Round[T]):
         running: the exchange.
         sync_stream: called with what arrived last, in the thread that goes on to use it.
 
-    >>> from thinwire.transport.base import ToCaller
     >>> def one():
-    ...     yield ToCaller()
-    ...     return 1
+    ...     yield from ()
+    ...     return lambda: 1
     >>> future = Future(RunningExchange(one()))
     >>> future.arrived_s() is None
     True
@@ -88,7 +87,7 @@ class Task(ABC):
 
     @abstractmethod
     def carry(self) -> Sequence[Tensor]:
-        """Answer every request; returns what arrived last.
+        """Answer every post; returns what arrived last.
 
         Blocks until it is there or the backend's timeout is over.
         """

@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
@@ -18,7 +18,7 @@ from thinwire.errors import (
     ThinwireError,
 )
 from thinwire.transport.address import local_address, split_address
-from thinwire.transport.base import Requests, Round, RoundTag, Transport, run_alone
+from thinwire.transport.base import Posts, Round, RoundTag, Transport, run_alone
 from thinwire.transport.distributed import Distributed, reason_of
 from thinwire.transport.gloo_group import gloo_group, listening_store
 from thinwire.transport.sealed import sealed_by_default
@@ -131,9 +131,13 @@ class Rendezvous(Transport):
         """The number of workers."""
         return self._workers
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """In tagged messages between the same ranks of the workers."""
-        return run_alone(requests) if self._inner is None else self._inner.run(requests, tag)
+        return run_alone(posts) if self._inner is None else self._inner.run(posts, tag)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Gather the cards of the same rank of all workers."""
+        return {0: card} if self._inner is None else self._inner.announce(card, tag)
 
     def close(self) -> None:
         """Leave the others; exchanges under way fail."""

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -12,13 +13,10 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
-    Requests,
+    Posts,
+    Received,
     Round,
     RoundTag,
-    Swap,
     Transport,
     WrappedTransport,
 )
@@ -64,11 +62,24 @@ class ReplicatedRanks(WrappedTransport):
         self._index, self._size = self._group.rank(), self._group.size()
         self._check_one_worker()
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of this rank's part; all of the worker's ranks do."""
         if self._size == 1 or self.world_size == 1:
-            return self._inner.run(requests, tag)
-        return self._inner.run(self._divided(requests, tag), tag)
+            return self._inner.run(posts, tag)
+        return self._inner.run(self._divided(posts, tag), tag)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Also compare which part of a payload each worker's rank has, which must be the same."""
+        if self._size == 1 or self.world_size == 1:
+            return self._inner.announce(card, tag)
+        self._check_equal(card)
+        cards = self._inner.announce(card, tag)
+        # Workers that differ already are for the caller to name, and may not ask for more.
+        if all(theirs == card for theirs in cards.values()):
+            mine, tag = _PAIR.pack(self._index, self._size), replace(tag, what=f"ranks: {tag.what}")
+            parts = self._inner.announce(mine, tag)
+            self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
+        return cards
 
     @property
     def parts(self) -> int:
@@ -108,16 +119,6 @@ class ReplicatedRanks(WrappedTransport):
             dist.all_gather(found, sent, group=self._group)
         return [each.numpy().tobytes() for each in found]
 
-    def _announce(self, request: Announce) -> Requests[Any]:
-        """Also compare which part of a payload each worker's rank has, which must be the same."""
-        self._check_equal(request.payload)
-        answer = yield request
-        # Workers that differ already are for the caller to name, and may not ask for more.
-        if all(theirs == request.payload for theirs in answer.values()):
-            parts = yield Announce(_PAIR.pack(self._index, self._size))
-            self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
-        return answer
-
     def _check_parts(self, parts: Mapping[int, tuple[int, int]]) -> None:
         for worker, (index, size) in sorted(parts.items()):
             if (index, size) != (self._index, self._size):
@@ -129,27 +130,23 @@ class ReplicatedRanks(WrappedTransport):
                     do="give all workers as many ranks, and join the same rank of every worker",
                 )
 
-    def _divided(self, requests: Requests[T], tag: RoundTag) -> Requests[T]:
-        answer: Any = None
+    def _divided(self, posts: Posts[T], tag: RoundTag) -> Posts[T]:
+        received: Received | None = None
         while True:
             try:
-                request = requests.send(answer)
+                # A generator that has not begun takes None alone.
+                post = posts.send(received)  # pyright: ignore[reportArgumentType]
             except StopIteration as end:
                 return end.value
-            match request:
-                case AllGather(payload):
-                    parts = yield AllGather(self._part(payload))
-                    answer = self._whole(parts, payload.numel(), tag)
-                case AllToAll(payloads):
-                    parts = yield AllToAll([self._part(payload) for payload in payloads])
-                    answer = self._whole(parts, payloads[self.rank].numel(), tag)
-                case Swap(payload, peer):
-                    part = yield Swap(self._part(payload), peer)
-                    (answer,) = self._whole([part], payload.numel(), tag)
-                case Announce():
-                    answer = yield from self._announce(request)
-                case _:
-                    answer = yield request
+            take: dict[int, int] = {}
+            for sender, nbytes in post.take.items():
+                start, end = self._bounds(nbytes)[self._index : self._index + 2]
+                take[sender] = end - start
+            parts = yield post.changed(self._part)._replace(take=take)
+            sizes = set(post.take.values())
+            assert len(sizes) <= 1, "a worker's ranks gather parts of one size"
+            whole = self._whole(list(parts.values()), *sizes, tag) if parts else ()
+            received = dict(zip(parts, whole, strict=True))
 
     def _bounds(self, numel: int) -> list[int]:
         return [rank * numel // self._size for rank in range(self._size + 1)]

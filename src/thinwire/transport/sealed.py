@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from thinwire.errors import ExchangeError
 from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
-    Announce,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
-    Swap,
     Transport,
     WrappedTransport,
 )
@@ -32,7 +30,7 @@ _TO_ALL = -1
 class Sealed(WrappedTransport):
     """Wraps a transport and seals every payload with AES-256-GCM, by a key of the run's token.
 
-    A payload is bound to its place: exchange, kind and number of the request in it, K, sender, and
+    A payload is bound to its place: exchange, kind and number of the post in it, K, sender, and
     receiver. One that was changed, cut, sealed with another token, or taken from another place does
     not open. Where the exchange can go on without it, it gets an empty one in its place; otherwise
     that is an error. Answers, and so digests, are those of the wrapped transport.
@@ -66,11 +64,25 @@ class Sealed(WrappedTransport):
         """A nonce and a tag, and what the wrapped transport adds."""
         return SEAL_NBYTES + self._inner.added_nbytes
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which nothing travels unsealed."""
         if self.world_size == 1:
-            return self._inner.run(requests, tag)
-        return self._inner.run(_SealedExchange(self, self._sealer, tag).sealed(requests), tag)
+            return self._inner.run(posts, tag)
+        return self._inner.run(_SealedExchange(self, self._sealer, tag).sealed(posts), tag)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Announce a card that only workers with the token can read."""
+        if self.world_size == 1:
+            return self._inner.announce(card, tag)
+        exchange, cards = _SealedExchange(self, self._sealer, tag), {self.rank: card}
+        sealed = exchange.seal(_tensor(card), "announce", _TO_ALL)
+        for rank, theirs in self._inner.announce(_bytes(sealed), tag).items():
+            if rank != self.rank:
+                found = exchange.open(_tensor(theirs), "announce", rank, _TO_ALL)
+                if found is None:
+                    raise not_opened(tag, rank)
+                cards[rank] = _bytes(found)
+        return cards
 
 
 def sealed_by_default(transport: Transport) -> Transport:
@@ -85,75 +97,48 @@ def sealed_by_default(transport: Transport) -> Transport:
 
 
 class _SealedExchange:
-    """One exchange: its requests with sealed payloads, its answers opened."""
+    """One exchange: its posts with sealed payloads, its answers opened."""
 
     def __init__(self, transport: Transport, sealer: Sealer, tag: RoundTag) -> None:
         self._rank, self._workers = transport.rank, transport.world_size
         self._sealer, self._tag, self._number = sealer, tag, 0
 
-    def sealed(self, requests: Requests[T]) -> Requests[T]:
-        answer: Any = None
+    def sealed(self, posts: Posts[T]) -> Posts[T]:
+        received: Received | None = None
         while True:
             try:
-                request = requests.send(answer)
+                # A generator that has not begun takes None alone.
+                post = posts.send(received)  # pyright: ignore[reportArgumentType]
             except StopIteration as end:
                 return end.value
             self._number += 1
-            match request:
-                case AllGather(payload):
-                    everyone = yield AllGather(self._seal(payload, "gather", _TO_ALL))
-                    answer = self._opened(everyone, "gather", _TO_ALL, may_lack=request.may_lack)
-                    # As it was, and not a copy: it need not be checked again.
-                    answer[self._rank] = payload.cpu()
-                case AllToAll(payloads):
-                    sent = [self._seal(p, "scatter", to) for to, p in enumerate(payloads)]
-                    everyone = yield AllToAll(sent)
-                    answer = self._opened(
-                        everyone, "scatter", self._rank, may_lack=request.may_lack
-                    )
-                    answer[self._rank] = payloads[self._rank].cpu()
-                case Swap(payload, peer) if peer != self._rank:
-                    theirs = yield Swap(self._seal(payload, "swap", peer), peer)
-                    answer = self._open(theirs, "swap", peer, self._rank)
-                    if answer is None:
-                        raise not_opened(self._tag, peer)
-                case Announce(payload):
-                    answer = yield from self._announced(payload)
-                case _:
-                    answer = yield request
+            kind, is_to_all = "scatter", post.is_to_all(self._workers)
+            if is_to_all:
+                kind = "gather"
+                sealed = post.changed(lambda p: self.seal(p, "gather", _TO_ALL))
+            else:
+                to = {rank: self.seal(p, kind, rank) for rank, p in post.to.items()}
+                sealed = post._replace(to=to)
+            take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
+            answer = yield sealed._replace(take=take)
+            received = self._opened(answer, post, kind, _TO_ALL if is_to_all else self._rank)
 
-    def _announced(self, payload: bytes) -> Requests[dict[int, bytes]]:
-        sealed = self._seal(_tensor(payload), "announce", _TO_ALL)
-        known: Mapping[int, bytes] = yield Announce(_bytes(sealed))
-        others = {rank: theirs for rank, theirs in known.items() if rank != self._rank}
-        opened = {self._rank: payload}
-        for rank, theirs in others.items():
-            found = self._open(_tensor(theirs), "announce", rank, _TO_ALL)
-            if found is None:
-                raise not_opened(self._tag, rank)
-            opened[rank] = _bytes(found)
-        return opened
-
-    def _seal(self, payload: Tensor, kind: str, to: int) -> Tensor:
-        return self._sealer.seal(payload, self._place(kind, self._rank, to))
-
-    def _open(self, sealed: Tensor, kind: str, sender: int, to: int) -> Tensor | None:
-        return self._sealer.open(sealed, self._place(kind, sender, to))
-
-    def _opened(
-        self, everyone: Sequence[Tensor], kind: str, to: int, *, may_lack: bool
-    ) -> list[Tensor]:
-        """What every worker sent; this worker's own is left empty, for it is known."""
-        answer = [torch.empty(0, dtype=torch.uint8)] * len(everyone)
-        for sender, theirs in enumerate(everyone):
+    def _opened(self, answer: Received, post: Post, kind: str, to: int) -> Received:
+        opened: dict[int, Tensor] = {}
+        for sender, theirs in answer.items():
             if sender == self._rank:
                 continue
-            found = self._open(theirs, kind, sender, to)
-            if found is not None:
-                answer[sender] = found
-            elif not may_lack:
+            found = self.open(theirs, kind, sender, to)
+            if found is None and not post.allow_missing:
                 raise not_opened(self._tag, sender)
-        return answer
+            opened[sender] = torch.empty(0, dtype=torch.uint8) if found is None else found
+        return opened
+
+    def seal(self, payload: Tensor, kind: str, to: int) -> Tensor:
+        return self._sealer.seal(payload, self._place(kind, self._rank, to))
+
+    def open(self, sealed: Tensor, kind: str, sender: int, to: int) -> Tensor | None:
+        return self._sealer.open(sealed, self._place(kind, sender, to))
 
     def _place(self, kind: str, sender: int, to: int) -> bytes:
         # Not the anchor: of workers that have drifted the message itself says so.
