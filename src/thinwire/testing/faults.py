@@ -1,5 +1,6 @@
 """Faults on purpose: exchanges whose messages are changed on their way."""
 
+from collections.abc import Generator
 from typing import TypeVar
 
 from thinwire.transport import (
@@ -10,6 +11,7 @@ from thinwire.transport import (
     RoundTag,
     Transport,
     WrappedTransport,
+    wrapped,
 )
 
 T = TypeVar("T")
@@ -54,14 +56,7 @@ class Changing(WrappedTransport):
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Run it changed."""
-        return self._inner.run(self._changed(posts), tag)
+        return self._inner.run(wrapped(posts, self._carry), tag)
 
-    def _changed(self, posts: Posts[T]) -> Posts[T]:
-        received: Received | None = None
-        while True:
-            try:
-                # A generator that has not begun takes None alone.
-                post = posts.send(received)  # pyright: ignore[reportArgumentType]
-            except StopIteration as end:
-                return end.value
-            received = self.change.arrived(post, (yield self.change.sent(post)))
+    def _carry(self, post: Post) -> Generator[Post, Received, Received]:
+        return self.change.arrived(post, (yield self.change.sent(post)))

@@ -14,6 +14,7 @@ from thinwire.transport.base import (
     WrappedTransport,
     attempt,
     to_all,
+    wrapped,
 )
 from thinwire.transport.bucket import Bucket
 from thinwire.transport.distributed import Distributed, naming_failures
@@ -63,4 +64,5 @@ __all__ = [
     "naming_failures",
     "sealed_by_default",
     "to_all",
+    "wrapped",
 ]

@@ -104,6 +104,25 @@ def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = Fa
     return Post(dict.fromkeys(others, payload), dict.fromkeys(others, nbytes), allow_missing)
 
 
+def wrapped(
+    posts: Posts[T], carry: Callable[[Post], Generator[Post, Received, Received]]
+) -> Posts[T]:
+    """`posts`, of which each is carried by `carry`: how a transport's wrapper changes an exchange.
+
+    Args:
+        posts: the exchange, not started yet.
+        carry: yields what is posted in place of a post, and returns the answer to it.
+    """
+    received: Received | None = None
+    while True:
+        try:
+            # A generator that has not begun takes None alone.
+            post = posts.send(received)  # pyright: ignore[reportArgumentType]
+        except StopIteration as end:
+            return end.value
+        received = yield from carry(post)
+
+
 class SharedAnswer(dict[int, Tensor]):
     """What came from the others, for workers of one process that all posted to all.
 

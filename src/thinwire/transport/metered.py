@@ -1,17 +1,19 @@
 """Counting what a transport carries."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from thinwire.transport.base import (
+    Post,
     Posts,
     Received,
     Round,
     RoundTag,
     Transport,
     WrappedTransport,
+    wrapped,
 )
 
 T = TypeVar("T")
@@ -56,21 +58,20 @@ class _MeteredRound(Round[T]):
     def counted(self, posts: Posts[T], transport: Transport) -> Posts[T]:
         """The same posts in the same order, with the bytes of each added to the counters."""
         rank, added = transport.rank, transport.added_nbytes
-        received: Received | None = None
         current = self._counters
-        while True:
-            try:
-                # A generator that has not begun takes None alone.
-                post = posts.send(received)  # pyright: ignore[reportArgumentType]
-            except StopIteration as end:
-                finish: Callable[[], T] = end.value
-                return lambda: self._finished(finish)
+
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            nonlocal current
             payloads = {id(payload): payload for payload in post.to.values()}
             current.sent_bytes += sum(p.nbytes + added for p in payloads.values())
             current = self._later
             received = yield post
             others = [payload for sender, payload in received.items() if sender != rank]
-            self._later.received_bytes += sum(payload.nbytes + added for payload in others)
+            current.received_bytes += sum(payload.nbytes + added for payload in others)
+            return received
+
+        finish = yield from wrapped(posts, carry)
+        return lambda: self._finished(finish)
 
     def _finished(self, finish: Callable[[], T]) -> T:
         self._in_caller_s = time.perf_counter()

@@ -1,7 +1,7 @@
 """A worker of several ranks that hold the same: what it sends goes out once, divided among them."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.transport.base import (
+    Post,
     Posts,
     Received,
     Round,
     RoundTag,
     Transport,
     WrappedTransport,
+    wrapped,
 )
 from thinwire.transport.collectives import timeout_of
 from thinwire.transport.distributed import device_of, group_of, naming_failures
@@ -66,7 +68,7 @@ class ReplicatedRanks(WrappedTransport):
         """Start an exchange of this rank's part; all of the worker's ranks do."""
         if self._size == 1 or self.world_size == 1:
             return self._inner.run(posts, tag)
-        return self._inner.run(self._divided(posts, tag), tag)
+        return self._inner.run(wrapped(posts, lambda post: self._divided(post, tag)), tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Also compare which part of a payload each worker's rank has, which must be the same."""
@@ -130,23 +132,16 @@ class ReplicatedRanks(WrappedTransport):
                     do="give all workers as many ranks, and join the same rank of every worker",
                 )
 
-    def _divided(self, posts: Posts[T], tag: RoundTag) -> Posts[T]:
-        received: Received | None = None
-        while True:
-            try:
-                # A generator that has not begun takes None alone.
-                post = posts.send(received)  # pyright: ignore[reportArgumentType]
-            except StopIteration as end:
-                return end.value
-            take: dict[int, int] = {}
-            for sender, nbytes in post.take.items():
-                start, end = self._bounds(nbytes)[self._index : self._index + 2]
-                take[sender] = end - start
-            parts = yield post.changed(self._part)._replace(take=take)
-            sizes = set(post.take.values())
-            assert len(sizes) <= 1, "a worker's ranks gather parts of one size"
-            whole = self._whole(list(parts.values()), *sizes, tag) if parts else ()
-            received = dict(zip(parts, whole, strict=True))
+    def _divided(self, post: Post, tag: RoundTag) -> Generator[Post, Received, Received]:
+        take: dict[int, int] = {}
+        for sender, nbytes in post.take.items():
+            start, end = self._bounds(nbytes)[self._index : self._index + 2]
+            take[sender] = end - start
+        parts = yield post.changed(self._part)._replace(take=take)
+        sizes = set(post.take.values())
+        assert len(sizes) <= 1, "a worker's ranks gather parts of one size"
+        whole = self._whole(list(parts.values()), sizes.pop(), tag) if parts else ()
+        return dict(zip(parts, whole, strict=True))
 
     def _bounds(self, numel: int) -> list[int]:
         return [rank * numel // self._size for rank in range(self._size + 1)]

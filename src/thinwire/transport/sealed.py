@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from thinwire.transport.base import (
     RoundTag,
     Transport,
     WrappedTransport,
+    wrapped,
 )
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Sealed(WrappedTransport):
         """Start an exchange of which nothing travels unsealed."""
         if self.world_size == 1:
             return self._inner.run(posts, tag)
-        return self._inner.run(_SealedExchange(self, self._sealer, tag).sealed(posts), tag)
+        return self._inner.run(wrapped(posts, _SealedExchange(self, self._sealer, tag).carry), tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Announce a card that only workers with the token can read."""
@@ -97,31 +98,24 @@ def sealed_by_default(transport: Transport) -> Transport:
 
 
 class _SealedExchange:
-    """One exchange: its posts with sealed payloads, its answers opened."""
+    """One exchange: what is posted is sealed, and what comes is opened."""
 
     def __init__(self, transport: Transport, sealer: Sealer, tag: RoundTag) -> None:
         self._rank, self._workers = transport.rank, transport.world_size
         self._sealer, self._tag, self._number = sealer, tag, 0
 
-    def sealed(self, posts: Posts[T]) -> Posts[T]:
-        received: Received | None = None
-        while True:
-            try:
-                # A generator that has not begun takes None alone.
-                post = posts.send(received)  # pyright: ignore[reportArgumentType]
-            except StopIteration as end:
-                return end.value
-            self._number += 1
-            kind, is_to_all = "scatter", post.is_to_all(self._workers)
-            if is_to_all:
-                kind = "gather"
-                sealed = post.changed(lambda p: self.seal(p, "gather", _TO_ALL))
-            else:
-                to = {rank: self.seal(p, kind, rank) for rank, p in post.to.items()}
-                sealed = post._replace(to=to)
-            take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
-            answer = yield sealed._replace(take=take)
-            received = self._opened(answer, post, kind, _TO_ALL if is_to_all else self._rank)
+    def carry(self, post: Post) -> Generator[Post, Received, Received]:
+        self._number += 1
+        kind, to = "scatter", self._rank
+        if post.is_to_all(self._workers):
+            kind, to = "gather", _TO_ALL
+            sealed = post.changed(lambda payload: self.seal(payload, kind, to))
+        else:
+            each = {rank: self.seal(payload, kind, rank) for rank, payload in post.to.items()}
+            sealed = post._replace(to=each)
+        take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
+        answer = yield sealed._replace(take=take)
+        return self._opened(answer, post, kind, to)
 
     def _opened(self, answer: Received, post: Post, kind: str, to: int) -> Received:
         opened: dict[int, Tensor] = {}
