@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,19 +33,27 @@ from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.exchange.votes import agree
 from thinwire.fragments.layout import Layout
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
-from thinwire.transport import Posts, RoundTag, SharedAnswer, attempt, to_all
+from thinwire.transport import Post, Posts, RoundTag, SharedAnswer, attempt
 
 _WHOLE = "whole"
 # Workers of one process that would rather decode all payloads each than share a vector.
 _FEW = 2
 
 
-class WholeMessages(ExchangeState, ABC):
-    """One codec and one feedback for the whole fragment, and one message with all of it."""
+class GatherState(ExchangeState):
+    """One codec and one feedback for the whole fragment, and one message with all of it.
 
-    def __init__(self, context: ExchangeContext, sizes: Sizes) -> None:
+    Args:
+        context: fragment, method and workers.
+        sizes: of the messages.
+        group: by round, the ranks that exchange with this worker, its own included, in rank order.
+    """
+
+    def __init__(
+        self, context: ExchangeContext, sizes: Sizes, group: Callable[[int], Sequence[int]]
+    ) -> None:
         super().__init__(sizes)
-        self._context = context
+        self._context, self._group = context, group
         self._codec = context.codec.bind(context.layout, device=context.storage.device)
         self._codec.prepare(context.storage.device)
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
@@ -75,23 +82,69 @@ class WholeMessages(ExchangeState, ABC):
     def _header(self, tag: RoundTag, *, sender: int, kind: int = Kind.WHOLE) -> Header:
         return self._context.header(self._codec, tag, sender=sender, kind=kind)
 
-    def _examine(self, messages: Sequence[Tensor], tag: RoundTag) -> dict[int, Rejection]:
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
+        """Send the message to the group, and combine those of all its workers."""
+        rank, own, group = self._context.rank, messages[_WHOLE], self._group(tag.round)
+        drops = self._context.drops_bad_messages and not self._alone
+        others = [other for other in group if other != rank]
+        nbytes = dict.fromkeys(others, own.numel())
+        answer = yield Post(dict.fromkeys(others, own), nbytes, allow_missing=drops)
+        by_rank = {rank: own, **answer}
+        received = {sender: by_rank[sender] for sender in group}
+        # A message may be damaged on its way to some workers only. They then vote, so that all of
+        # them leave out the same ones and get equal means.
+        rejected: dict[int, Rejection] = {}
+        if drops:
+            workers, votes = self._context.workers, self._context.votes
+            found = self._examine(received, tag)
+            rejected = yield from agree(found, rank=rank, workers=workers, votes=votes)
+            check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
+        senders = [sender for sender in group if sender not in rejected]
+        # This worker's own message was checked before. Where workers vote on what to leave out,
+        # each judges its own as the others do.
+        mine = rank if self._context.refuses_own and not drops else None
+        # In the transport's thread; an error belongs to the caller, and is no fault of the link.
+        opened = attempt(
+            lambda: [
+                self._body(received[each], each, tag, is_checked=drops or each == mine)
+                for each in senders
+            ]
+        )
+
+        def combine() -> RoundResult:
+            bodies, given = opened(), list(received.values())
+            if isinstance(answer, SharedAnswer) and len(group) > _FEW:
+
+                def whole() -> RoundResult:
+                    found = self._result(given, bodies, senders, tag)
+                    return replace(found, mean=DenseVector(found.mean.whole()))
+
+                result = answer.once(("mean", tag, *rejected), whole)
+            else:
+                place = None if mine is None else senders.index(mine)
+                result = self._result(given, bodies, senders, tag, place)
+            return replace(result, left_out={**rejected, **result.left_out})
+
+        return torch.no_grad()(combine)
+
+    def _examine(self, messages: Mapping[int, Tensor], tag: RoundTag) -> dict[int, Rejection]:
         """What is wrong with each worker's message, by rank."""
         found: dict[int, Rejection] = {}
-        for sender, message in enumerate(messages):
+        for sender, message in messages.items():
             expected = self._header(tag, sender=sender)
             rejection = examine(message, expected, body_nbytes=self._codec.nbytes)
             if rejection is not None:
                 found[sender] = rejection
         return found
 
-    def _opened(self, message: Tensor, sender: int, tag: RoundTag) -> Tensor:
-        """The checked body of `message`; the error of a bad one is raised."""
+    def _body(self, message: Tensor, sender: int, tag: RoundTag, *, is_checked: bool) -> Tensor:
+        """The body of `message`; if it is bad and was not checked before, its error is raised."""
+        if self._alone:
+            return message
+        if is_checked:
+            return body_of(message, self._codec.nbytes)
         expected = self._header(tag, sender=sender)
         return open_message(message, expected, body_nbytes=self._codec.nbytes)
-
-    def _payloads(self, bodies: Sequence[Tensor], tag: RoundTag) -> Payloads:
-        return Payloads(coder=self._codec, payloads=bodies, round=tag.round)
 
     def _result(
         self,
@@ -102,8 +155,8 @@ class WholeMessages(ExchangeState, ABC):
         mine: int | None = None,
     ) -> RoundResult:
         """The mean of `bodies`, which the workers `senders` sent, less what is not usable."""
-        payloads, aggregate = self._payloads(bodies, tag), self._context.aggregate
-        device = self._context.storage.device
+        payloads = Payloads(coder=self._codec, payloads=bodies, round=tag.round)
+        aggregate, device = self._context.aggregate, self._context.storage.device
         mean, unusable = aggregate_valid(aggregate, payloads, device, mine=mine)
         self._same_work.compare(payloads)
         self._same_work.refuse(tag)
@@ -114,6 +167,19 @@ class WholeMessages(ExchangeState, ABC):
             messages=messages,
             clipped={senders[place]: factor for place, factor in clipped.items()},
         )
+
+    def replay_mean(
+        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
+    ) -> StreamedVector:
+        """Combine the messages of a round that this worker missed."""
+        bodies = [
+            self._body(message, sender, tag, is_checked=False)
+            for sender, message in enumerate(messages)
+            if sender not in left_out
+        ]
+        # Which messages were left out is known: no other turns out to be unusable.
+        payloads = Payloads(coder=self._codec, payloads=bodies, round=tag.round)
+        return combined(self._context.aggregate, payloads, self._context.storage.device)
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:
         """Hand the whole mean to the one feedback."""
@@ -141,78 +207,6 @@ class WholeMessages(ExchangeState, ABC):
         self._feedback.load_state_dict({"residual": vector})
 
 
-class _GatherState(WholeMessages):
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
-        rank, workers, own = self._context.rank, self._context.workers, messages[_WHOLE]
-        drops = self._context.drops_bad_messages and not self._alone
-        answer = yield to_all(own, rank, workers, allow_missing=drops)
-        by_rank = {rank: own, **answer}
-        received = [by_rank[sender] for sender in range(workers)]
-        # A message may be damaged on its way to some workers only. They then vote, so that all of
-        # them leave out the same ones and get equal means.
-        rejected: dict[int, Rejection] = {}
-        if drops:
-            found, votes = self._examine(received, tag), self._context.votes
-            rejected = yield from agree(found, rank=rank, workers=workers, votes=votes)
-            check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
-        senders = [sender for sender in range(workers) if sender not in rejected]
-        # This worker's own message was checked before. Where workers vote on what to leave out,
-        # each judges its own as the others do.
-        mine = rank if self._context.refuses_own and not drops else None
-        # In the transport's thread; an error belongs to the caller, and is no fault of the link.
-        opened = attempt(lambda: self._bodies(received, senders, tag, mine, is_checked=drops))
-
-        def combine() -> RoundResult:
-            place, bodies = None if mine is None else senders.index(mine), opened()
-            if isinstance(answer, SharedAnswer) and workers > _FEW:
-                # What all workers of this process make alike, one of them makes for all.
-                result = answer.once(
-                    ("mean", tag, *rejected), lambda: self._whole(received, bodies, senders, tag)
-                )
-            else:
-                result = self._result(received, bodies, senders, tag, place)
-            return replace(result, left_out={**rejected, **result.left_out})
-
-        return torch.no_grad()(combine)
-
-    def _whole(
-        self,
-        received: Sequence[Tensor],
-        bodies: Sequence[Tensor],
-        senders: Sequence[int],
-        tag: RoundTag,
-    ) -> RoundResult:
-        found = self._result(received, bodies, senders, tag)
-        return replace(found, mean=DenseVector(found.mean.whole()))
-
-    def _bodies(
-        self,
-        received: Sequence[Tensor],
-        senders: Sequence[int],
-        tag: RoundTag,
-        mine: int | None = None,
-        *,
-        is_checked: bool,
-    ) -> list[Tensor]:
-        if self._alone:
-            return list(received)
-        return [
-            body_of(received[rank], self._codec.nbytes)
-            if is_checked or rank == mine
-            else self._opened(received[rank], rank, tag)
-            for rank in senders
-        ]
-
-    def replay_mean(
-        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> StreamedVector:
-        senders = [rank for rank in range(len(messages)) if rank not in left_out]
-        bodies = self._bodies(messages, senders, tag, is_checked=False)
-        # Which messages were left out is known: no other turns out to be unusable.
-        payloads, device = self._payloads(bodies, tag), self._context.storage.device
-        return combined(self._context.aggregate, payloads, device)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gather(Exchange):
     """Every worker's payload goes to every worker, and all of them combine all payloads.
@@ -223,7 +217,8 @@ class Gather(Exchange):
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
         """A state with one codec and one feedback for the whole fragment."""
-        return _GatherState(context, self.sizes_in(context))
+        everyone = range(context.workers)
+        return GatherState(context, self.sizes_in(context), lambda _: everyone)
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
