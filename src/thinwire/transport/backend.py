@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -14,20 +15,16 @@ def no_sync(payloads: Sequence[Tensor]) -> None:
     del payloads
 
 
-class Work(ABC):
-    """A post under way, as torch calls what a collective returns."""
-
-    @abstractmethod
-    def wait(self) -> Received:
-        """The answer; blocks until it is there. Call it once."""
+Wait: TypeAlias = Callable[[], Received]
+"""Blocks until the answer to a post is there, and returns it; to be called once."""
 
 
 class Backend(ABC):
     """Carries one exchange, and must not outlive it: it holds on to the process group."""
 
     @abstractmethod
-    def start(self, post: Post, step: int) -> Work:
-        """Start carrying `post`.
+    def start(self, post: Post, step: int) -> Wait:
+        """Start carrying `post`; returns what waits for the answer.
 
         Args:
             post: what to carry.
@@ -38,7 +35,7 @@ class Backend(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Make `Work.wait`, blocked in another thread, raise soon."""
+        """Make a wait that blocks in another thread raise soon."""
 
     def computing(self) -> AbstractContextManager[object]:
         """What the progress thread computes between two posts runs inside this."""

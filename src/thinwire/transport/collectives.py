@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.transport.backend import Backend, Work, no_sync
+from thinwire.transport.backend import Backend, Wait, no_sync
 from thinwire.transport.base import Post, Received
 
 _OLDER_GATHER = "all_gather_into_tensor"
@@ -63,7 +63,7 @@ class Collectives(Backend):
         self._side_stream = _SideStream(device) if device.type == "cuda" else None
         self._aborted = threading.Event()
 
-    def start(self, post: Post, step: int) -> Work:
+    def start(self, post: Post, step: int) -> Wait:
         """An all-gather of what goes to all, else an all-to-all, in which parts may be empty.
 
         Not single sends and receives: gloo does not say whether one is complete, and NCCL would
@@ -79,14 +79,14 @@ class Collectives(Backend):
             name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
             gather: Any = getattr(dist, name)
             work = gather(everyone.view(-1), payload, group=group, async_op=True)
-            return _CollectiveWork(work, everyone.unbind(), payload, post, self._complete)
+            return self._wait(work, everyone.unbind(), payload, post)
         empty = torch.empty(0, dtype=torch.uint8, device=self._device)
         parts = [post.to[r].to(self._device) if r in post.to else empty for r in range(workers)]
         sizes = [part.numel() for part in parts]
         taken = [post.take.get(rank, 0) for rank in range(workers)]
         sent, received = torch.cat(parts), empty.new_empty(sum(taken))
         work = dist.all_to_all_single(received, sent, taken, sizes, group=group, async_op=True)
-        return _CollectiveWork(work, received.split(taken), sent, post, self._complete)
+        return self._wait(work, received.split(taken), sent, post)
 
     def abort(self) -> None:
         """Make the thread that waits in `_complete` raise at its next look."""
@@ -100,6 +100,15 @@ class Collectives(Backend):
     def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:
         """What makes work that is issued afterwards run after the payloads are there."""
         return no_sync if self._side_stream is None else self._side_stream.sync
+
+    def _wait(self, work: Any, by_rank: Sequence[Tensor], sent: Tensor, post: Post) -> Wait:
+        def wait() -> Received:
+            self._complete(work)
+            under_way.clear()
+            return {rank: by_rank[rank] for rank in post.take}
+
+        under_way = [sent]  # must outlive the sending
+        return wait
 
     def _complete(self, work: Any) -> None:
         """Poll, because nothing could interrupt a wait inside the backend."""
@@ -115,23 +124,6 @@ class Collectives(Backend):
             work.wait()
         if self._side_stream is not None:
             self._side_stream.arrive()
-
-
-class _CollectiveWork(Work):
-    def __init__(
-        self,
-        work: Any,
-        by_rank: Sequence[Tensor],
-        sent: Tensor,
-        post: Post,
-        complete: Callable[[Any], None],
-    ) -> None:
-        self._work, self._by_rank, self._post, self._complete = work, by_rank, post, complete
-        self._sent = sent  # must outlive the sending
-
-    def wait(self) -> Received:
-        self._complete(self._work)
-        return {rank: self._by_rank[rank] for rank in self._post.take}
 
 
 class _SideStream:

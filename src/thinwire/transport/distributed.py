@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError
-from thinwire.transport.backend import Backend, Work
+from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import (
     FinishedRound,
     Post,
@@ -109,7 +109,7 @@ class _DistributedTask(Task):
         backend: Backend,
         tag: RoundTag,
         running: RunningExchange[Any],
-        first: Work,
+        first: Wait,
         series: MessageSeries,
     ) -> None:
         super().__init__(tag, Future(running, backend.sync_stream()))
@@ -118,10 +118,10 @@ class _DistributedTask(Task):
         self._series = series
 
     def carry(self) -> Sequence[Tensor]:
-        work, step = self._first, 0
+        wait, step = self._first, 0
         while True:
             with self._transport.naming(self.tag):
-                received = work.wait()
+                received = wait()
             # What is sent next was computed on this stream, so it is sent from there.
             with self._backend.computing():
                 self._running.answer(received)
@@ -130,7 +130,7 @@ class _DistributedTask(Task):
                     return list(received.values())
                 step += 1
                 with self._transport.naming(self.tag):
-                    work = self._backend.start(self._running.post, step)
+                    wait = self._backend.start(self._running.post, step)
 
     def abort(self) -> None:
         self._backend.abort()
@@ -215,8 +215,8 @@ class Distributed(Transport):
         # From this thread: all ranks then issue the first posts in the order of their rounds,
         # wherever their progress threads are.
         with self.naming(tag):
-            work = backend.start(first, 0)
-        task = _DistributedTask(self, backend, tag, running, work, self._series)
+            wait = backend.start(first, 0)
+        task = _DistributedTask(self, backend, tag, running, wait, self._series)
         self._progress.submit(task)
         return task.future
 

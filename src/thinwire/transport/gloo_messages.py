@@ -12,15 +12,13 @@ import contextlib
 import datetime
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thinwire.host_copy import HostCopy, lies_on_gpu
-from thinwire.transport.backend import Backend, Work
+from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import Post, Received
 
 _SERIES_BITS = 6
@@ -49,62 +47,6 @@ class _Deadline:
         work.wait(datetime.timedelta(seconds=left_s))
 
 
-class _RingWork(Work):
-    """Rows that arrive hop by hop; all but the last are passed on.
-
-    Args:
-        first: the sending of this worker's own payload.
-        coming: by sender, in order of arrival: the row and its message.
-        pass_on: sends the rows on, but for the last.
-        clock: of the whole ring.
-    """
-
-    def __init__(
-        self,
-        first: Any,
-        coming: Mapping[int, tuple[Tensor, Any]],
-        pass_on: Sequence[Callable[[], Any]],
-        clock: _Deadline,
-    ) -> None:
-        self._sends, self._coming, self._pass_on, self._clock = [first], coming, pass_on, clock
-
-    def wait(self) -> Received:
-        *early, last = (work for _, work in self._coming.values())
-        for work, pass_on in zip(early, self._pass_on, strict=True):
-            self._clock.wait(work)
-            self._sends.append(pass_on())
-        # Sends too: the caller may let go of the rows, which gloo reads until they have left.
-        for work in (last, *self._sends):
-            self._clock.wait(work)
-        return {sender: row for sender, (row, _) in self._coming.items()}
-
-
-class _ScatterWork(Work):
-    def __init__(
-        self, works: Sequence[Any], received: Received, sent: Post, clock: _Deadline
-    ) -> None:
-        self._works, self._received, self._clock = works, received, clock
-        self._sent = sent  # must outlive the sending
-
-    def wait(self) -> Received:
-        for work in self._works:
-            self._clock.wait(work)
-        return self._received
-
-
-class _WorkOnceCopied(Work):
-    """A post whose payloads are on their way to the host; the thread that waits starts it.
-
-    Messages have tags, so it does not matter that later posts may have been started before.
-    """
-
-    def __init__(self, carry: Callable[[], Work]) -> None:
-        self._carry = carry
-
-    def wait(self) -> Received:
-        return self._carry().wait()
-
-
 class GlooMessages(Backend):
     """One exchange in messages.
 
@@ -122,30 +64,39 @@ class GlooMessages(Backend):
         self._rank, self._world_size = group.rank(), group.size()
         self._timeout_s = timeout_s
 
-    def start(self, post: Post, step: int) -> Work:
+    def start(self, post: Post, step: int) -> Wait:
         """A ring for what goes to all, else a message to each worker concerned."""
         assert step < _MOST_STEPS, "a tag has room for three posts of an exchange"
         copies = {id(p): HostCopy(p) for p in post.to.values() if lies_on_gpu(p)}
         if not copies:
             return self._carry(post.changed(lambda p: p.cpu().contiguous()), step)
-        return _WorkOnceCopied(
-            lambda: self._carry(
-                post.changed(lambda p: copies[id(p)].read() if id(p) in copies else p), step
-            )
-        )
 
-    def _carry(self, post: Post, step: int) -> Work:
+        def host(payload: Tensor) -> Tensor:
+            return copies[id(payload)].read() if id(payload) in copies else payload
+
+        # The thread that waits starts it once the copies are there. Messages have tags, so it does
+        # not matter that later posts may have been started before.
+        return lambda: self._carry(post.changed(host), step)()
+
+    def _carry(self, post: Post, step: int) -> Wait:
         if post.is_to_all(self._world_size):
             return self._ring(next(iter(post.to.values())), (step, "gather"))
         received = {s: torch.empty(n, dtype=torch.uint8) for s, n in post.take.items()}
         # Each starts with another receiver, or all would send to worker 0 first.
-        after = [
-            (self._rank + distance) % self._world_size for distance in range(1, self._world_size)
-        ]
+        distances = range(1, self._world_size)
+        after = [(self._rank + distance) % self._world_size for distance in distances]
         key = (step, "scatter")
-        works = [self._receive(received[peer], peer, key) for peer in after if peer in received]
-        works += [self._send(post.to[peer], peer, key) for peer in after if peer in post.to]
-        return _ScatterWork(works, received, post, _Deadline(self._timeout_s))
+        # With what each carries, which must outlive it.
+        works = [(received[p], self._receive(received[p], p, key)) for p in after if p in received]
+        works += [(post.to[p], self._send(post.to[p], p, key)) for p in after if p in post.to]
+        clock = _Deadline(self._timeout_s)
+
+        def wait() -> Received:
+            for _, work in works:
+                clock.wait(work)
+            return received
+
+        return wait
 
     def abort(self) -> None:
         """Close all connections, as gloo does by itself once any message has timed out.
@@ -161,7 +112,7 @@ class GlooMessages(Backend):
                     datetime.timedelta(milliseconds=1)
                 )
 
-    def _ring(self, payload: Tensor, step: _Step) -> Work:
+    def _ring(self, payload: Tensor, step: _Step) -> Wait:
         """Each worker passes on to the right what comes from the left.
 
         For two workers that is one message each way. From four on it is faster over a slow link
@@ -173,12 +124,19 @@ class GlooMessages(Backend):
         senders = [(self._rank - hop) % self._world_size for hop in range(1, self._world_size)]
         rows = payload.new_empty(len(senders), payload.numel()).unbind()
         coming = [self._receive(row, left, step) for row in rows]
-        return _RingWork(
-            self._send(payload, right, step),
-            dict(zip(senders, zip(rows, coming, strict=True), strict=True)),
-            pass_on=[partial(self._send, row, right, step) for row in rows[:-1]],
-            clock=_Deadline(self._timeout_s),
-        )
+        sends = [(payload, self._send(payload, right, step))]
+        clock = _Deadline(self._timeout_s)
+
+        def wait() -> Received:
+            for row, work in zip(rows[:-1], coming[:-1], strict=True):
+                clock.wait(work)
+                sends.append((row, self._send(row, right, step)))
+            # Sends too: the caller may let go of the rows, which gloo reads until they have left.
+            for work in (coming[-1], *(work for _, work in sends)):
+                clock.wait(work)
+            return dict(zip(senders, rows, strict=True))
+
+        return wait
 
     def _send(self, payload: Tensor, peer: int, step: _Step) -> Any:
         tag = self._tag(payload.numel(), step)

@@ -103,7 +103,7 @@ def _gather(group: Any, place: int, mask: int) -> Sequence[int]:
     mine = torch.tensor([place, mask], dtype=torch.int64).view(torch.uint8)
     rank, workers = group.rank(), group.size()
     post = to_all(mine, rank, workers)
-    found = {rank: mine, **GlooMessages(group, _AGREEMENT, 0).start(post, 0).wait()}
+    found = {rank: mine, **GlooMessages(group, _AGREEMENT, 0).start(post, 0)()}
     by_rank = (found[each].view(torch.int64).tolist() for each in range(workers))
     places, masks = zip(*by_rank, strict=True)
     for rank, theirs in enumerate(places):
