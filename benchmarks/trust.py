@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from setting import setting
 from torch import Tensor
 
 import thinwire as tw
+from setting import setting
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.codecs import Codec

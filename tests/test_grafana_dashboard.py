@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from elastic_registry import registry_status, worker_status
-from thinwire.elastic.metrics_server import METRICS_PATH
-from thinwire.elastic.openmetrics import openmetrics_text
+from thinwire.elastic.metrics import METRICS_PATH, RunMetrics
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "grafana"
@@ -26,7 +24,7 @@ def exported() -> dict[str, str]:
     """The type of every metric, by the name that queries give it."""
     counts = {"a": {"clipped": 1}}
     status = dataclasses.replace(registry_status(worker_status("a")), contributions=counts)
-    families = text_string_to_metric_families(openmetrics_text(status))
+    families = RunMetrics(lambda: status).collect()
     return {sample.name: family.type for family in families for sample in family.samples}
 
 
