@@ -29,12 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plan_check import QUEUED_SHARE, queued_s, wait_for_quiet
-from setting import setting
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from plan_check import QUEUED_SHARE, queued_s, wait_for_quiet
+from setting import setting
 from thinwire.plan.advice import advise
 from thinwire.plan.calibration import calibrate
 from thinwire.plan.compute import Compute

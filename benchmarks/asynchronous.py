@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from claim_settings import SEEDS, SMALL, TUNING_SEEDS, tuned
 from setting import setting as machine
-
 from thinwire import outer
 from thinwire.asynchronous import AsyncOptions, WorkerSpeeds
 from thinwire.experiments import Rates, estimate, paired_difference

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import write_runs
-
 from thinwire.elastic.lighthouse import LighthouseServer
 from thinwire.security.token import TOKEN_VARIABLE, Token
 

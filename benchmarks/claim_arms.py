@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from claim_settings import FAMILIES, Setting
-
 import thinwire as tw
+from claim_settings import FAMILIES, Setting
 from thinwire import codecs
 from thinwire.codecs import Identity, Linear, Quantise, Statistical, Tensors
 from thinwire.feedback import ErrorFeedback, NoFeedback

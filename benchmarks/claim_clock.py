@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from claim_settings import Setting
-
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.resolve import resolve

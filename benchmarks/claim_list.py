@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from claim_arms import ALONE, DENSITIES, FRONT, SPARSE, UNTUNED
 from claim_settings import Setting
-
 from thinwire.experiments import Estimate, estimate
 
 MULOCO, SPARSELOCO = "MuLoCo (arXiv 2505.23725)", "SparseLoCo (arXiv 2508.15706)"

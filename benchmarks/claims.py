@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
 from claim_arms import arms
 from claim_clock import clock
 from claim_list import claims
 from claim_page import page
 from claim_settings import FAMILIES, SEEDS, SETTINGS, Setting, search, tuned, tuning_file
 from setting import setting as machine
-
 from thinwire.errors import ConfigurationError, IncompleteError
 from thinwire.experiments import (
     Comparison,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from setting import setting
 from torch import Tensor
 
+from setting import setting
 from thinwire import codecs
 from thinwire.codecs import BoundCodec, Codec, Levels, Linear, MidRise, Quantise, Statistical, TopK
 from thinwire.feedback import ErrorFeedback

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import write_runs
-
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+
 from picture import COLOURS, write_picture
 
 RESULTS = Path(__file__).parent / "results" / "claims-small.json"

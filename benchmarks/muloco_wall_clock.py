@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import setting
-
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.scenario import Scenario

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import write_runs
-
 from thinwire.codecs import CastBF16
 from thinwire.method import Method
 from thinwire.plan.calibration import Calibration, calibrate

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
+
 from picture import COLOURS, write_picture
 from setting import setting
-
 from thinwire import exchange, feedback, presets
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link, TransferTime

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from setting import write_runs
-
 import thinwire as tw
+from setting import write_runs
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume
 

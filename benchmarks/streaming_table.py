@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import setting
-
 from thinwire.fragments import Fragments, Strided, Whole
 from thinwire.fragments.layers import Part
 from thinwire.plan.required import least_rate, steady_round_s

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from setting import setting
 from torch import Tensor
 
 import thinwire as tw
+from setting import setting
 from thinwire.aggregate import Aggregate
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.codecs import Codec
@@ -38,7 +38,7 @@ from thinwire.train.config import Machine, TrainConfig
 from thinwire.train.launch import assemble
 from thinwire.train.recipes import laptop
 from thinwire.train.workers.group import WorkerGroup
-from thinwire.transport import Requests, RoundTag
+from thinwire.transport import Posts, RoundTag
 
 HERE = Path(__file__)
 STEPS, COST_STEPS, SEEDS, EVALUATED = 120, 400, (0, 1, 2), 256
@@ -128,7 +128,7 @@ class Changed(ExchangeState):
     def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
         return self._state.empty_messages(tag)
 
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Requests[RoundResult]:
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
         return self._state.run(messages, tag)
 
     def absorb(self, mean: StreamedVector) -> StreamedVector:

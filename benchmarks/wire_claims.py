@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import write_runs
-
 from thinwire.aggregate import MeanOverWorkers
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop

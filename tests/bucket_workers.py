@@ -15,10 +15,10 @@ import thinwire as tw
 from elastic_hub import Player, crew
 from elastic_hub import flush as flush_all
 from elastic_hub import train as train_all
+from elastic_twin import ElasticHub
 from thinwire.elastic.bucket import session, transport
 from thinwire.elastic.options import ElasticOptions
 from thinwire.membership import Snapshot
-from thinwire.testing import ElasticHub
 from thinwire.transport import ElasticBucket
 from toy import Team, adamw, build_model, loss
 

@@ -1,7 +1,4 @@
-"""Elastic workers that train a small model in one process, with methods for them.
-
-See thinwire.testing.ElasticHub.
-"""
+"""Elastic workers that train a small model over `ElasticHub`, with methods for them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +7,7 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
-from thinwire.testing import ElasticHub
+from elastic_twin import ElasticHub
 from toy import adamw, build_model, loss
 
 H = 3

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from elastic_hub import Player, crew, exchange, flush, train
-from thinwire.testing import ElasticHub
+from elastic_twin import ElasticHub
 
 FOLDER = Path(__file__).parent / "frozen"
 H = 4

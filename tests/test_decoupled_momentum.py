@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from reference_loops import reference_decoupled_momentum
 from thinwire.blocks import DenseVector, LazyVector, StreamedVector
 from thinwire.codecs import DCT, F32, Blocks, BoundCodec, TopK
 from thinwire.feedback import Feedback, FeedbackState
 from thinwire.storage import StatePlacement
-from thinwire.testing.reference import reference_decoupled_momentum
 from toy import Team, adamw, build_matrices, largest_difference, matrix_loss, same_bits
 
 ETA, BETA = 0.7, 0.9

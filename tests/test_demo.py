@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
+from reference_loops import reference_demo
 from thinwire.codecs import DCT, F32, Blocks, Hadamard, TopK
-from thinwire.testing.reference import reference_demo
 from toy import Team, build_matrices, largest_difference, matrix_loss, same_bits
 
 LR = 1e-3

@@ -15,10 +15,10 @@ import torch
 
 import frozen_runs as runs
 import thinwire as tw
+from elastic_twin import ElasticHub
 from thinwire.cli import main
 from thinwire.elastic.snapshot import unpack, unpack_records
 from thinwire.method import with_present_names
-from thinwire.testing import ElasticHub
 
 FROZEN = json.loads((runs.FOLDER / "digests.json").read_text())
 
@@ -138,8 +138,7 @@ NAMES = {
     "thinwire.outer": """AdamW ByWorkerCount Delay Eager GradientAveraging OuterOptimizer Overlap
         SGD""",
     "thinwire.optim": "Muon muon_groups orthogonalise parameter_layouts parameter_roles",
-    "thinwire.testing": """CodecContract OuterContract TransportContract reference_ddp
-        reference_diloco reference_sparseloco reference_streaming""",
+    "thinwire.testing": "CodecContract OuterContract TransportContract",
 }
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from reference_loops import reference_ddp, reference_diloco, reference_sparseloco
 from thinwire.exchange.same_work import SameWorkCheck
-from thinwire.testing.reference import reference_ddp, reference_diloco, reference_sparseloco
 from toy import Team, adamw, largest_difference, loss, muon, same_bits, sgd, train_alone
 from toy import build_model as toy_model
 

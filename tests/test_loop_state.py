@@ -9,8 +9,8 @@ import torch
 
 import thinwire as tw
 from elastic_hub import METHODS, H, crew, method, train
+from elastic_twin import ElasticHub
 from thinwire.errors import MismatchError
-from thinwire.testing import ElasticHub
 from toy import build_model, same_bits
 
 
@@ -155,3 +155,26 @@ def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() 
     assert seen == stood
     assert took_s < 5
     assert shared.glance().version == stood.version + 1
+
+
+def test_a_loop_reports_its_bytes_and_waits_by_itself_and_the_rest_as_it_is_told() -> None:
+    hub = ElasticHub()
+    players = crew(hub, method(sync_every=1), 2)
+    first = players[0]
+    train(players, 2)
+    stats, metrics = first.loop.stats, first.node.metrics
+    assert (metrics.loss, metrics.tokens_per_s) == (None, None)
+    # As after the last round that counted.
+    assert metrics.sent_bytes == stats.sent_bytes > 0
+    assert metrics.received_bytes == stats.received_bytes > 0
+    assert metrics.wait_s is not None
+    assert 0 < metrics.wait_s <= stats.wait_s
+    first.loop.report(loss=torch.tensor(2.5, requires_grad=True), tokens_per_s=10)
+    assert type(first.node.metrics.loss) is float
+    train(players, 1)
+    later = first.node.metrics
+    assert (later.loss, later.tokens_per_s) == (2.5, 10.0)
+    assert later.sent_bytes == first.loop.stats.sent_bytes > stats.sent_bytes
+    first.loop.report(loss=2.0)
+    assert (first.node.metrics.loss, first.node.metrics.tokens_per_s) == (2.0, 10.0)
+    assert players[1].node.metrics.loss is None

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from reference_loops import reference_diloco, reference_streaming
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.live_vector import OpenWeights
 from thinwire.live_weights import LiveWeights
-from thinwire.testing import reference_diloco, reference_streaming
 from toy import Team, adamw, build_model, largest_difference, loss, muon, same_bits, sgd
 
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)

@@ -3,6 +3,8 @@
 tools/concept_pictures.py draws them.
 """
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,10 @@ from thinwire.plan.scenario import Scenario
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import simulate
 from thinwire.plan.traffic import traffic
-from thinwire.testing import ElasticHub
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from elastic_twin import ElasticHub
 
 __all__ = [
     "Attendance",
@@ -215,7 +220,7 @@ class _Elastic:
         self.draws = torch.Generator().manual_seed(ord(name))
 
     def version(self) -> int:
-        return self.node.open_state().progress().version
+        return self.node.state.progress().version
 
     def train(self) -> None:
         x = torch.randn(8, 3, generator=self.draws)

@@ -10,9 +10,9 @@ from torch import nn
 
 import thinwire as tw
 from asynchronous_team import AsyncTeam, method
+from reference_loops import reference_async_diloco
 from thinwire.asynchronous import AsyncOptions, Simulation, WorkerSpeeds
 from thinwire.blocks import DenseVector
-from thinwire.testing.reference import reference_async_diloco
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
 ROUNDING = 2e-6

@@ -65,7 +65,7 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
         RegistryClient(Token(secret), address, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
         assert process.stdout.readline() == "a joined from 10.0.0.1:4000 (version 0, step 0)\n"
         with urllib.request.urlopen(metrics.removeprefix("metrics: "), timeout=10) as page:
-            assert "\nthinwire_workers 1\n" in page.read().decode()
+            assert "\nthinwire_workers 1.0\n" in page.read().decode()
         process.send_signal(number)
         out, err = process.communicate()
         stuck.cancel()

@@ -25,10 +25,10 @@ from elastic_hub import (
     sum_of,
     train,
 )
+from elastic_twin import ElasticHub
 from exchanges import sealed
 from thinwire.exchange.message import Header, Kind
 from thinwire.rejection import RejectReason
-from thinwire.testing import ElasticHub
 from toy import Team, adamw, build_model, muon, same_bits, sgd
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import thinwire as tw
+from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
-from thinwire.testing import ElasticHub
 from trainer_teams import check_a_killed_team_resumes, check_an_elastic_worker_comes_back
 from trainer_workers import is_anchor
 

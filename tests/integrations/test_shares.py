@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
-from thinwire.testing import ElasticHub
 
 H, ROWS = 3, 2
 

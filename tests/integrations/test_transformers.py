@@ -9,10 +9,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import thinwire as tw
 from elastic_team import Team
+from elastic_twin import ElasticHub
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
-from thinwire.testing import ElasticHub
 from trainer_elastic import STEPS
 from trainer_teams import (
     check_a_killed_team_resumes,

@@ -11,6 +11,7 @@ import thinwire as tw
 from exchanges import delta_of
 from processes import run_ranks
 from ranks import gossip_in_process
+from reference_loops import reference_noloco
 from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
@@ -19,7 +20,6 @@ from thinwire.live_weights import LiveWeights
 from thinwire.outer import FragmentContext, Gossip, OuterState
 from thinwire.storage import OnDevice
 from thinwire.testing import OuterContract
-from thinwire.testing.reference import reference_noloco
 from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
 
 HEAVY_BALL = tw.outer.SGD(lr=0.7, momentum=0.5)

@@ -13,6 +13,7 @@ EXTRA_OF: Final = {
     "lightning": "lightning",
     "numba": "fast",
     "obstore": "bucket",
+    "prometheus_client": "elastic",
     "rich": "cli",
     "safetensors": "train",
     "tokenizers": "train",

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,11 +103,11 @@ class LighthouseCommand:
         """Where the metrics are from now on, or ""."""
         if self.metrics is None:
             return ""
-        from thinwire.elastic.metrics_server import METRICS_PATH, MetricsServer
+        from thinwire.elastic.metrics import METRICS_PATH, serve_metrics
 
         host, port = split_address(self.metrics)
-        metrics = opened.enter_context(closing(MetricsServer(server.status, host=host, port=port)))
-        return f"http://{address_text(_reachable_host(host), metrics.port)}{METRICS_PATH}"
+        port = opened.enter_context(serve_metrics(server.status, host=host, port=port))
+        return f"http://{address_text(_reachable_host(host), port)}{METRICS_PATH}"
 
     def _token(self) -> tuple[Token, str]:
         if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):

@@ -1,10 +1,11 @@
 """The contract every transport keeps; subclass it and say how to connect yours."""
 
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -23,8 +24,6 @@ from thinwire.transport import (
 
 _TAG = RoundTag(what="a test payload", round=1)
 
-T = TypeVar("T")
-
 
 def payload_of(rank: int, numel: int) -> Tensor:
     """A uint8 vector [numel] that no other rank has.
@@ -38,36 +37,27 @@ def payload_of(rank: int, numel: int) -> Tensor:
 # -- exchanges that tests run ----------------------------------------------------------------------
 
 
-def gathered(payload: Tensor, rank: int, workers: int) -> Posts[Sequence[Tensor]]:
+def gathered(payload: Tensor, rank: int, workers: int) -> Posts[list[Tensor]]:
     """Every worker's payload, in rank order."""
     by_rank = {rank: payload, **(yield to_all(payload, rank, workers))}
     return lambda: [by_rank[sender] for sender in range(workers)]
 
 
-def reduced(
-    payloads: Sequence[Tensor], rank: int, reduce: Callable[[Sequence[Tensor]], Tensor]
-) -> Posts[Sequence[Tensor]]:
-    """What every worker made of the payloads that were sent to it, in rank order."""
-    received = yield from _scattered(payloads, rank)
-    return (yield from gathered(reduce(received), rank, len(payloads)))
-
-
-def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
-    """What `peer` sent."""
-    received = yield _to_one(payload, rank, peer)
-    return lambda: received.get(peer, payload)
-
-
-def _to_one(payload: Tensor, rank: int, peer: int) -> Post:
-    return Post({}, {}) if peer == rank else Post({peer: payload}, {peer: payload.numel()})
-
-
-def _scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received, list[Tensor]]:
-    others = [worker for worker in range(len(payloads)) if worker != rank]
+def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received, list[Tensor]]:
+    """What every worker sent to this one, in rank order."""
+    workers = range(len(payloads))
+    others = [worker for worker in workers if worker != rank]
     taken = dict.fromkeys(others, payloads[rank].numel())
     received = yield Post({worker: payloads[worker] for worker in others}, taken)
     by_rank = {rank: payloads[rank], **received}
-    return [by_rank[worker] for worker in range(len(payloads))]
+    return [by_rank[worker] for worker in workers]
+
+
+def swapped(payload: Tensor, rank: int, peer: int) -> Generator[Post, Received, Tensor]:
+    """What `peer` sent; a worker that is its own peer keeps its payload."""
+    is_alone = peer == rank
+    post = Post({}, {}) if is_alone else Post({peer: payload}, {peer: payload.numel()})
+    return (yield post).get(peer, payload)
 
 
 def neighbours(workers: int, *, first: int) -> list[int]:
@@ -83,125 +73,75 @@ def neighbours(workers: int, *, first: int) -> list[int]:
     return peers
 
 
-class _Part(ABC, Generic[T]):
-    """One worker's part in an exchange whose outcome is known.
+class _Part:
+    """One worker's part in an exchange that checks its answers itself.
 
     Args:
+        kind: of exchange.
         transport: the worker's.
         seed: payloads of two seeds differ.
     """
 
-    def __init__(self, transport: Transport, seed: int) -> None:
-        self._seed, self._rank, self._workers = seed, transport.rank, transport.world_size
-        self._caller: threading.Thread | None = None
-        self.round: Round[T] = transport.run(self._seen_by_caller(self._posts()), _TAG)
+    def __init__(self, kind: "_Kind", transport: Transport, seed: int) -> None:
+        self.round = transport.run(kind(transport.rank, transport.world_size, seed), _TAG)
 
     def check(self) -> None:
-        """Wait: the outcome is the right one, and the rest of the exchange ran in this thread."""
-        self._check(self.round.wait())
-        assert self._caller is threading.current_thread()
-
-    @abstractmethod
-    def _posts(self) -> Posts[T]: ...
-
-    @abstractmethod
-    def _check(self, outcome: T) -> None: ...
-
-    def _seen_by_caller(self, posts: Posts[T]) -> Posts[T]:
-        finish = yield from posts
-
-        def seen() -> T:
-            self._caller = threading.current_thread()
-            return finish()
-
-        return seen
+        """Wait: the answers were right, and what followed the last ran in this thread."""
+        assert self.round.wait() is threading.current_thread()
 
 
-class _Gathering(_Part[Sequence[Tensor]]):
-    def _posts(self) -> Posts[Sequence[Tensor]]:
-        return gathered(self._payload(self._rank), self._rank, self._workers)
-
-    def _check(self, outcome: Sequence[Tensor]) -> None:
-        assert len(outcome) == self._workers
-        for rank, payload in enumerate(outcome):
-            assert torch.equal(payload.cpu(), self._payload(rank))
-
-    def _payload(self, rank: int) -> Tensor:
-        return payload_of(20 * self._seed + rank, 13 + self._seed)
+_Kind: TypeAlias = Callable[[int, int, int], Posts[threading.Thread]]
+"""(rank, workers, seed) in; the exchange ends with the thread that its end ran in."""
 
 
-class _Reduction(_Part[Sequence[Tensor]]):
+def _ended(arrived: Sequence[Tensor], wanted: Iterable[Tensor]) -> threading.Thread:
+    for one, other in zip(arrived, wanted, strict=True):
+        assert torch.equal(one.cpu(), other)
+    return threading.current_thread()
+
+
+def _gathering(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
+    wanted = [payload_of(20 * seed + sender, 13 + seed) for sender in range(workers)]
+    finish = yield from gathered(wanted[rank], rank, workers)
+    return lambda: _ended(finish(), wanted)
+
+
+def _reduction(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """What goes to worker j has 37 j bytes, and 0 for j = 0."""
 
-    def _posts(self) -> Posts[Sequence[Tensor]]:
-        self._reduced = 0
-        payloads = [self._shard(self._rank, to) for to in range(self._workers)]
-        return reduced(payloads, self._rank, self._reduce)
+    def shard(sender: int, to: int) -> Tensor:
+        return payload_of(100 * seed + 10 * to + sender, 37 * to)
 
-    def _check(self, outcome: Sequence[Tensor]) -> None:
-        assert len(outcome) == self._workers
-        for rank, result in enumerate(outcome):
-            assert torch.equal(result.cpu(), self._result(rank))
-        assert self._reduced == 1
-
-    def _shard(self, sender: int, to: int) -> Tensor:
-        return payload_of(100 * self._seed + 10 * to + sender, 37 * to)
-
-    def _result(self, rank: int) -> Tensor:
-        return payload_of(100 * self._seed + 50 + rank, 11)
-
-    def _reduce(self, received: Sequence[Tensor]) -> Tensor:
-        assert len(received) == self._workers
-        for sender, payload in enumerate(received):
-            assert torch.equal(payload.cpu(), self._shard(sender, self._rank))
-        self._reduced += 1
-        return self._result(self._rank)
+    wanted = [payload_of(100 * seed + 50 + owner, 11) for owner in range(workers)]
+    received = yield from scattered([shard(rank, to) for to in range(workers)], rank)
+    _ended(received, [shard(sender, rank) for sender in range(workers)])
+    finish = yield from gathered(wanted[rank], rank, workers)
+    return lambda: _ended(finish(), wanted)
 
 
-class _Swapping(_Part[Tensor]):
+def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
-
-    def _posts(self) -> Posts[Tensor]:
-        return swapped(self._payload(self._rank), self._rank, self._peer())
-
-    def _check(self, outcome: Tensor) -> None:
-        assert torch.equal(outcome.cpu(), self._payload(self._peer()))
-
-    def _peer(self) -> int:
-        return neighbours(self._workers, first=self._seed)[self._rank]
-
-    def _payload(self, rank: int) -> Tensor:
-        pair = min(self._rank, self._peer())
-        return payload_of(60 * self._seed + rank, 17 + 5 * pair)
+    peer = neighbours(workers, first=seed)[rank]
+    nbytes = 17 + 5 * min(rank, peer)
+    theirs = yield from swapped(payload_of(60 * seed + rank, nbytes), rank, peer)
+    return lambda: _ended([theirs], [payload_of(60 * seed + peer, nbytes)])
 
 
-class _ThreePosts(_Part[Tensor]):
+def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """Each post sends what came of the one before."""
-
-    def _posts(self) -> Posts[Tensor]:
-        peer = neighbours(self._workers, first=self._seed)[self._rank]
-        mine = [self._mine(self._rank).clone() for _ in range(self._workers)]
-        received = yield from _scattered(mine, self._rank)
-        own = torch.cat([payload.cpu() for payload in received]) + peer
-        answer = yield _to_one(own, self._rank, peer)
-        finish = yield from gathered(answer.get(peer, own), self._rank, self._workers)
-        return lambda: torch.stack([payload.cpu() for payload in finish()])
-
-    def _check(self, outcome: Tensor) -> None:
-        everyone = torch.cat([self._mine(rank) for rank in range(self._workers)])
-        # The peer of a worker's peer is the worker.
-        assert torch.equal(outcome, torch.stack([everyone + r for r in range(self._workers)]))
-
-    def _mine(self, rank: int) -> Tensor:
-        return payload_of(30 * self._seed + rank, 3) // 2
+    mine = [payload_of(30 * seed + sender, 3) // 2 for sender in range(workers)]
+    peer = neighbours(workers, first=seed)[rank]
+    received = yield from scattered([mine[rank].clone() for _ in range(workers)], rank)
+    own = torch.cat([each.cpu() for each in received]) + peer
+    theirs = yield from swapped(own, rank, peer)
+    finish = yield from gathered(theirs, rank, workers)
+    # The peer of a worker's peer is the worker.
+    return lambda: _ended(finish(), [torch.cat(mine) + owner for owner in range(workers)])
 
 
-_KINDS: Sequence[Callable[[Transport, int], _Part[Sequence[Tensor]] | _Part[Tensor]]] = (
-    _Gathering,
-    _Reduction,
-    _Swapping,
-    _ThreePosts,
-)
+_KINDS: Sequence[_Kind] = (_gathering, _reduction, _swapping, _three_posts)
+_ORDERS = ((5, 2, 7, 0, 4, 1, 6, 3), (3, 4, 5, 7, 6, 0, 1, 2))
+"""Of waits: two exchanges of each kind, in turns, are not waited for as they were started."""
 
 
 class _ExpectedError(Exception):
@@ -213,7 +153,7 @@ def _failing(transport: Transport) -> Posts[None]:
     raise _ExpectedError
 
 
-def _gather(transport: Transport, payload: Tensor) -> Round[Sequence[Tensor]]:
+def _gather(transport: Transport, payload: Tensor) -> Round[list[Tensor]]:
     return transport.run(gathered(payload, transport.rank, transport.world_size), _TAG)
 
 
@@ -228,7 +168,7 @@ def check_worker(transport: Transport) -> None:
     """
     sizes = (1, 7, 100_003)
     gathers = [_gather(transport, payload_of(transport.rank, n)) for n in sizes]
-    parts = [kind(transport, seed) for kind in _KINDS for seed in (1, 2)]
+    parts = [_Part(kind, transport, seed) for kind in _KINDS for seed in (1, 2)]
     for part in parts[1::2]:
         part.check()
     for n, gather in zip(sizes, gathers, strict=True):
@@ -243,13 +183,20 @@ def check_worker(transport: Transport) -> None:
     known = transport.announce(payload, _TAG)
     assert known[transport.rank] == payload
     assert all(known[rank] == b"x" * rank for rank in known)
-    _check_any_order(transport)
+    for order in _ORDERS:
+        begun_s = time.perf_counter()
+        parts = [_Part(kind, transport, s) for s, kind in itertools.product(range(2), _KINDS)]
+        for place in order:
+            parts[place].check()
+            arrived_s = parts[place].round.arrived_s()
+            assert arrived_s is not None
+            assert begun_s <= arrived_s <= time.perf_counter()
 
 
 def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
     """What one worker sees of a transport that carries on while training does.
 
-    Exchanges must arrive, all their requests included, before any of them is waited for, and what
+    Exchanges must arrive, all their posts included, before any of them is waited for, and what
     they take until then must count as overlapped.
 
     Args:
@@ -260,7 +207,7 @@ def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
         AssertionError: something arrives only when it is waited for.
     """
     meter = Metered(transport)
-    parts = [kind(meter, 1) for kind in _KINDS]
+    parts = [_Part(kind, meter, 1) for kind in _KINDS]
     until_s = time.perf_counter() + within_s
     while any(part.round.arrived_s() is None for part in parts):
         assert time.perf_counter() < until_s, "exchanges arrive only when they are waited for"
@@ -273,18 +220,6 @@ def check_background(transport: Transport, *, within_s: float = 20.0) -> None:
     assert arrived_s == [part.round.arrived_s() for part in parts]
     assert meter.counters.wait_s < trained_s
     assert 0 < meter.counters.overlapped_s < len(parts) * within_s
-
-
-def _check_any_order(transport: Transport) -> None:
-    """Exchanges of all kinds, in turns, waited for in orders in which they were not started."""
-    for order in ((5, 2, 7, 0, 4, 1, 6, 3), (3, 4, 5, 7, 6, 0, 1, 2)):
-        begun_s = time.perf_counter()
-        parts = [kind(transport, seed) for seed in range(2) for kind in _KINDS]
-        for place in order:
-            parts[place].check()
-            arrived_s = parts[place].round.arrived_s()
-            assert arrived_s is not None
-            assert begun_s <= arrived_s <= time.perf_counter()
 
 
 class TransportContract(ABC):
@@ -315,52 +250,23 @@ class TransportContract(ABC):
             for rank, payload in enumerate(arrived):
                 assert torch.equal(payload, payload_of(rank, numel))
 
-    def test_several_exchanges_in_flight_do_not_mix(self) -> None:
-        """Waiting in another order than starting gives each its own payloads."""
-        transports = self.connect(2)
-        first = [_gather(t, payload_of(t.rank, 5)) for t in transports]
-        second = [_gather(t, payload_of(t.rank + 10, 9)) for t in transports]
-        late = [r.wait() for r in second]
-        early = [r.wait() for r in first]
-        assert all(torch.equal(a[1], payload_of(1, 5)) for a in early)
-        assert all(torch.equal(a[1], payload_of(11, 9)) for a in late)
-
-    @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-    def test_all_workers_get_every_reducers_result_in_rank_order(self, workers: int) -> None:
-        """Shards of any size, and none, reach their reducer; results of all come back to all."""
-        for reduction in [_Reduction(t, 1) for t in self.connect(workers)]:
-            reduction.check()
-
     @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-    @pytest.mark.parametrize("first", [0, 1, 2])
-    def test_a_swap_gives_each_worker_what_its_peer_sent(self, workers: int, first: int) -> None:
-        """A worker without a peer gets its own payload back."""
-        for swap in [_Swapping(t, first) for t in self.connect(workers)]:
-            swap.check()
+    def test_exchanges_of_every_kind_end_as_they_should(self, workers: int) -> None:
+        """Gathers, reductions, swaps, and one that asks for what depends on what came before.
 
-    @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-    def test_an_exchange_may_ask_three_times(self, workers: int) -> None:
-        """What is asked for later depends on what came before."""
-        for exchange in [_ThreePosts(t, 1) for t in self.connect(workers)]:
-            exchange.check()
-
-    def test_several_reductions_in_flight_do_not_mix(self) -> None:
-        """Nor do they with a gather between them."""
-        transports = self.connect(3)
-        first = [_Reduction(t, 1) for t in transports]
-        gathers = [_gather(t, payload_of(t.rank, 5)) for t in transports]
-        second = [_Reduction(t, 2) for t in transports]
-        for reduction in second + first:
-            reduction.check()
-        for arrived in [r.wait() for r in gathers]:
-            assert all(torch.equal(p, payload_of(r, 5)) for r, p in enumerate(arrived))
+        Shards have any size, also 0. A worker without a peer to swap with gets its own payload.
+        """
+        for kind, seed in itertools.product(_KINDS, range(3)):
+            for part in [_Part(kind, t, seed) for t in self.connect(workers)]:
+                part.check()
 
     @pytest.mark.parametrize("workers", [1, 2, 3])
-    def test_exchanges_of_all_kinds_may_be_waited_for_in_any_order(self, workers: int) -> None:
-        """Each worker in the same order, which is not that of the starts."""
+    def test_exchanges_in_flight_do_not_mix(self, workers: int) -> None:
+        """Each worker waits in the same order, which is not that of the starts."""
         transports = self.connect(workers)
-        for order in ((2, 0, 3, 1), (3, 2, 1, 0)):
-            started = [[kind(t, seed) for t in transports] for seed, kind in enumerate(_KINDS)]
+        for order in _ORDERS:
+            kinds = itertools.product(range(2), _KINDS)
+            started = [[_Part(kind, t, seed) for t in transports] for seed, kind in kinds]
             for place in order:
                 for part in started[place]:
                     part.check()
@@ -370,7 +276,7 @@ class TransportContract(ABC):
         """It does not come out of `run`, and exchanges after it work."""
         transports = self.connect(workers)
         rounds = [t.run(_failing(t), _TAG) for t in transports]
-        after = [_Gathering(t, 1) for t in transports]
+        after = [_Part(_gathering, t, 1) for t in transports]
         for failing in rounds:
             with pytest.raises(_ExpectedError):
                 failing.wait()
@@ -385,7 +291,7 @@ class TransportContract(ABC):
         assert all(r.arrived_s() is None for r in early)
         begun_s = time.perf_counter()
         rounds = [*early, _gather(transports[-1], payload_of(workers - 1, 5))]
-        parts = [kind(t, 1) for kind in _KINDS for t in transports]
+        parts = [_Part(kind, t, 1) for kind in _KINDS for t in transports]
         for gather in rounds:
             gather.wait()
         for part in parts:

@@ -6,11 +6,11 @@ of them before any calls `finish`.
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, RoundDiscarded, ThinwireError
+from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.membership import (
     Answer,
@@ -29,7 +29,6 @@ from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.transport.in_process import answers_of
 
 T = TypeVar("T")
-Tamper: TypeAlias = Callable[[int, int, Tensor], Tensor]
 
 
 class ElasticHub:
@@ -43,35 +42,21 @@ class ElasticHub:
         tamper: (sender's rank, receiver's rank, message) in, what arrives out; not called for what
             a worker receives from itself, nor for votes.
         uninformed: names of workers that take every round for discarded, though it counts.
+        broken: whether all members are told in the next round that they have a new group.
         heal_by: "records" replays missed rounds where all are known, "snapshot" never does.
         records: of all rounds that counted, by the version of the shared state after them.
         shares: the data shares that were dealt, in their order.
-
-    >>> import torch
-    >>> from thinwire import OuterLoop, presets
-    >>> hub = ElasticHub()
-    >>> ends = [hub.connect("a"), hub.connect("b")]
-    >>> hub.set_members(*ends)
-    >>> loops = []
-    >>> for end in ends:
-    ...     model = torch.nn.Linear(2, 1)
-    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ...     loops.append(OuterLoop(model, optimizer, presets.diloco(sync_every=1), transport=end))
-    >>> for loop in loops:
-    ...     loop.join()
-    >>> [loop.share for loop in loops]
-    [0, 1]
     """
 
     def __init__(self) -> None:
-        self.discards: Callable[[RoundTag], bool] = _discard_none
-        self.tamper: Tamper = _deliver
+        self.discards: Callable[[RoundTag], bool] = lambda tag: False
+        self.tamper: Callable[[int, int, Tensor], Tensor] = lambda sender, to, payload: payload
         self.uninformed: set[str] = set()
         self.heal_by = "records"
         self.records: dict[int, RoundRecord] = {}
         self.shares: list[int] = []
         self._members: list[HubTransport] = []
-        self._broken = False
+        self.broken = False
         self._exchanges: dict[tuple[int, int], _HubExchange] = {}
         self._rounds = 0
         self._arrived: list[str] = []
@@ -80,11 +65,7 @@ class ElasticHub:
         self._phase = Phase.JOIN
 
     def connect(self, name: str) -> "HubTransport":
-        """A transport for one worker, which takes part once it is among the members.
-
-        Args:
-            name: of the worker, its own.
-        """
+        """A transport for one worker, which takes part once it is among the members."""
         return HubTransport(self, name)
 
     def set_members(self, *members: "HubTransport") -> None:
@@ -93,13 +74,12 @@ class ElasticHub:
         As if the group had been lost: what is under way counts for no worker.
         """
         self._members = list(members)
-        self._broken, self._arrived = True, []
-
-    # What the ends of this module call.
+        self.broken, self._arrived = True, []
 
     def begin_round(self, node: "HubTransport", phase: Phase) -> Generator[Answer, None, None]:
         """Settle the round of `node`, and heal it if it is behind."""
-        state = node.open_state()
+        state = node.state
+        assert state is not None
         state.progress(anew=True)
         if not self._arrived:
             self._open_round(state, phase)
@@ -110,36 +90,20 @@ class ElasticHub:
         if self._changed:
             node.group = self._rounds
         self.shares.append(self._dealt + node.rank)
-        yield Go(
-            RoundPlan(
-                changed=self._changed,
-                phase=self._phase,
-                joins=joins,
-                step=self._step,
-                names=[member.name for member in self._members],
-                dealt=self._dealt,
-            )
-        )
+        names = [member.name for member in self._members]
+        known = {"phase": self._phase, "step": self._step, "dealt": self._dealt, "names": names}
+        yield Go(RoundPlan(changed=self._changed, joins=joins, **known))
 
     def exchange_of(self, node: "HubTransport", tag: RoundTag) -> "_HubExchange":
         """The exchange that is next for `node`, which the first of its group begins."""
         key = (node.group, next(node.counter))
         exchange = self._exchanges.setdefault(key, _HubExchange(self, node.members, tag))
-        if (exchange.tag.what, exchange.tag.round) != (tag.what, tag.round):
-            raise ConfigurationError(
-                f"exchange {tag} as {node.name!r}",
-                because=f"the others exchange {exchange.tag}",
-                do="make the same calls in the same order on all workers",
-            )
+        assert (exchange.tag.what, exchange.tag.round) == (tag.what, tag.round), node.name
         return exchange
-
-    def break_group(self) -> None:
-        """Tell all members in the next round that they have a new group."""
-        self._broken = True
 
     def _open_round(self, state: SharedState, phase: Phase) -> None:
         self._rounds += 1
-        self._changed, self._broken = self._broken, False
+        self._changed, self.broken = self.broken, False
         self._phase, self._step = phase, state.progress().step
         known = [m.state.progress().dealt for m in self._members if m.state is not None]
         self._dealt = max([self._dealt, *known])
@@ -179,12 +143,10 @@ class HubTransport(Transport, Membership):
 
     @property
     def rank(self) -> int:
-        """This worker's place among those of the round."""
         return self.rank_in_round
 
     @property
     def world_size(self) -> int:
-        """The workers of the round."""
         return len(self.members)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
@@ -197,37 +159,28 @@ class HubTransport(Transport, Membership):
         running = RunningExchange(posts)
         if running.post is None:
             return FinishedRound(running)
-        return self.hub.exchange_of(self, tag).add(self.rank, running)
+        exchange = self.hub.exchange_of(self, tag)
+        exchange.running[self.rank] = running
+        return _HubRound(exchange, self.rank, running)
 
     is_fixed = False
 
     def join(self, state: SharedState) -> None:
-        """Let the hub read `state`."""
         self.state = state
 
-    def open_state(self) -> SharedState:
-        """The state that this worker joined with."""
-        assert self.state is not None
-        return self.state
-
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Begin the round that the hub decided on."""
         return self.hub.begin_round(self, phase)
 
     def member(self, rank: int) -> str:
-        """The name of worker `rank` of the round."""
         return self.members[rank].name
 
     def log_round(self, record: RoundRecord) -> None:
-        """Keep the round in `ElasticHub.records`."""
         self.hub.records.setdefault(record.version, record)
 
     def report(self, metrics: WorkerMetrics) -> None:
-        """Keep it in `metrics`."""
         self.metrics = metrics
 
     def leave(self) -> None:
-        """Count the call."""
         self.closes += 1
 
 
@@ -239,19 +192,9 @@ class _HubExchange:
         self.running: dict[int, RunningExchange[Any]] = {}
         self.error: ThinwireError | None = None
 
-    def add(self, rank: int, running: RunningExchange[T]) -> Round[T]:
-        self.running[rank] = running
-        return _HubRound(self, rank, running)
-
     def carry(self) -> None:
         """Carry all requests, unless that was done before."""
-        missing = [m.name for rank, m in enumerate(self.members) if rank not in self.running]
-        if missing:
-            raise ConfigurationError(
-                f"wait for {self.tag}",
-                because=f"{' and '.join(missing)} sent nothing",
-                do="call begin on all workers before finish on any: they share a thread",
-            )
+        assert len(self.running) == len(self.members), "call begin on all before finish on any"
         everyone = [self.running[rank] for rank in range(len(self.members))]
         try:
             if self.error is None and self.hub.discards(self.tag):
@@ -261,7 +204,7 @@ class _HubExchange:
                 for running, answer in zip(everyone, answers, strict=True):
                     running.answer(answer)
         except RoundDiscarded as error:
-            self.hub.break_group()
+            self.hub.broken = True
             self.error = error
         except ThinwireError as error:
             self.error = error
@@ -285,7 +228,7 @@ class _HubRound(Round[T]):
         if exchange.error is not None:
             raise exchange.error
         if exchange.members[self._rank].name in exchange.hub.uninformed:
-            exchange.hub.break_group()
+            exchange.hub.broken = True
             raise _discarded(exchange.tag, "the votes did not reach this worker")
         return self._running.finish()
 
@@ -293,17 +236,5 @@ class _HubRound(Round[T]):
         return None
 
 
-def _discard_none(tag: RoundTag) -> bool:
-    del tag
-    return False
-
-
-def _deliver(sender: int, to: int, payload: Tensor) -> Tensor:
-    del sender, to
-    return payload
-
-
 def _discarded(tag: RoundTag, because: str) -> RoundDiscarded:
-    return RoundDiscarded(
-        f"use {tag}", because=because, do="nothing: the next round sends it again"
-    )
+    return RoundDiscarded(f"use {tag}", because=because, do="nothing: it is sent again")

@@ -1,45 +1,24 @@
-"""Each preset as the loop one would write on a whiteboard: slow and obvious, for tests.
+"""Each preset as the loop one would write on a whiteboard: slow and obvious.
 
-Workers are a list, tensors are handled one by one, nothing is encoded. Tests compare the outer loop
-with these.
+Workers are a list, tensors are handled one by one, nothing is encoded. `build_model` makes the same
+model every time, `build_optimizer` the inner optimizer of a model, `loss` is of (model, step,
+worker), and only whole rounds of `sync_every` steps count. What `outer` and `sparsity` hold is what
+the first line of a loop takes them apart into. Returned are the outer parameters at the end; of
+each worker, if they differ.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _CHUNK = 4096
-_SIDE = 64
-
-BuildModel: TypeAlias = Callable[[], nn.Module]
-BuildOptimizer: TypeAlias = Callable[[nn.Module], torch.optim.Optimizer]
-Loss: TypeAlias = Callable[[nn.Module, int, int], Tensor]
 
 
-def reference_ddp(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-) -> list[Tensor]:
-    """Data parallelism: one model, the mean of the workers' gradients.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes its optimizer.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: inner steps.
-
-    Returns:
-        The parameters at the end.
-    """
+def reference_ddp(build_model, build_optimizer, loss, *, workers, steps):
+    """Data parallelism: one model, the mean of the workers' gradients."""
     model = build_model()
     optimizer = build_optimizer(model)
     for step in range(steps):
@@ -50,35 +29,13 @@ def reference_ddp(
     return [p.detach() for p in model.parameters()]
 
 
-def reference_diloco(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-    sync_every: int,
-    outer: tuple[float, float],
-) -> list[Tensor]:
+def reference_diloco(build_model, build_optimizer, loss, *, workers, steps, sync_every, outer):
     """DiLoCo with Nesterov momentum, and MuLoCo: the optimizer is the only difference.
 
     Source: DiLoCo (arXiv 2311.08105), Algorithm 1.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: inner steps; only whole rounds count.
-        sync_every: H.
-        outer: (eta, mu).
-
-    Returns:
-        The outer parameters theta at the end.
     """
     eta, mu = outer
-    replicas = [build_model() for _ in range(workers)]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, workers)
     theta = [p.detach().clone() for p in replicas[0].parameters()]
     momentum = [torch.zeros_like(p) for p in theta]
     for step in range(steps):
@@ -92,34 +49,14 @@ def reference_diloco(
 
 
 def reference_async_diloco(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    speeds: Sequence[float],
-    total_steps: int,
-    sync_every: int,
-    outer: tuple[float, float, int, float],
-) -> list[Tensor]:
+    build_model, build_optimizer, loss, *, speeds, total_steps, sync_every, outer
+):
     """Asynchronous DiLoCo: delayed Nesterov and dynamic local updates, without a grace period.
 
     Source: Asynchronous Local-SGD (arXiv 2401.09135).
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer, which it keeps.
-        loss: of (model, the worker's own count of steps, worker).
-        speeds: inner steps a second of each worker.
-        total_steps: inner steps of all workers together.
-        sync_every: H of the fastest worker.
-        outer: (eps, beta, N, c).
-
-    Returns:
-        The server's parameters theta at the end.
     """
     eps, beta, every, c = outer
-    replicas = [build_model() for _ in speeds]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, len(speeds))
     theta = [p.detach().clone() for p in replicas[0].parameters()]
     m, s = ([torch.zeros_like(p) for p in theta] for _ in range(2))
     taken, arrivals, left = [0] * len(speeds), 0, total_steps
@@ -153,37 +90,15 @@ def reference_async_diloco(
     return theta
 
 
-def reference_noloco(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    steps: int,
-    sync_every: int,
-    outer: tuple[float, float, float],
-    groups: Callable[[int], Sequence[Sequence[int]]],
-) -> list[list[Tensor]]:
+def reference_noloco(build_model, build_optimizer, loss, *, steps, sync_every, outer, groups):
     """NoLoCo with both vectors of the paper: mean pseudo-gradient, and pull to the mean anchor.
 
     Source: NoLoCo (arXiv 2506.10911), eq. 1 and 2, with the pseudo-gradient of the sign of its
     proof and its code.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer.
-        loss: of (model, step, worker).
-        steps: inner steps; only whole rounds count.
-        sync_every: H.
-        outer: (eta, mu, gamma).
-        groups: of a round, counted from 1: the workers of each, every worker once.
-
-    Returns:
-        The outer parameters phi of every worker at the end.
     """
     eta, mu, gamma = outer
     workers = sum(map(len, groups(1)))
-    replicas = [build_model() for _ in range(workers)]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, workers)
     phi = [[p.detach().clone() for p in replica.parameters()] for replica in replicas]
     momentum = [[torch.zeros_like(p) for p in anchor] for anchor in phi]
     for step in range(steps):
@@ -205,40 +120,17 @@ def reference_noloco(
 
 
 def reference_sparseloco(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-    sync_every: int,
-    sparsity: tuple[int, float],
-    over_senders: bool = True,
-) -> list[Tensor]:
+    build_model, build_optimizer, loss, *, workers, steps, sync_every, sparsity, over_senders=True
+):
     """SparseLoCo with outer learning rate 1 and values in full precision; sparse MuLoCo with Muon.
 
     Only for models whose tensors all have fewer than 4096 elements: then chunks are runs of 4096 of
     all parameters laid one after the other.
 
     Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; its released code for the mean over senders.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: inner steps; only whole rounds count.
-        sync_every: H.
-        sparsity: (k of 4096, beta).
-        over_senders: whether a number is divided by the workers that sent it, as released, or by
-            all K, as in the paper's formula.
-
-    Returns:
-        The outer parameters theta at the end, as one vector.
     """
     k, beta = sparsity
-    replicas = [build_model() for _ in range(workers)]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, workers)
     theta = _flat(replicas[0])
     residuals = [torch.zeros_like(theta) for _ in replicas]
     for step in range(steps):
@@ -252,16 +144,17 @@ def reference_sparseloco(
             together = torch.stack(sent)
             senders = (together != 0).sum(0).clamp(min=1) if over_senders else workers
             theta = theta - together.sum(0) / senders
-            _restart(_like(theta, replicas[0]), replicas)
+            for replica in replicas:
+                nn.utils.vector_to_parameters(theta.clone(), replica.parameters())
     return [theta]
 
 
-def _inner_step(
-    replicas: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    loss: Loss,
-    step: int,
-) -> None:
+def _workers(build_model, build_optimizer, count):
+    replicas = [build_model() for _ in range(count)]
+    return replicas, [build_optimizer(replica) for replica in replicas]
+
+
+def _inner_step(replicas, optimizers, loss, step):
     for worker, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
         loss(replica, step, worker).backward()
         optimizer.step()
@@ -272,11 +165,6 @@ def _flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _like(flat: Tensor, model: nn.Module) -> list[Tensor]:
-    parts = flat.split([p.numel() for p in model.parameters()])
-    return [part.view_as(p) for part, p in zip(parts, model.parameters(), strict=True)]
-
-
 def _top(chunk: Tensor, k: int) -> Tensor:
     """All but the largest numbers zero: k of 4096 are kept, at least one; ties to the first."""
     count = max(1, int(k * len(chunk) / _CHUNK + 0.5))
@@ -285,11 +173,8 @@ def _top(chunk: Tensor, k: int) -> Tensor:
 
 
 def _mean_displacement(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> list[Tensor]:
-    deltas = [
-        [t - p.detach() for t, p in zip(theta, replica.parameters(), strict=True)]
-        for replica in replicas
-    ]
-    return [torch.stack(same).mean(0) for same in zip(*deltas, strict=True)]
+    live = [list(replica.parameters()) for replica in replicas]
+    return [torch.stack([t - ps[i].detach() for ps in live]).mean(0) for i, t in enumerate(theta)]
 
 
 @torch.no_grad()
@@ -299,31 +184,16 @@ def _restart(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> None:
             parameter.copy_(value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReleasedRound:
-    """A round of `reference_released_sparseloco`; each list has an entry for every matrix.
+class ReleasedRound(NamedTuple):
+    """A round of `reference_released_sparseloco`; each list has an entry for every matrix."""
 
-    Args:
-        sent: by worker, which numbers it sent: bool.
-        update: what the workers' numbers became together.
-        residuals: by worker, its feedback after the round.
-        theta: the outer parameters after the round.
-    """
-
-    sent: list[list[Tensor]]
+    sent: list[list[Tensor]]  # by worker, which numbers it sent: bool
     update: list[Tensor]
-    residuals: list[list[Tensor]]
+    residuals: list[list[Tensor]]  # by worker, its feedback after the round
     theta: list[Tensor]
 
 
-def reference_released_sparseloco(
-    theta: Sequence[Tensor],
-    deltas: Sequence[Sequence[Sequence[Tensor]]],
-    *,
-    k: int,
-    decay: float = 0.95,
-    quantised: bool = False,
-) -> Iterator[ReleasedRound]:
+def reference_released_sparseloco(theta, deltas, *, k, decay=0.95, quantised=False):
     """The outer step of SparseLoCo's released code on given displacements.
 
     For every matrix by itself: e = decay e + Delta; of each 64x64 block the k largest numbers are
@@ -331,13 +201,6 @@ def reference_released_sparseloco(
     that sent it, 0 where none did; theta = theta - update. A sent zero counts as sent.
 
     Source: SparseLoCo's released code (arXiv 2508.15706), outer learning rate 1.
-
-    Args:
-        theta: matrices whose sides are multiples of 64, fp32.
-        deltas: by round, worker and matrix, how far the worker moves from theta.
-        k: numbers of each block.
-        decay: of the feedback.
-        quantised: whether the numbers that a worker sends of a matrix are rounded to four levels.
     """
     theta = list(theta)
     feedback = [[torch.zeros_like(t) for t in theta] for _ in deltas[0]]
@@ -365,12 +228,11 @@ def reference_released_sparseloco(
 def _largest_of_blocks(matrix: Tensor, k: int) -> Tensor:
     """Which numbers are among the k largest of their 64x64 block: bool; ties to the first."""
     chosen = torch.zeros_like(matrix, dtype=torch.bool)
-    for row in range(0, matrix.shape[0], _SIDE):
-        for column in range(0, matrix.shape[1], _SIDE):
-            block = matrix[row : row + _SIDE, column : column + _SIDE].flatten()
-            places = block.abs().sort(descending=True, stable=True).indices[:k]
-            inside = torch.zeros_like(block, dtype=torch.bool).scatter(0, places, value=True)
-            chosen[row : row + _SIDE, column : column + _SIDE] = inside.view(_SIDE, _SIDE)
+    for place in _blocks(matrix):
+        block = matrix[place].flatten()
+        places = block.abs().sort(descending=True, stable=True).indices[:k]
+        inside = torch.zeros_like(block, dtype=torch.bool).scatter(0, places, value=True)
+        chosen[place] = inside.view_as(matrix[place])
     return chosen
 
 
@@ -386,33 +248,12 @@ def _in_two_bits(numbers: Tensor) -> Tensor:
     return rounded
 
 
-def reference_demo(
-    build_model: BuildModel,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-    sparsity: tuple[int, float],
-    rate: Callable[[int], float],
-    rate_in_momentum: bool = False,
-) -> list[Tensor]:
+def reference_demo(build_model, loss, *, workers, steps, sparsity, rate, rate_in_momentum=False):
     """DeMo without weight decay and with values in full precision, in fp64.
 
     Only for models of matrices whose sides are multiples of 64.
 
     Source: DeMo (arXiv 2411.19870), its released code.
-
-    Args:
-        build_model: makes the same model every time.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: of training; each is a round.
-        sparsity: (k of each 64x64 block, beta).
-        rate: learning rate of a step.
-        rate_in_momentum: whether m = beta m + lr g, as in the released code, or beta m + g.
-
-    Returns:
-        The parameters at the end.
     """
     (k, beta), model = sparsity, build_model()
     theta = list(model.parameters())
@@ -439,34 +280,14 @@ def reference_demo(
 
 
 def reference_decoupled_momentum(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-    sync_every: int,
-    outer: tuple[int, float, float],
-) -> list[list[Tensor]]:
+    build_model, build_optimizer, loss, *, workers, steps, sync_every, outer
+):
     """Decoupled momentum with values in full precision; see `reference_demo` for the models.
 
     Source: the code released with arXiv 2510.03371.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: inner steps; only whole rounds count.
-        sync_every: H.
-        outer: (k of each 64x64 block, eta, beta).
-
-    Returns:
-        The outer parameters of each worker at the end.
     """
     k, eta, beta = outer
-    replicas = [build_model() for _ in range(workers)]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, workers)
     anchors = [[p.detach().double() for p in replica.parameters()] for replica in replicas]
     momenta = [[torch.zeros_like(p) for p in own] for own in anchors]
     for step in range(steps):
@@ -513,36 +334,14 @@ def _top_of(block: Tensor, k: int) -> Tensor:
 
 
 def reference_streaming(
-    build_model: BuildModel,
-    build_optimizer: BuildOptimizer,
-    loss: Loss,
-    *,
-    workers: int,
-    steps: int,
-    schedule: tuple[int, int, float],
-    fragments: Sequence[tuple[int, Sequence[int]]],
-    eta: float,
-) -> list[Tensor]:
+    build_model, build_optimizer, loss, *, workers, steps, schedule, fragments, eta
+):
     """Streaming DiLoCo with outer SGD and full precision, as its algorithm stands.
 
     Source: Streaming DiLoCo (arXiv 2501.18512), Algorithm 2.
-
-    Args:
-        build_model: makes the same model every time.
-        build_optimizer: makes a worker's optimizer.
-        loss: of (model, step, worker).
-        workers: K.
-        steps: inner steps; what is in flight at the end is lost.
-        schedule: (H, tau, alpha).
-        fragments: (t_p, places of its parameters in `model.parameters()`).
-        eta: outer learning rate.
-
-    Returns:
-        The outer parameters theta at the end.
     """
     h, tau, alpha = schedule
-    replicas = [build_model() for _ in range(workers)]
-    optimizers = [build_optimizer(replica) for replica in replicas]
+    replicas, optimizers = _workers(build_model, build_optimizer, workers)
     live = [list(replica.parameters()) for replica in replicas]
     theta = [p.detach().clone() for p in live[0]]
     travelling: dict[int, Tensor] = {}
