@@ -35,7 +35,7 @@ check: .venv/.ready  ## check format, lint, types, and import direction
 	$(BIN)/lint-imports --no-logo
 
 bench: .venv/.ready  ## measure this machine: ratios against named baselines
-	$(BIN)/thinwire bench --out benchmarks/results
+	$(BIN)/python benchmarks/bench.py --out benchmarks/results
 
 package: .venv/.ready  ## build sdist and wheel into dist/, and check both as an index would
 	rm -rf build dist

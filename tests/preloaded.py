@@ -9,7 +9,7 @@ import elastic_worker  # noqa: F401
 import thinwire
 
 # What needs more than the tests of a run do, or is another device's.
-_LEFT_OUT = ("__main__", "bench", "integrations", "report", "triton", "gpu")
+_LEFT_OUT = ("__main__", "integrations", "report", "triton", "gpu")
 
 # Commands import what they need when they run: here they have run already.
 for module in pkgutil.walk_packages(list(thinwire.__path__), "thinwire."):

@@ -19,7 +19,7 @@ SLOW = {"torch", "numpy", "transformers", "datasets"}
 PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "8", "--step-time", "1s"]
 PLAN += ["--bandwidth", "1Gbit/s"]
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-COMMANDS = ["train", "compare", "plan", "report", "bench", "serve", "work", "lighthouse", "status"]
+COMMANDS = ["train", "compare", "plan", "report", "serve", "work", "lighthouse", "status"]
 COMMANDS += ["doctor"]
 
 
@@ -134,7 +134,7 @@ def same_answer(arguments: list[str], folder: Path) -> set[str]:
     return set(modules.read_text().split())
 
 
-@pytest.mark.slow_cases("bench", "doctor", "lighthouse", "serve", "status", "work")
+@pytest.mark.slow_cases("doctor", "lighthouse", "serve", "status", "work")
 @pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)], ids=" ".join)
 def test_help_comes_without_torch(tmp_path, arguments: list[str]) -> None:
     loaded = same_answer([*arguments, "--help"], tmp_path)
@@ -164,7 +164,6 @@ def test_help_comes_without_torch(tmp_path, arguments: list[str]) -> None:
         [*PLAN, "--methods", "diloco:bits=2"],
         [*PLAN, "--sync-every", "1e18"],
         ["report", "nowhere"],
-        ["bench", "nothing"],
         ["serve", "--bind", "a..b:0"],
         ["lighthouse", "--bind", "a..b:0"],
         ["status", "node:port", "--token-file", "missing.txt"],

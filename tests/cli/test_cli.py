@@ -27,7 +27,6 @@ FLAGS = {
         put-price sealed step-time sweep sync-every target tokens tokens-per-step topology
         traffic-price up worker-price workers""",
     "report": "out watch",
-    "bench": "out",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
         token-file""",
     "status": "json run-name token-file watch",
@@ -237,7 +236,6 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
         (["train", "diloco"], "'diloco'"),
         (["train", "--out", ""], "--out that is empty"),
         (["train", "--out="], "--out that is empty"),
-        (["bench", "codec"], "did you mean 'codecs'"),
         (["work", "h:1"], "without --worker"),
         (["status"], "without TICKET|URL"),
         (["report"], "without FOLDER...; because the command needs it: Of runs, or of folders"),

@@ -22,7 +22,6 @@ METHODS = ROOT / "docs" / "methods"
 PUBLIC = (
     "thinwire",
     "thinwire.asynchronous",
-    "thinwire.bench",
     "thinwire.codecs",
     "thinwire.doctor",
     "thinwire.errors",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from thinwire.bench.temporaries import peak_temporary_nbytes
+from speed.measuring import peak_temporary_nbytes
 from thinwire.errors import ConfigurationError
 from thinwire.optim import (
     PAPER_COEFFICIENTS,

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Union, cast
 import tyro
 
 from thinwire.cli.asynchronous import ServeCommand, WorkCommand
-from thinwire.cli.bench import BenchCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.extras import install_text
@@ -32,7 +31,6 @@ _GROUPS: Final[Mapping[str, Mapping[str, type]]] = {
         "compare": CompareCommand,
         "report": ReportCommand,
         "plan": PlanCommand,
-        "bench": BenchCommand,
     },
     "workers that come and go, over the internet": {
         "lighthouse": LighthouseCommand,

@@ -65,7 +65,7 @@ class JobFlags:
     step_time: _Duration = None
     """Of an inner step, such as 0.8s."""
     encode_time: _Duration = None
-    """Of a parameter, such as 7ns, before it is sent: thinwire bench codecs measures it."""
+    """Of a parameter, such as 7ns, before it is sent: benchmarks/bench.py codecs measures it."""
     decode_time: _Duration = None
     """Of a parameter in one worker's payload."""
     accelerator: _Accelerator = None

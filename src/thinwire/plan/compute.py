@@ -57,7 +57,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """Seconds to make messages and to use them: `thinwire bench codecs` measures them.
+    """Seconds to make messages and to use them: `benchmarks/bench.py codecs` measures them.
 
     Args:
         encode_s_per_parameter: with error feedback.
@@ -83,7 +83,7 @@ class Coding:
                 raise ConfigurationError(
                     f"plan with {name}_s_per_parameter={seconds:g}",
                     because="it is a time in seconds, and cannot be negative or infinite",
-                    do="pass 0 or more, as measured by thinwire bench codecs",
+                    do="pass 0 or more, as measured by benchmarks/bench.py codecs",
                 )
 
     def encode_s(self, parameters: float) -> float:

@@ -1,17 +1,17 @@
 """Workers whose training is noise: what a round costs is then the round's alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.bench.temporaries import peak_temporary_nbytes
-from thinwire.method import Method
-from thinwire.outer_loop import OuterLoop
-from thinwire.transport import in_process
+from speed.measuring import peak_temporary_nbytes
+from thinwire import Method, OuterLoop
+from thinwire.testing.faults import Change, tampered
+from thinwire.transport import Request, in_process
 from thinwire.transport.base import (
     Announce,
     Requests,
@@ -124,7 +124,7 @@ class ObservedWorker:
         build: makes the same model at each call.
         method: of all.
         count: K.
-        prepare: done to every model, before its optimizer and loop are built.
+        prepare: done to this worker's model, before its optimizer and loop are built.
     """
 
     def __init__(
@@ -135,24 +135,25 @@ class ObservedWorker:
         *,
         prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
     ) -> None:
-        self._recorded = recorded = _Recorded(in_process(count))
+        answers: list[list[Any]] = []
+        first, *others = in_process(count)
         self._models = [build() for _ in range(count)]
-        ends = recorded.ends
-        self._twins = [_loop(m, method, end) for m, end in zip(self._models, ends, strict=True)]
+        ends = zip(self._models, [_Noting(first, answers), *others], strict=True)
+        self.twins = [_loop(model, method, end) for model, end in ends]
         self.model = prepare(build())
-        self.loop = _loop(self.model, method, _Replayed(recorded.answers, count))
+        self.loop = _loop(self.model, method, _Replayed(answers, count))
         self._steps = 0
 
     def train(self) -> None:
         """One inner step of this worker, and one of the others with their round."""
         self._steps += 1
-        seeds = range(len(self._twins) * self._steps, len(self._twins) * (self._steps + 1))
-        for model, twin, seed in zip(self._models, self._twins, seeds, strict=True):
+        seeds = range(len(self.twins) * self._steps, len(self.twins) * (self._steps + 1))
+        for model, twin, seed in zip(self._models, self.twins, seeds, strict=True):
             train_on_noise(model, twin.optimizers[0], seed=seed)
         train_on_noise(self.model, self.loop.optimizers[0], seed=seeds[0])
-        for twin in self._twins:
+        for twin in self.twins:
             twin.begin()
-        for twin in self._twins:
+        for twin in self.twins:
             twin.finish()
 
     def temporaries(self, half: Callable[[], None]) -> int:
@@ -167,33 +168,26 @@ def _loop(model: nn.Module, method: Method, transport: Transport) -> OuterLoop:
     return OuterLoop(model, optimizer, method, transport=transport)
 
 
-class _Recorded:
-    """Transports of which the first notes the answers that its exchanges get."""
-
-    def __init__(self, ends: list[Transport]) -> None:
-        self.answers: list[list[Any]] = []
-        self.ends = [_Noting(ends[0], self.answers), *ends[1:]]
-
-
 class _Noting(WrappedTransport):
+    """Notes the answers that its exchanges get."""
+
     def __init__(self, inner: Transport, answers: list[list[Any]]) -> None:
         super().__init__(inner)
         self._answers = answers
 
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        self._answers.append([])
-        return self._inner.run(_noting(requests, self._answers[-1]), tag)
+        noted = _Noted()
+        self._answers.append(noted.answers)
+        return self._inner.run(tampered(requests, noted), tag)
 
 
-def _noting(requests: Requests[T], answers: list[Any]) -> Generator[Any, Any, T]:
-    answer = None
-    while True:
-        try:
-            request = requests.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = yield request
-        answers.append(answer)
+class _Noted(Change):
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def arrived(self, request: Request, answer: Any) -> Any:
+        self.answers.append(answer)
+        return answer
 
 
 class _Replayed(Transport):

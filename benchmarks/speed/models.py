@@ -41,25 +41,37 @@ def llama(*, vocabulary: int = 32_000, width: int = 512, layers: int = 8) -> nn.
     (19596800, 11)
     """
     inner = width * 11 // 4
-    square, widen, narrow = (width, width), (inner, width), (width, inner)
+    square, widen, narrow = (width, width), (width, inner), (inner, width)
+
+    def layer() -> nn.Module:
+        matrices = [nn.Linear(*s, bias=False) for s in (*[square] * 4, widen, widen, narrow)]
+        return nn.ModuleList([*matrices, nn.RMSNorm(width), nn.RMSNorm(width)])
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Module()
         model.embed = nn.Embedding(vocabulary, width)
-        model.layers = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    *(
-                        nn.Linear(columns, rows, bias=False)
-                        for rows, columns in (*[square] * 4, *[widen] * 2, narrow)
-                    ),
-                    *(nn.RMSNorm(width) for _ in range(2)),
-                ]
-            )
-            for _ in range(layers)
-        )
+        model.layers = nn.ModuleList(layer() for _ in range(layers))
         model.norm = nn.RMSNorm(width)
         return model
+
+
+def ragged(*, tensors: int, parameters: int) -> nn.Module:
+    """A stack of as many matrices of sizes that no chunk divides; the same at each call.
+
+    Args:
+        tensors: how many.
+        parameters: of all of them, about.
+
+    >>> [tuple(p.shape) for p in ragged(tensors=3, parameters=3000).parameters()]
+    [(7, 142), (7, 143), (7, 144)]
+    """
+    columns = parameters // tensors // 7
+    generator = torch.Generator().manual_seed(0)
+    layers = [nn.Linear(columns + number % 5, 7, bias=False) for number in range(tensors)]
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=0.02, generator=generator)
+    return nn.Sequential(*layers)
 
 
 def heavy_tailed(numel: int, *, seed: int) -> Tensor:

@@ -1,31 +1,26 @@
 """A round of DiLoCo as it is usually written: what the outer loop is timed against.
 
 They check nothing: neither that numbers are finite, nor that messages are whole or anchors equal.
+The method's outer optimizer is Nesterov SGD, and all else DiLoCo's.
 """
 
+import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.bench.workers import Rounds
-from thinwire.elastic.torchft import load
-from thinwire.method import Method
-from thinwire.outer import SGD
+from speed.workers import Rounds
+from thinwire import Method
 
-_BLOCK = 1 << 18
-_TORCH: Any = torch  # whose _foreach operations are private by name alone
+BLOCK = 1 << 18
+TORCH: Any = torch  # whose _foreach operations are private by name alone
 
 
 class TorchForeach(Rounds):
-    """torch._foreach over the tensors of the model, with nothing allocated in a round.
-
-    Args:
-        build: makes the same model at each call.
-        method: whose outer optimizer is Nesterov SGD; all else is DiLoCo's.
-        workers: K, one after the other.
-    """
+    """torch._foreach over the tensors of the model, with nothing allocated in a round."""
 
     name = "torch._foreach"
 
@@ -34,41 +29,35 @@ class TorchForeach(Rounds):
         self._lr, self._momentum = _settings(method, workers)
         self._live = [[p.detach() for p in model.parameters()] for model in self.models]
         self._anchors = [[p.clone() for p in live] for live in self._live]
-        self._momenta = [[torch.zeros_like(p) for p in live] for live in self._live]
-        self._deltas = [[torch.zeros_like(p) for p in live] for live in self._live]
+        self._momenta, self._deltas = (
+            [[torch.zeros_like(p) for p in live] for live in self._live] for _ in range(2)
+        )
         self._means = [torch.zeros_like(p) for p in self._live[0]]
 
     def begin(self) -> None:
         """delta = anchor - local."""
         for anchor, live, delta in zip(self._anchors, self._live, self._deltas, strict=True):
-            _TORCH._foreach_copy_(delta, anchor)
-            _TORCH._foreach_sub_(delta, live)
+            TORCH._foreach_copy_(delta, anchor)
+            TORCH._foreach_sub_(delta, live)
 
     def finish(self) -> None:
         """m = mu m + mean; anchor = anchor - lr (mean + mu m)."""
-        weight = 1.0 / len(self.models)
-        mean = self._means
+        weight, mean = 1.0 / len(self.models), self._means
         for anchor, live, m in zip(self._anchors, self._live, self._momenta, strict=True):
-            _TORCH._foreach_copy_(mean, self._deltas[0])
-            _TORCH._foreach_mul_(mean, weight)
+            TORCH._foreach_copy_(mean, self._deltas[0])
+            TORCH._foreach_mul_(mean, weight)
             for delta in self._deltas[1:]:
-                _TORCH._foreach_add_(mean, delta, alpha=weight)
-            _TORCH._foreach_mul_(m, self._momentum)
-            _TORCH._foreach_add_(m, mean)
-            _TORCH._foreach_add_(mean, m, alpha=self._momentum)
-            _TORCH._foreach_mul_(mean, -self._lr)
-            _TORCH._foreach_add_(anchor, mean)
-            _TORCH._foreach_copy_(live, anchor)
+                TORCH._foreach_add_(mean, delta, alpha=weight)
+            TORCH._foreach_mul_(m, self._momentum)
+            TORCH._foreach_add_(m, mean)
+            TORCH._foreach_add_(mean, m, alpha=self._momentum)
+            TORCH._foreach_mul_(mean, -self._lr)
+            TORCH._foreach_add_(anchor, mean)
+            TORCH._foreach_copy_(live, anchor)
 
 
 class TorchBlocks(Rounds):
-    """Vectors that are kept, a block at a time through all operations while it is in the cache.
-
-    Args:
-        build: makes the same model at each call.
-        method: whose outer optimizer is Nesterov SGD; all else is DiLoCo's.
-        workers: K, one after the other.
-    """
+    """Vectors that are kept, a block at a time through all operations while it is in the cache."""
 
     name = "torch in blocks"
 
@@ -77,9 +66,10 @@ class TorchBlocks(Rounds):
         self._lr, self._momentum = _settings(method, workers)
         self._live = [[p.detach().view(-1) for p in model.parameters()] for model in self.models]
         self._anchors = [torch.cat(live) for live in self._live]
-        self._momenta = [torch.zeros_like(anchor) for anchor in self._anchors]
-        self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]
-        self._mean = torch.zeros(_BLOCK)
+        self._momenta, self._deltas = (
+            [torch.zeros_like(anchor) for anchor in self._anchors] for _ in range(2)
+        )
+        self._mean = torch.zeros(BLOCK)
 
     def begin(self) -> None:
         """delta = anchor - local."""
@@ -101,24 +91,20 @@ class TorchBlocks(Rounds):
 
 
 def _pieces(live: list[Tensor], *flats: Tensor) -> list[tuple[Tensor, ...]]:
-    """TorchBlocks of every tensor, with the same places of the vectors."""
+    """Blocks of every tensor, with the same places of the vectors."""
     shares = zip(live, *(flat.split([len(p) for p in live]) for flat in flats), strict=True)
     return [
         block
         for share in shares
-        for block in zip(*(part.split(_BLOCK) for part in share), strict=True)
+        for block in zip(*(part.split(BLOCK) for part in share), strict=True)
     ]
 
 
 class TorchFT(Rounds):
     """torchft's fragment of DiLoCo that holds the whole model, K=1.
 
-    Args:
-        build: makes the same model at each call.
-        method: whose outer optimizer is Nesterov SGD; all else is DiLoCo's.
-
     Raises:
-        ConfigurationError: torchft is not installed.
+        ImportError: torchft is not installed.
 
     Source: torchft 0.2, `torchft.local_sgd`.
     """
@@ -127,11 +113,15 @@ class TorchFT(Rounds):
 
     def __init__(self, build: Callable[[], nn.Module], method: Method) -> None:
         super().__init__([build()])
+        # Read when torchft is imported, which logs every request otherwise.
+        os.environ.setdefault("RUST_LOG", "error")
+        torchft: Any = importlib.import_module("torchft.local_sgd")
         lr, momentum = _settings(method, 1)
         (model,) = self.models
         outer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, nesterov=True)
-        fragment: Any = load("local_sgd")._StreamingDiLoCoFragment
-        self._fragment = fragment(_Manager(), model, 0, 0, self.optimizers[0], outer, 1)
+        self._fragment = torchft._StreamingDiLoCoFragment(
+            _Manager(), model, 0, 0, self.optimizers[0], outer, 1
+        )
         self._fragment.save_parameters()
 
     def begin(self) -> None:
@@ -147,7 +137,6 @@ class _Manager:
     """What torchft's fragment asks of its manager, for one worker without a network."""
 
     def allreduce(self, tensor: Tensor, **_: object) -> "_Manager":
-        del tensor
         return self
 
     def wait(self) -> None:
@@ -158,7 +147,7 @@ class _Manager:
 
 
 def _settings(method: Method, workers: int) -> tuple[float, float]:
-    outer = method.outer.at(workers)  # pyright: ignore[reportAttributeAccessIssue]
-    assert isinstance(outer, SGD)
+    outer: Any = method.outer
+    outer = outer.at(workers)
     assert outer.nesterov
     return outer.lr, outer.momentum

@@ -1,0 +1,164 @@
+"""What a kernel makes of the memory's bandwidth: the bytes it must move, beside a copy.
+
+encode    reads e and Delta and writes e, 12 bytes a number, and writes the records
+mean      of R workers: reads their records, reads and writes the mean, 8 bytes a number;
+          of Top-k only the sectors of 32 bytes that hold a number sent
+
+Each is timed by the device's own clock, in turns with a copy of as many numbers.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from speed.measuring import Report, Table, seconds
+from speed.models import heavy_tailed
+from thinwire.codecs import E3M0, Quantise, SignLevels, SignMean, TopK
+from thinwire.codecs.kernels import find_kernel, kernel_backend
+from thinwire.codecs.row_format import GroupedCodec, RoundKey
+from thinwire.errors import ConfigurationError
+from thinwire.fragments.layout import CHUNK
+
+DECAY = 0.95
+SECTOR_NBYTES = 32
+TORCH_ROWS = 256  # as many as torch's path takes at once
+COMPARED: tuple[GroupedCodec, ...] = (
+    TopK(k=64, values=SignLevels()),
+    TopK(k=64, values=SignMean()),
+    *(Quantise(bits=bits) for bits in (1, 2, 4, 8)),
+    E3M0(),
+)
+
+
+def gpu_kernels(
+    *,
+    device: torch.device | None = None,
+    chunks: int = 2**15,
+    compared: Sequence[GroupedCodec] = COMPARED,
+    workers: int = 8,
+    repeats: int = 20,
+) -> Report:
+    """Time every kernel on 134M numbers, which no cache holds.
+
+    Args:
+        device: the current GPU, unless it is given.
+        chunks: of 4096 numbers.
+        compared: codecs.
+        workers: R.
+        repeats: of each.
+
+    Raises:
+        ConfigurationError: the device has no kernels.
+    """
+    device = torch.device("cuda") if device is None else device
+    backend = kernel_backend(device)
+    if backend == "torch":
+        raise ConfigurationError(
+            f"measure kernels on {device.type}",
+            because="no backend has any for it",
+            do="install numba for a CPU, or torch with CUDA, which brings triton, for a GPU",
+        )
+    setting = _Setting(device=device, chunks=chunks, workers=workers, repeats=repeats)
+    rows = [row for codec in compared for row in setting.measure(codec)]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    data = {"device": name, "backend": backend, "parameters": chunks * CHUNK, "workers": workers}
+    table = Table(
+        f"{name}, {backend}, {chunks * CHUNK:,} numbers: bandwidth, its share of a copy's, and "
+        f"speed over torch's path; means are of {workers}",
+        ("format", "work", "GB/s", "of copy", "over torch"),
+        [
+            (
+                *(row["name"], row["work"], f"{row['bandwidth_bytes_per_s'] / 1e9:.0f}"),
+                *(f"{row['share_of_copy']:.2f}", f"{row['speed_over_torch']:.1f}"),
+            )
+            for row in rows
+        ],
+    )
+    return Report(data | {"rows": rows}, [table])
+
+
+class _Setting:
+    """Same for all kernels: the vectors, and the clock."""
+
+    def __init__(self, *, device: torch.device, chunks: int, workers: int, repeats: int) -> None:
+        self._workers, self._repeats = workers, repeats
+        # The same 16 MiB again and again: drawing all of them would take longer than all the rest.
+        part = heavy_tailed(min(chunks, 1024) * CHUNK, seed=0).to(device).view(-1, CHUNK)
+        self._delta = part.repeat(-(-chunks // len(part)), 1)[:chunks].contiguous()
+        self._e, self._mean = torch.zeros_like(self._delta), torch.zeros_like(self._delta)
+        self._seconds = _seconds_on_gpu if device.type == "cuda" else seconds
+
+    def measure(self, codec: GroupedCodec) -> list[dict[str, Any]]:
+        """Encode, then the mean of what was encoded; nothing where there is no kernel."""
+        e, delta, out, workers = self._e, self._delta, self._mean, self._workers
+        rows = codec.row_format()
+        kernel = find_kernel(rows, CHUNK, delta.device)
+        if kernel is None:
+            return []
+        nbytes = (len(delta), rows.nbytes(CHUNK))
+        records = torch.empty(nbytes, dtype=torch.uint8, device=delta.device)
+        parts = [slice(begin, begin + TORCH_ROWS) for begin in range(0, len(delta), TORCH_ROWS)]
+
+        def encode_by_torch() -> None:
+            for part in parts:
+                wanted = e[part].mul_(DECAY).add_(delta[part])
+                records[part], sent = rows.write(wanted, RoundKey())
+                sent.add_to(wanted, weight=-1.0)
+
+        def add_by_torch() -> None:
+            for part in parts:
+                for numbers in rows.read([records[part]] * workers, CHUNK, RoundKey()):
+                    numbers.add_to(out[part], weight=1.0 / workers)
+
+        e.zero_()
+        encode = self._times(
+            lambda: kernel.encode(e, records, delta=delta, decay=DECAY),
+            encode_by_torch,
+            moved_nbytes=3 * delta.nbytes + records.nbytes,
+        )
+        added_nbytes = 2 * delta.nbytes
+        if isinstance(codec, TopK):
+            added_nbytes = workers * len(delta) * codec.k * 2 * SECTOR_NBYTES
+        mean = self._times(
+            lambda: kernel.add_to(out, [records] * workers, weight=1.0 / workers),
+            add_by_torch,
+            moved_nbytes=workers * records.nbytes + added_nbytes,
+        )
+        works = (("encode", encode), ("mean", mean))
+        return [{"name": rows.id, "work": work} | times for work, times in works]
+
+    def _times(
+        self, ours: Callable[[], object], by_torch: Callable[[], None], *, moved_nbytes: int
+    ) -> dict[str, Any]:
+        """Each repetition of the kernel and of a copy, in turns, and torch's own path, once."""
+        ours()  # compiles
+        pairs = [
+            (self._seconds(ours), self._seconds(lambda: self._mean.copy_(self._delta)))
+            for _ in range(self._repeats)
+        ]
+        by_torch()
+        kernel_s, copy_s = ([pair[i] for pair in pairs] for i in range(2))
+        torch_s, taken_s = self._seconds(by_torch), statistics.median(kernel_s)
+        copied_bytes_per_s = 2 * self._delta.nbytes / statistics.median(copy_s)
+        return {
+            "moved_nbytes": moved_nbytes,
+            "kernel_s": kernel_s,
+            "copy_s": copy_s,
+            "torch_s": torch_s,
+            "bandwidth_bytes_per_s": moved_nbytes / taken_s,
+            "share_of_copy": moved_nbytes / taken_s / copied_bytes_per_s,
+            "speed_over_torch": torch_s / taken_s,
+        }
+
+
+def _seconds_on_gpu(work: Callable[[], object]) -> float:
+    """How long the device takes for one call, launches included where it waits for them."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3

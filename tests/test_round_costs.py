@@ -1,0 +1,88 @@
+"""What a worker's round may cost: temporaries beside state and payload, kernels, bytes."""
+
+import itertools
+from collections import defaultdict
+from functools import partial
+
+import pytest
+import torch
+
+import thinwire as tw
+from speed.measuring import peak_temporary_nbytes
+from speed.models import gpt2, llama
+from speed.round_costs import round_memory, round_scaling, with_short_rounds
+from speed.workers import ObservedWorker
+from thinwire import codecs
+from thinwire.exchange.message import HEADER_NBYTES
+from thinwire.fragments.layout import Layout
+
+PROMISED = 4.0
+"""Bytes a parameter of the largest fragment."""
+
+
+# Of two workers the longer contribution is scaled.
+CLIPPED = ["diloco:clip_norms=1", "muloco:bits=2:clip_norms=1:drop_outliers=10"]
+
+
+@pytest.mark.slow_cases("decoupled", "demo", "diloco:clip", "muloco:bits=2:clip", "sparse_muloco")
+@pytest.mark.parametrize("method", [*tw.presets.names(), "muloco:bits=2", *CLIPPED])
+def test_a_round_takes_no_more_memory_than_it_may(method: str) -> None:
+    for row in round_memory(methods=[method]).data["rows"]:
+        most = max(row["begin_bytes"], row["finish_bytes"])
+        print(row)
+        # A thousandth for sums and flags.
+        assert most <= PROMISED + 0.001, row
+
+
+build = partial(llama, vocabulary=37, width=64, layers=1)
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparse_muloco", "noloco", "muloco:bits=2"])
+def test_the_worker_that_is_observed_does_what_its_twin_does(name: str) -> None:
+    worker = ObservedWorker(build, with_short_rounds(name), 3)
+    for _ in range(3):
+        worker.train()
+        worker.loop.begin()
+        worker.loop.finish()
+    twin = worker.twins[0]
+    assert worker.loop.digest() == twin.digest()
+    # Feedback is what this worker itself trained: its message comes back from the record.
+    for ours, theirs in zip(worker.loop.unsent_feedback(), twin.unsent_feedback(), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert worker.loop.stats.rounds == 3
+    assert worker.loop.stats.sent_bytes == twin.stats.sent_bytes
+
+
+@pytest.mark.slow
+def test_kernels_do_not_grow_faster_than_what_they_are_for() -> None:
+    """Of a worker, on a model small enough for one batch of a codec."""
+    grown = {"workers": (2, 4, 16, 32), "fragments": (1, 4, 8), "tensors": (10, 40, 160)}
+    series = defaultdict(list)
+    for row in round_scaling(parameters=1 << 16, repeats=1, **grown).data["rows"]:
+        series[row["method"], row["axis"]].append((row["count"], row["kernels"]))
+    for (_, axis), points in series.items():
+        for (fewer, some), (more, many) in itertools.pairwise(points):
+            # Reduce-scatter, which takes over from gather somewhere, has a message for each worker;
+            # leftovers of a fragment take a part of their own.
+            assert many <= (130 * more if axis == "workers" else 1.1 * some * more / fewer), points
+
+
+def test_bytes_and_temporaries_of_a_codec_are_a_small_share_of_a_model() -> None:
+    """Embeddings, norms and biases included, and the header; the share falls with the model."""
+    sparse = codecs.TopK(k=64, values=codecs.SignLevels(), groups=codecs.Blocks())
+    for codec, bits in (
+        (sparse, 0.167),
+        (codecs.TopK(k=64), 0.167),
+        (codecs.Quantise(bits=2), 2.02),
+    ):
+        assert 8 * (codec.bind(gpt2()).nbytes + HEADER_NBYTES) / gpt2().numel <= bits
+    coder = codecs.TopK(k=64).bind(Layout.of({"w": (4096, 4096)}))
+    x = torch.randn(4096 * 4096, generator=torch.Generator().manual_seed(0))
+    payload, encoding = peak_temporary_nbytes(lambda: coder.encode_residual(x))
+    decoding = peak_temporary_nbytes(lambda: coder.add_to(x, [payload] * 8, weight=0.125))[1]
+    assert max(encoding, decoding) <= 0.4 * x.nbytes
+    x = torch.zeros(1000)
+    assert peak_temporary_nbytes(lambda: x.add_(1))[1] == 0
+    assert peak_temporary_nbytes(lambda: ((x + 1) * 2 + 3) * 4)[1] == 4000
+    assert peak_temporary_nbytes(lambda: x * 2 + x * 3)[1] == 8000
