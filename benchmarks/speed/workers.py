@@ -1,25 +1,26 @@
 """Workers whose training is noise: what a round costs is then the round's alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from speed.measuring import peak_temporary_nbytes
 from thinwire import Method, OuterLoop
-from thinwire.testing.faults import Change, tampered
-from thinwire.transport import Request, in_process
+from thinwire.transport import in_process
 from thinwire.transport.base import (
-    Announce,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
     RunningExchange,
     Transport,
     WrappedTransport,
+    wrapped,
 )
 
 T = TypeVar("T")
@@ -171,29 +172,25 @@ def _loop(model: nn.Module, method: Method, transport: Transport) -> OuterLoop:
 class _Noting(WrappedTransport):
     """Notes the answers that its exchanges get."""
 
-    def __init__(self, inner: Transport, answers: list[list[Any]]) -> None:
+    def __init__(self, inner: Transport, answers: list[list[Received]]) -> None:
         super().__init__(inner)
         self._answers = answers
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        noted = _Noted()
-        self._answers.append(noted.answers)
-        return self._inner.run(tampered(requests, noted), tag)
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        answers: list[Received] = []
+        self._answers.append(answers)
 
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            answers.append((yield post))
+            return answers[-1]
 
-class _Noted(Change):
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
-
-    def arrived(self, request: Request, answer: Any) -> Any:
-        self.answers.append(answer)
-        return answer
+        return self._inner.run(wrapped(posts, carry), tag)
 
 
 class _Replayed(Transport):
     """Rank 0 of a world whose answers are known: the n-th exchange gets those of the n-th list."""
 
-    def __init__(self, answers: list[list[Any]], workers: int) -> None:
+    def __init__(self, answers: list[list[Received]], workers: int) -> None:
         self._answers, self._workers, self._next = answers, workers, 0
 
     @property
@@ -204,28 +201,23 @@ class _Replayed(Transport):
     def world_size(self) -> int:
         return self._workers
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
+        del tag
+        return {0: card}
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         del tag
         number, self._next = self._next, self._next + 1
-        running = RunningExchange(requests)
-        # A worker is told of the others before its first step, and not when it waits.
-        round = _ReplayedRound(running, self._answers[number])
-        if isinstance(running.request, Announce):
-            round.carry()
-        return round
+        return _ReplayedRound(RunningExchange(posts), self._answers[number])
 
 
 class _ReplayedRound(Round[T]):
-    def __init__(self, running: RunningExchange[T], answers: list[Any]) -> None:
+    def __init__(self, running: RunningExchange[T], answers: list[Received]) -> None:
         self._running, self._answers = running, answers
 
-    def carry(self) -> None:
-        for answer in self._answers:
-            if self._running.request is not None:
-                self._running.answer(answer)
-
     def wait(self) -> T:
-        self.carry()
+        for answer in self._answers:
+            self._running.answer(answer)
         return self._running.finish()
 
     def arrived_s(self) -> float | None:
