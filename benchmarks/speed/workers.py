@@ -136,7 +136,7 @@ class ObservedWorker:
         *,
         prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
     ) -> None:
-        answers: list[list[Any]] = []
+        answers: list[list[Received]] = []
         first, *others = in_process(count)
         self._models = [build() for _ in range(count)]
         ends = zip(self._models, [_Noting(first, answers), *others], strict=True)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from thinwire.aggregate import DropOutliers
 from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.handshake import (
-    announce,
     check_descriptions,
     encode_description,
     flatten_description,
@@ -132,7 +131,7 @@ def assemble(config: TrainConfig, data: LoadedData) -> WorkerGroup:
         # Ranks that disagree, on the number of steps say, would wait for each other in vain.
         tag = RoundTag(what="the ranks' arguments", round=0)
         mine = encode_description(_common(config, data))
-        check_descriptions(everyone.run(announce(mine), tag).wait())
+        check_descriptions(everyone.announce(mine, tag))
         across, inside = _groups_of(config, everyone)
         identity = FixedWorkerId(across.rank, config.workers)
         return TorchrunWorker([Worker(config, data, across, identity, inside, device)])
@@ -161,7 +160,7 @@ def assemble_over_bucket(
     try:
         tag = RoundTag(what="the workers' arguments", round=0)
         mine = encode_description(common_fields(config, data))
-        check_descriptions(transport.run(announce(mine), tag).wait())
+        check_descriptions(transport.announce(mine, tag))
         identity = BucketWorkerId(bucket.worker, config.workers)
         device = torch.device(config.machine.device)
         return BucketWorker(
@@ -191,7 +190,7 @@ def assemble_elastic(
     try:
         tag = RoundTag(what="the workers' arguments", round=0)
         mine = encode_description(common_fields(config, data))
-        check_descriptions(transport.run(announce(mine), tag).wait())
+        check_descriptions(transport.announce(mine, tag))
         identity, device = ElasticWorkerId(transport.identity), torch.device(config.machine.device)
         worker = Worker(config, data, transport, identity, ranks, device)
         return ElasticWorker(worker, transport, ranks)
