@@ -16,7 +16,7 @@ from elastic_hub import Player, crew
 from elastic_hub import flush as flush_all
 from elastic_hub import train as train_all
 from thinwire.elastic.bucket import session, transport
-from thinwire.elastic.options import ElasticOptions
+from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.membership import Snapshot
 from thinwire.testing import ElasticHub
 from thinwire.transport import ElasticBucket
