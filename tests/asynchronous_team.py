@@ -76,10 +76,7 @@ class AsyncTeam:
         self.taken = [0] * self.count
         self.given: list[tuple[int, int, int]] = []
         self.simulation = Simulation(
-            self.server,
-            self.workers,
-            WorkerSpeeds(steps_per_s=speeds, **network),
-            self.train,
+            self.server, self.workers, WorkerSpeeds(steps_per_s=speeds, **network), self.train
         )
 
     def train(self, rank: int, assignment: Assignment) -> None:

@@ -17,7 +17,7 @@ from elastic_hub import flush as flush_all
 from elastic_hub import train as train_all
 from elastic_twin import ElasticHub
 from thinwire.elastic.bucket import session, transport
-from thinwire.elastic.options import ElasticOptions
+from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.membership import Snapshot
 from thinwire.transport import ElasticBucket
 from toy import Team, adamw, build_model, loss

@@ -1,6 +1,6 @@
 """Elastic workers that train a small model over `ElasticHub`, with methods for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -97,6 +97,26 @@ def train(players: Sequence[Player], steps: int) -> None:
         for player in players:
             player.inner()
         exchange(players)
+
+
+def inner(players: Iterable[Player]) -> None:
+    for player in players:
+        player.inner()
+
+
+def to_boundary(players: Sequence[Player]) -> None:
+    """Train until all that is left of a round is to exchange it."""
+    train(players, H - 1)
+    inner(players)
+
+
+def begin_with(players: Sequence[Player], late: Player) -> None:
+    """Begin a round with a newcomer."""
+    for player in players:
+        player.loop.begin()
+    late.loop.join()
+    for player in players:
+        player.loop.finish()
 
 
 def flush(players: Sequence[Player]) -> None:

@@ -45,12 +45,7 @@ class Program:
     """A process and the lines that it wrote."""
 
     def __init__(
-        self,
-        function: str,
-        *arguments: Any,
-        errors: Path,
-        namespace: str = "",
-        **environment: str,
+        self, function: str, *arguments: Any, errors: Path, namespace: str = "", **environment: str
     ) -> None:
         context = forked.context()
         reader, writer = context.Pipe(duplex=False)

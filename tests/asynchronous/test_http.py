@@ -245,17 +245,6 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on(tmp_path) -> None:
     assert [a.round for a in assignments[:6]] == [1, 2, 3, 4, 5, 4]
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path) -> None:
-    file = tmp_path / "server.pt"
-    with serving(server_of(method()), checkpoint=file):
-        pass
-    with (
-        pytest.raises(tw.MismatchError, match=r"method.outer.momentum differs"),
-        serving(server_of(method(momentum=0.5)), checkpoint=file),
-    ):
-        pass
-
-
 def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path) -> None:
     file = tmp_path / "server.pt"
     file.write_bytes(b"no checkpoint")
@@ -268,10 +257,7 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path) -> None:
 
 def test_a_run_that_could_wait_without_a_limit_is_refused() -> None:
     server = AsyncServer(build_model(), method(), workers=1, total_steps=3)
-    with (
-        pytest.raises(tw.ConfigurationError, match="without lost_after_s"),
-        serving(server),
-    ):
+    with pytest.raises(tw.ConfigurationError, match="without lost_after_s"), serving(server):
         pass
 
 
@@ -301,10 +287,7 @@ def test_messages_of_more_than_a_usual_request_travel() -> None:
 
 
 def start(*arguments: str) -> Forked:
-    environment = os.environ | {
-        "THINWIRE_TOKEN": "a token for the tests",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = os.environ | {"THINWIRE_TOKEN": "a token for the tests", "OMP_NUM_THREADS": "1"}
     return Forked([str(EXAMPLE), *arguments], environment)
 
 

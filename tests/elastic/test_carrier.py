@@ -127,7 +127,7 @@ def test_what_a_worker_sent_before_it_left_is_there() -> None:
         last.wait()
         links[1].abort()
         deadline_s = time.monotonic() + 5
-        while not links[0].is_broken:
+        while not links[0].broken:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert [row.tolist() for row in mine.wait()] == [[4], [5]]
@@ -137,7 +137,7 @@ def test_what_was_not_sent_before_a_worker_left_is_noticed_at_once() -> None:
     with linked(2) as (links, _):
         large = torch.zeros(LARGEST, dtype=torch.uint8)
         theirs = [links[1].backend(n, timeout_s=30).start(AllGather(large), 0) for n in range(1, 7)]
-        links[0]._senders[1]._waiting.put(None)  # its thread ends: nothing more leaves
+        links[0]._unsent[1].put(None)  # its thread ends: nothing more leaves
         time.sleep(0.3)
         mine = links[0].backend(1, timeout_s=30).start(AllGather(large), 0)
         began_s = time.monotonic()

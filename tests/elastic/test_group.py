@@ -46,13 +46,7 @@ def quorum(**rounds: int) -> Quorum:
     position = Progress(version=4, step=12, digest="aa")
     return elect(
         [
-            Member(
-                identity=name,
-                nonce="1",
-                address=f"{name}:1",
-                position=position,
-                rounds=count,
-            )
+            Member(identity=name, nonce="1", address=f"{name}:1", position=position, rounds=count)
             for name, count in rounds.items()
         ]
     )

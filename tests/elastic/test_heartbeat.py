@@ -11,7 +11,7 @@ import pytest
 
 from elastic_registry import EXPIRY_S, Clock, at
 from thinwire.elastic import heartbeat as heartbeat_module
-from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
+from thinwire.elastic.heartbeat import Heartbeat
 from thinwire.elastic.quorum import Member
 from thinwire.elastic.registry_server import RefusedError, RegistryReply
 from thinwire.errors import ExchangeError, MismatchError
@@ -60,13 +60,7 @@ def sending(
         "on_refused": lambda line: None,
     }
     joined = reply(peers=(), age_s=99.0)
-    heartbeat = Heartbeat(
-        registry,
-        position,
-        joined,
-        every_s=every_s,
-        callbacks=HeartbeatCallbacks(**known | callbacks),
-    )
+    heartbeat = Heartbeat(registry, position, joined, every_s=every_s, **known | callbacks)
     try:
         yield heartbeat
     finally:
@@ -220,37 +214,16 @@ def test_a_worker_at_the_end_of_its_round_is_not_late(monkeypatch, arrives: str)
 def test_shares_that_were_dealt_without_a_worker_are_not_dealt_by_it() -> None:
     """It missed the start of a round, which the others did not."""
 
-    class Registry:
-        def heartbeat(self, position: Progress, *, waiting_s: float) -> RegistryReply:
-            peer = Member(identity="b", nonce="1", address="b:1", position=at(dealt=12))
-            return reply(peers=(peer,), age_s=9.0)
+    def dealt(shares: int) -> Progress:
+        return Progress(version=4, step=12, digest="aa", dealt=shares)
 
-        def leave(self) -> None: ...
-
-    def at(dealt: int) -> Progress:
-        return Progress(version=4, step=12, digest="aa", dealt=dealt)
-
-    joined = reply(peers=(), age_s=9.0)
-    callbacks = HeartbeatCallbacks(
-        members=frozenset,
-        lenient_s=lambda: 0.0,
-        on_awaited=lambda: None,
-        on_gone=lambda _: None,
-        on_refused=lambda _: None,
-    )
-    heartbeat = Heartbeat(
-        Registry(),  # pyright: ignore[reportArgumentType]
-        lambda: at(dealt=9),
-        joined,
-        every_s=60.0,
-        callbacks=callbacks,
-    )
-    try:
-        assert heartbeat.with_dealt_shares(at(dealt=9)) == at(dealt=9)
+    registry = FakeRegistry()
+    b = Member(identity="b", nonce="1", address="b:1", position=dealt(12))
+    registry.replies = [reply(peers=(b,), age_s=9.0)]
+    with sending(registry) as heartbeat:
+        assert heartbeat.with_dealt_shares(dealt(9)) == dealt(9)
         heartbeat.send()
-        assert heartbeat.with_dealt_shares(at(dealt=9)) == at(dealt=12)
-        assert heartbeat.with_dealt_shares(at(dealt=15)) == at(dealt=15)
-        heartbeat.run = at(dealt=14)  # by workers that are gone
-        assert heartbeat.with_dealt_shares(at(dealt=9)) == at(dealt=14)
-    finally:
-        heartbeat.close()
+        assert heartbeat.with_dealt_shares(dealt(9)) == dealt(12)
+        assert heartbeat.with_dealt_shares(dealt(15)) == dealt(15)
+        heartbeat.run = dealt(14)  # by workers that are gone
+        assert heartbeat.with_dealt_shares(dealt(9)) == dealt(14)

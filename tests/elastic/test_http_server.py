@@ -14,9 +14,7 @@ from thinwire.elastic import http_server
 from thinwire.elastic.dialer import open_stream
 from thinwire.elastic.http_server import LARGEST_REQUEST
 from thinwire.elastic.https import HttpReply, RunServer, send_request
-from thinwire.errors import (
-    ExchangeError,
-)
+from thinwire.errors import ExchangeError
 
 
 @pytest.mark.parametrize(
@@ -99,10 +97,7 @@ def test_a_client_that_does_not_take_the_answer_is_dropped(
     monkeypatch.setattr(http_server, "_SEND_S", 0.2)
     sent = threading.Event()
     large = HttpReply(body=bytes(32 << 20), on_sent=sent.set)
-    with (
-        serving({("POST", "/echo"): lambda _: large}) as port,
-        connected(port) as slow,
-    ):
+    with serving({("POST", "/echo"): lambda _: large}) as port, connected(port) as slow:
         slow.sendall(head())
         time.sleep(0.5)
         received = 0

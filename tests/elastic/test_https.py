@@ -11,14 +11,9 @@ import pytest
 
 from elastic_http import DIALER, ECHO, OK, OTHER, other_program, serving
 from thinwire.elastic.dialer import Dialer
-from thinwire.elastic.http_server import LARGEST_REQUEST
 from thinwire.elastic.https import HttpReply, json_answer, send_request
 from thinwire.elastic.snapshot import memory_file
-from thinwire.errors import (
-    ExchangeError,
-    ExchangeTimeout,
-    MismatchError,
-)
+from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
 
 
 def test_an_answer_comes_back() -> None:
@@ -66,11 +61,6 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
 def test_another_token_is_refused() -> None:
     with serving(ECHO) as port, pytest.raises(MismatchError, match=r"another token|another one"):
         send_request(Dialer(OTHER), f"127.0.0.1:{port}", "/ping")
-
-
-def test_a_request_that_is_too_large_is_not_sent() -> None:
-    with serving(ECHO) as port, pytest.raises(MismatchError, match="than a request's"):
-        send_request(DIALER, f"127.0.0.1:{port}", "/echo", body=bytes(LARGEST_REQUEST + 1))
 
 
 def test_an_answer_that_is_too_large_is_not_read() -> None:
@@ -149,29 +139,6 @@ def test_what_was_changed_on_the_way_is_refused(change: Callable[[bytes], bytes]
         with man_in_the_middle(port, change) as address, pytest.raises(ExchangeError):
             send_request(DIALER, address, "/loud", body=secret, timeout_s=1.0)
     assert set(heard) <= {secret}
-
-
-def test_what_was_recorded_and_is_said_again_is_refused() -> None:
-    recorded: list[bytes] = []
-
-    def recording(raw: bytes) -> bytes:
-        recorded.append(raw)
-        return raw
-
-    calls: list[bytes] = []
-    routes = {("POST", "/count"): lambda body: (calls.append(body), HttpReply(body=b"ok"))[1]}
-    with serving(routes) as port:
-        with man_in_the_middle(port, recording) as address:
-            send_request(DIALER, address, "/count", body=b"once")
-        with socket.create_connection(("127.0.0.1", port), 5) as again:
-            with contextlib.suppress(OSError):
-                for raw in recorded:
-                    again.sendall(raw)
-            again.settimeout(2)
-            with contextlib.suppress(OSError):
-                while again.recv(1 << 16):
-                    pass
-        assert calls == [b"once"]
 
 
 def test_a_program_without_tls_is_named_as_such() -> None:

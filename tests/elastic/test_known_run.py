@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from elastic_registry import at
-from thinwire.elastic.known_run import KnownRun
+from thinwire.elastic.registry import KnownRun
 from thinwire.membership import Progress
 
 TEAM = ["a:1", "b:1", "c:1"]

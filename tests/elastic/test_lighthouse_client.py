@@ -7,7 +7,7 @@ import types
 import pytest
 
 from elastic_registry import TOKEN, at
-from thinwire.elastic import lighthouse_client
+from thinwire.elastic import lighthouse as lighthouse_client
 from thinwire.elastic.quorum import Member
 from thinwire.errors import ExchangeError
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from elastic_http import TOKEN
-from thinwire.elastic.pump import pump
+from thinwire.elastic.relay import pump
 from thinwire.security.tls import client_context, server_context
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from thinwire.elastic.quorum import Member, elect
 from thinwire.membership import Progress
@@ -19,11 +20,7 @@ def worker(name: str, **fields) -> Member:
     position = Progress(**{"version": 4, "step": 12, "digest": "aa", "dealt": 9, **where})
     known = {"description": "c", "phase": "round", "generation": 0, "oldest": 2}
     return Member(
-        identity=name,
-        nonce="1",
-        address=f"{name}:1",
-        position=position,
-        **known | fields,
+        identity=name, nonce="1", address=f"{name}:1", position=position, **known | fields
     )
 
 
@@ -101,7 +98,7 @@ def test_of_two_that_do_not_reach_each_other_the_later_one_is_cut_off() -> None:
     two = [worker("a", unreachable=("b:1",)), worker("b", unreachable=("a:1",))]
     assert [s.identity for s in elect(two).cut_off] == ["b"]  # of equals, the last by name
     ahead = dataclasses.replace(two[1].position, version=5)
-    two[1] = dataclasses.replace(two[1], position=ahead)
+    two[1] = structs.replace(two[1], position=ahead)
     assert [s.identity for s in elect(two).cut_off] == ["a"]  # it would lose an outer step
     gone = elect([worker("a", unreachable=("d:1",)), worker("b")])
     assert (gone.cut_off, len(gone.members)) == ((), 2)
@@ -132,11 +129,11 @@ def test_the_phase_is_that_of_members_with_something_to_contribute() -> None:
 
 def test_a_broken_group_is_never_used_again() -> None:
     a, b = worker("a"), worker("b")
-    later = dataclasses.replace(b, generation=1)
+    later = structs.replace(b, generation=1)
     assert elect([a, b]).key == elect([b, a]).key
     assert elect([a, later]).key != elect([a, b]).key
     assert elect([a]).key != elect([a, b]).key
-    moved = dataclasses.replace(b, position=dataclasses.replace(b.position, version=3))
+    moved = structs.replace(b, position=dataclasses.replace(b.position, version=3))
     assert elect([a, moved]).key == elect([a, b]).key
 
 

@@ -1,7 +1,7 @@
 """Which workers are said to be unreachable."""
 
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.reachability import Reachability
+from thinwire.elastic.rank_session import Reachability
 from thinwire.errors import ExchangeError
 from thinwire.membership import Progress
 

@@ -2,16 +2,15 @@
 
 import dataclasses
 import socket
-import threading
 
 import pytest
 
-from elastic_http import DIALER
+from elastic_http import DIALER, eventually
 from elastic_registry import DESCRIPTION, EXPIRY_S, OTHER, TOKEN, at, client, registry_server
 from thinwire.elastic.https import send_request
 from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry_server import RefusedError, RegistryServer, ask_registry
-from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.elastic.registry_server import RefusedError, ask_registry
+from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import WorkerMetrics
 from thinwire.security.token import Token
 
@@ -23,14 +22,14 @@ def test_workers_see_each_other_in_the_registry() -> None:
         joined = a.join(at(0), "10.0.0.1:4000")
         assert joined.peers == ()
         assert joined.heartbeat_timeout_s == EXPIRY_S
-        b.finish()
+        b.finished = True
         (seen,) = b.join(at(2), "10.0.0.2:4000").peers
         expected = Member(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(0))
         assert seen == expected
         (seen,) = a.heartbeat(at(7)).peers
         assert (seen.identity, seen.finished, seen.position) == ("b", True, at(2))
         assert b.heartbeat(at(2)).peers[0].position == at(7)
-        with pytest.raises(MismatchError, match="sync_every is 10 here and 5 in the run"):
+        with pytest.raises(RefusedError, match="sync_every is 10 here and 5 in the run"):
             client(server.port, "c", OTHER).join(at(0), "10.0.0.3:4000")
         (line,) = a.heartbeat(at(7)).refused
         assert "sync_every is 10 there and 5 in the run" in line
@@ -42,23 +41,10 @@ def test_workers_see_each_other_in_the_registry() -> None:
 
 
 def test_a_silent_worker_is_gone_without_a_request() -> None:
-    gone = threading.Event()
-
-    def on_event(line: str) -> None:
-        if line.startswith("a is gone"):
-            gone.set()
-
-    server = RegistryServer(
-        TOKEN,
-        host="127.0.0.1",
-        port=0,
-        lighthouse_port=1,
-        heartbeat_timeout_s=0.2,
-        on_event=on_event,
-    )
-    client(server.port, "a").join(at(0), "10.0.0.1:4000")
-    assert gone.wait(5)
-    server.close()
+    lines: list[str] = []
+    with registry_server(expiry_s=0.2, lines=lines) as server:
+        client(server.port, "a").join(at(0), "10.0.0.1:4000")
+        assert eventually(lambda: any(line.startswith("a is gone") for line in lines))
 
 
 def test_a_restarted_worker_waits_until_its_earlier_process_is_forgotten() -> None:
@@ -134,25 +120,10 @@ def test_it_tells_the_description_of_the_run_also_when_no_worker_is_left() -> No
 def test_a_heartbeat_after_leaving_does_not_bring_a_worker_back() -> None:
     with registry_server() as server:
         a = client(server.port, "a")
-        with pytest.raises(ConfigurationError, match="call join first"):
-            a.heartbeat(at(0))
         a.join(at(0), "10.0.0.1:4000")
         a.leave()
         assert a.heartbeat(at(1)).peers == ()
         assert send_request(DIALER, f"127.0.0.1:{server.port}", "/peers").json()["peers"] == []
-
-
-def test_a_worker_is_refused_for_what_it_is_and_not_for_its_token() -> None:
-    with registry_server() as server:
-        port = server.port
-        a = client(port, "a")
-        a.join(at(0), "10.0.0.1:4000")
-        with pytest.raises(RefusedError, match="sync_every"):
-            client(port, "b", OTHER).join(at(0), "10.0.0.2:4000")
-        wrong = client(port, "c", token=Token("another secret of many characters"))
-        with pytest.raises(MismatchError, match="token") as raised:
-            wrong.join(at(0), "10.0.0.3:4000")
-        assert not isinstance(raised.value, RefusedError)
 
 
 def test_another_token_is_refused_and_reported_once() -> None:
@@ -162,8 +133,9 @@ def test_another_token_is_refused_and_reported_once() -> None:
         member = client(server.port, "a")
         member.join(at(0), "10.0.0.1:4000")
         for _ in range(3):
-            with pytest.raises(MismatchError, match="another token than this run's"):
+            with pytest.raises(MismatchError, match="another token than this run's") as raised:
                 client(server.port, "b", token=stranger).join(at(0), "10.0.0.2:4000")
+            assert not isinstance(raised.value, RefusedError)
         (line,) = member.heartbeat(at(0)).refused
     assert line.startswith("a connection from 127.0.0.1: ")
     assert "token" in line
@@ -247,21 +219,22 @@ def test_heartbeats_carry_what_a_worker_measured_to_those_that_watch() -> None:
         assert server.status().workers[0].metrics == measured
 
 
-@pytest.mark.parametrize(
-    "said", [None, 3, "loss", [], {"loss": "2.5"}, {"loss": [[]]}, {"sent_bytes": -1}]
-)
-def test_a_worker_with_bad_metrics_or_without_any_takes_part_all_the_same(said: object) -> None:
+@pytest.mark.parametrize("said", [None, 3, "loss", [], {"loss": "2.5"}, {"sent_bytes": -1}])
+def test_a_worker_that_says_nonsense_of_itself_takes_part_all_the_same(said: object) -> None:
     lines: list[str] = []
     with registry_server(lines=lines) as server:
         address, a = f"127.0.0.1:{server.port}", client(server.port, "a")
         a.join(at(1), "10.0.0.1:4000")
         member = Member(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(2))
         earlier = {"member": member.describe()}  # as earlier versions send it
-        for body in (earlier, earlier | {"metrics": said}):
+        odd = {"metrics": said, "contributions": [[1, "a", "late"]] if said == [] else said}
+        for body in (earlier, earlier | odd):
             assert send_request(DIALER, address, "/heartbeat", body).status == 200
         (seen,) = server.status().workers
         assert (seen.member.position, seen.metrics) == (at(2), WorkerMetrics())
+        assert server.status().contributions == {}
     assert sum(line.startswith("dropped a metric of a: ") for line in lines) == 1
+    assert sum(line.startswith("dropped what a says of contributions: ") for line in lines) == 1
 
 
 def test_contributions_are_told_in_heartbeats_and_asked_for_without_taking_part() -> None:
@@ -277,26 +250,3 @@ def test_contributions_are_told_in_heartbeats_and_asked_for_without_taking_part(
         # As many as a heartbeat has room for: 64.
         assert seen == server.status().contributions == {"b": {"clipped": 64}}
         assert b.heartbeat(at(1)).contributions == {}  # other workers do nothing with it
-
-
-@pytest.mark.parametrize("said", [None, 3, {}, [3], [[]], [[1, "a", "late"]], [[1, {}, "clipped"]]])
-def test_a_worker_that_tells_nonsense_of_contributions_takes_part_all_the_same(said) -> None:
-    lines: list[str] = []
-    with registry_server(lines=lines) as server:
-        address, a = f"127.0.0.1:{server.port}", client(server.port, "a")
-        a.join(at(1), "10.0.0.1:4000")
-        member = Member(identity="a", nonce=a.nonce, address="10.0.0.1:4000", position=at(2))
-        body = {"member": member.describe(), "contributions": said}
-        assert send_request(DIALER, address, "/heartbeat", body).status == 200
-        assert server.status().contributions == {}
-    assert sum(line.startswith("dropped what a says of contributions: ") for line in lines) == 1
-
-
-def test_the_status_has_what_was_refused_and_since_when_the_registry_runs() -> None:
-    with registry_server() as server:
-        client(server.port, "a").join(at(1), "10.0.0.1:4000")
-        with pytest.raises(MismatchError):
-            client(server.port, "b", OTHER).join(at(0), "10.0.0.2:4000")
-        first, second = server.status(), server.status()
-        assert (first.refusals, len(first.workers), first.run) == (1, 1, at(1))
-        assert 0 < first.age_s < second.age_s < 60

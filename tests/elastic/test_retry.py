@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinwire.elastic import retry
+from thinwire.elastic import timeouts as retry
 from thinwire.errors import ExchangeError
 
 
@@ -26,28 +26,28 @@ def tries(monkeypatch):
 def test_a_newcomer_gives_up_at_its_fourth_failure(tries) -> None:
     _, budget = tries
     for _ in range(3):
-        budget.failed_newcomer("form a group", because="no worker connects")
+        budget.failed("form a group", because="no worker connects", newcomer=True)
     budget.worked()
     for _ in range(3):
-        budget.failed_newcomer("form a group", because="no worker connects")
+        budget.failed("form a group", because="no worker connects", newcomer=True)
     with pytest.raises(ExchangeError) as raised:
-        budget.failed_newcomer("form a group", because="no worker connects")
+        budget.failed("form a group", because="no worker connects", newcomer=True)
     assert raised.value.cannot == "form a group"
     assert raised.value.because == "it failed 4 times: no worker connects"
     assert "the others reach 10.0.0.7" in raised.value.do
 
 
-@pytest.mark.parametrize("kind", ["failed", "failed_newcomer"])
-def test_other_workers_give_up_after_failing_for_too_long(tries, kind: str) -> None:
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_other_workers_give_up_after_failing_for_too_long(tries, newcomer: bool) -> None:
     clock, budget = tries
     for _ in range(50):
         clock.now_s += 6.0
         budget.failed("form a group", because="no worker connects")
     budget.worked()
     clock.now_s += 1000.0
-    getattr(budget, kind)("heal", because="it is gone")  # the first since something worked
+    budget.failed("heal", because="it is gone", newcomer=newcomer)
     clock.now_s += 300.0
-    getattr(budget, kind)("heal", because="it is gone")  # at the limit and not beyond it
+    budget.failed("heal", because="it is gone", newcomer=newcomer)
     clock.now_s += 0.1
     with pytest.raises(ExchangeError, match="it failed 3 times: it is gone"):
-        getattr(budget, kind)("heal", because="it is gone")
+        budget.failed("heal", because="it is gone", newcomer=newcomer)

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from elastic_http import record, versions
-from thinwire.elastic.round_log import RoundLog
-from thinwire.errors import (
-    ConfigurationError,
-)
+from thinwire.elastic.healing import RoundLog
 from thinwire.membership import RoundRecord
 
 
@@ -36,14 +33,6 @@ def test_a_log_drops_the_oldest_first() -> None:
     assert versions(log.after(4)) == []
     log.append(record(5, 10))
     assert versions(log.after(4)) == [5]
-
-
-def test_a_log_of_0_bytes_keeps_nothing() -> None:
-    log = RoundLog(0)
-    log.append(record(1, 1))
-    assert versions(log.after(0)) is None
-    with pytest.raises(ConfigurationError, match="-1 bytes"):
-        RoundLog(-1)
 
 
 def test_a_log_of_small_rounds_is_bounded_too() -> None:

@@ -17,12 +17,15 @@ from elastic_hub import (
     TOP_K,
     H,
     Player,
+    begin_with,
     crew,
     exchange,
     flush,
+    inner,
     method,
     same_state,
     sum_of,
+    to_boundary,
     train,
 )
 from elastic_twin import ElasticHub
@@ -99,12 +102,8 @@ def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> N
     for _ in range(H - 1):
         exchange(players)
     hub.set_members(*(p.node for p in players), late.node)
-    for player in players:
-        player.loop.begin()
-    late.loop.join()
+    begin_with(players, late)
     assert late.loop.share == max(hub.shares)
-    for player in players:
-        player.loop.finish()
     assert same_state(late, players[0])
     if not players[0].state.fragments[0].pending:
         assert late.loop.digest() == players[0].loop.digest()
@@ -128,16 +127,12 @@ def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: in
     players = crew(hub, METHODS[name], 4)
     *others, slow = players
     train(players, 2 * H)
-    train(players, H - 1)
-    for player in players:
-        player.inner()
+    to_boundary(players)
     hub.set_members(*(p.node for p in others[: 2 + missed % 2]))
     train_on = others[: 2 + missed % 2]
     exchange(train_on)
     train(train_on, H * (missed - 1))
-    train(train_on, H - 1)
-    for player in train_on:
-        player.inner()
+    to_boundary(train_on)
     back = [*train_on, slow]
     hub.set_members(*(p.node for p in back))
     before, held, version = slow.unsent(), slow.feedback(), slow.loop.stats.rounds
@@ -214,21 +209,6 @@ def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
     assert float(work["w1"].abs().max()) > 0.01  # a delta too much or too few would be seen
 
 
-def test_what_counted_on_nobody_is_sent_once() -> None:
-    described = method(outer=PLAIN)
-    hub = ElasticHub()
-    players = crew(hub, described, 2, build=sgd)
-    start = players[0].anchor()
-    hub.discards = lambda _: True
-    train(players, H)
-    lost = sum(sum_of(p.unsent()) for p in players)
-    hub.discards = lambda _: False
-    train(players, 0)
-    flush(players)
-    assert torch.allclose(2 * done(players[0], start), lost, rtol=0, atol=2e-6)
-    assert float(lost.abs().max()) > 0.01
-
-
 def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
     """Its second attempt counted: a later absence must not be taken for it."""
     hub = ElasticHub()
@@ -238,14 +218,10 @@ def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
     hub.discards = lambda _: False
     train(players, H)  # round 1, the second attempt, with all three
     *others, slow = players
-    train(players, H - 1)
-    for player in players:
-        player.inner()
+    to_boundary(players)
     hub.set_members(*(p.node for p in others))
     exchange(others)
-    train(others, H - 1)
-    for player in others:
-        player.inner()
+    to_boundary(others)
     hub.set_members(*(p.node for p in players))
     before = slow.unsent()
     sent = []
@@ -266,9 +242,7 @@ def test_a_lost_round_that_nobody_remembers_is_not_sent_twice() -> None:
     hub.uninformed = set()
     hub.set_members(*(p.node for p in others))
     train(others, 10 * H)
-    train(others, H - 1)
-    for player in others:
-        player.inner()
+    to_boundary(others)
     for _ in range(H - 1):
         lost.loop.begin()
     hub.set_members(*(p.node for p in players))
@@ -297,8 +271,7 @@ def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
     twin = crew(ElasticHub(), described, 2, build=sgd)
     train(players, H - 1)
     train(twin, H - 1)
-    for player in (*players, *twin):
-        player.inner()
+    inner((*players, *twin))
     held, work = players[2].feedback(), sum_of(players[2].unsent())
     hub.tamper = lambda sender, to, p: flipped(p) if (sender, to) == (2, 0) else p
     exchange(players)
@@ -335,9 +308,7 @@ def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
     )
     hub = ElasticHub()
     players = crew(hub, described, 3)
-    train(players, H - 1)
-    for player in players:
-        player.inner()
+    to_boundary(players)
     before = [(p.live(), p.feedback(), p.anchor()) for p in players]
     seen = []
 
@@ -372,14 +343,9 @@ def test_a_newcomer_is_not_in_the_mean() -> None:
     train(twin, H)
     train(players, H - 1)
     late = Player(hub, "late", method(outer=PLAIN), number=2)
-    for player in players:
-        player.inner()
+    inner(players)
     hub.set_members(*(p.node for p in players), late.node)
-    for player in players:
-        player.loop.begin()
-    late.loop.join()
-    for player in players:
-        player.loop.finish()
+    begin_with(players, late)
     assert {p.loop.digest() for p in [*players, late]} == {twin[0].loop.digest()}
     assert players[0].loop.stats.left_out == {}  # nothing was wrong with it
     train([*players, late], H)
@@ -404,9 +370,7 @@ def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, capl
     )
     hub = ElasticHub()
     players = crew(hub, described, 3, build=sgd)
-    train(players, H - 1)
-    for player in players:
-        player.inner()
+    to_boundary(players)
     with torch.no_grad():
         next(players[1].model.parameters()).add_(100.0)
     state = players[1].state.fragments[0].exchange
@@ -486,9 +450,7 @@ def test_an_outsized_contribution_is_left_out_of_a_replay_and_nobody_else() -> N
 def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind) -> None:
     hub = ElasticHub()
     players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind), 2)
-    train(players, H - 1)
-    for player in players:
-        player.inner()
+    to_boundary(players)
     before = [(p.live(), p.feedback(), p.anchor(), p.state.progress()) for p in players]
     hub.tamper = lambda sender, to, p: flipped(p)
     exchange(players)
@@ -566,12 +528,6 @@ def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once(case: str) -> 
     described, why = REFUSED[case]
     with pytest.raises(tw.ConfigurationError, match=why):
         Player(ElasticHub(), "a", described)
-
-
-def test_a_share_is_not_known_before_the_worker_has_joined() -> None:
-    player = Player(ElasticHub(), "a", method())
-    with pytest.raises(tw.ConfigurationError, match=r"outer\.join"):
-        assert player.loop.share
 
 
 def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> None:
@@ -838,8 +794,7 @@ def test_a_with_block_begins_with_what_the_others_have() -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, method(), 2)
     train(players, 2 * H - 1)
-    for player in players:
-        player.inner()
+    inner(players)
     late = Player(hub, "late", method(), number=2, model=lambda: build_model(7))
     hub.set_members(*(p.node for p in players), late.node)
     for player in players:
@@ -873,11 +828,7 @@ def unsent_residual(player: Player) -> torch.Tensor:
 def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind) -> None:
     feedback = tw.ErrorFeedback(decay=1.0)
     described = method(
-        outer=PLAIN,
-        overlap=tw.Delay(tau=2),
-        codec=TOP_K,
-        feedback=feedback,
-        exchange=exchange_kind,
+        outer=PLAIN, overlap=tw.Delay(tau=2), codec=TOP_K, feedback=feedback, exchange=exchange_kind
     )
     hub = ElasticHub()
     players = crew(hub, described, 2, build=sgd)
@@ -953,8 +904,7 @@ def test_a_newcomer_whose_first_step_fails_contributes_to_the_next_round() -> No
     players = crew(hub, method(outer=PLAIN), 2)
     train(players, H - 1)
     late = Player(hub, "late", method(outer=PLAIN), number=2)
-    for player in players:
-        player.inner()
+    inner(players)
     hub.set_members(*(p.node for p in players), late.node)
     for player in players:
         player.loop.begin()

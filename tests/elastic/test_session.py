@@ -15,8 +15,8 @@ from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.healing import fetch_position
 from thinwire.elastic.lighthouse import LighthouseServer
-from thinwire.elastic.options import ElasticOptions, ElasticSettings
 from thinwire.elastic.registry_server import RegistryClient, ask_registry
+from thinwire.elastic.timeouts import ElasticOptions, ElasticSettings
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.membership import (
@@ -97,10 +97,8 @@ def two_sessions(lighthouse=None, **options):
                 host="127.0.0.1",
                 options=ElasticOptions(**{"give_up_s": 10.0} | options),
             )
-            ranks, events = WorkerRanks(), EventLog()
-            here = RankSession(chosen, state, ranks, events)
-            session = ElasticSession(chosen, state, MODEL, events, here, ranks)
-            sessions.append(session)
+            here = RankSession(chosen, state, WorkerRanks(), EventLog())
+            sessions.append(ElasticSession(here, MODEL))
             opened.callback(sessions[-1].close)
         yield sessions, states
 
@@ -135,7 +133,7 @@ def test_no_worker_waits_for_one_that_heals() -> None:
             stranger = Token("another secret of many characters")
             with pytest.raises(MismatchError):
                 fetch_position(Dialer(stranger), second._settings.lighthouse)
-            while not any(event.kind == "refused" for event in second._events.events):
+            while not any(event.kind == "refused" for event in second._here.events.events):
                 assert not healing.done()
                 time.sleep(0.01)
         finally:
@@ -193,7 +191,7 @@ def test_of_two_workers_that_do_not_reach_each_other_one_leaves_by_name(monkeypa
         assert time.monotonic() - began_s < 4.0
         second.close()
         assert waits.result(20).names == (first.name,)
-        (left,) = (event for event in first._events.events if event.kind == "refused")
+        (left,) = (event for event in first._here.events.events if event.kind == "refused")
         assert (left.who, left.why) == (("b",), "it and a do not reach each other")
 
 
@@ -344,7 +342,7 @@ def test_a_worker_that_caught_up_just_before_the_others_ended_ends_with_them(pha
         ahead.at = dataclasses.replace(ahead.at, step=10, over=True)
         # As in close(), which would not return.
         first._lighthouse.pause()
-        first._heartbeat.finish()
+        first._registry.finished = True
         first._heartbeat.send()
         behind.go.set()
         plan = coming_back.result(20)
@@ -384,7 +382,7 @@ def test_a_transport_reports_while_it_takes_part_and_is_silent_before_and_after(
         transport.report(WorkerMetrics(loss=3.5))
         transport.join(Still())
         transport.report(WorkerMetrics(loss=2.5))
-        transport._session._here.names = ("a:1", "x:y:2")
+        transport._session.names = ("a:1", "x:y:2")
         assert [transport.member(rank) for rank in range(2)] == ["a", "x:y"]
         reported = [WorkerMetrics(loss=2.5)]
         assert eventually(lambda: [w.metrics for w in server.status().workers] == reported)
@@ -397,22 +395,12 @@ def test_what_a_round_left_out_or_clipped_is_an_event_and_told_to_the_registry()
     with two_sessions() as ((first, second), _):
         names = ("a:1", "b:2", "x:y:3")
         for session in (first, second):
-            session._here.names = names
+            session.names = names
             facts = {"kinds": {1: "outlier", 2: "clipped"}, "flaws": {1: "far longer"}}
             facts["clipped"] = {2: 0.0251}
             session.log_round(RoundRecord(version=8, facts=facts, messages=[]))
             session._heartbeat.send()
         told = ask_registry(first._settings.token, first._settings.lighthouse).contributions
-        events = [str(event).partition(": ")[2] for event in first._events.events[-2:]]
+        events = [str(event).partition(": ")[2] for event in first._here.events.events[-2:]]
     assert told == {"b": {"outlier": 1}}  # x:y was never there
     assert events == ["left out b far longer", "clipped x:y scaled to 0.025 of its length"]
-
-
-def test_what_a_worker_reports_is_in_its_next_heartbeat() -> None:
-    with two_sessions() as ((first, second), _):
-        first.report(WorkerMetrics(loss=2.5))
-        first._heartbeat.send()
-        second._heartbeat.send()
-        token, address = first._settings.token, first._settings.lighthouse
-        seen = ask_registry(token, address).metrics
-    assert seen == {"a": WorkerMetrics(loss=2.5), "b": WorkerMetrics()}

@@ -16,12 +16,7 @@ from thinwire.elastic.snapshot import (
     unpack,
     unpack_records,
 )
-from thinwire.errors import (
-    ConfigurationError,
-    ExchangeError,
-    MismatchError,
-    ThinwireError,
-)
+from thinwire.errors import ConfigurationError, ExchangeError, MismatchError, ThinwireError
 from thinwire.membership import RoundRecord, Snapshot
 
 TENSORS = {

@@ -56,23 +56,14 @@ def test_equal_payloads_are_sealed_differently() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 11, 12, 50, 110, 111, 126])
-@pytest.mark.parametrize("bit", [0, 7])
-def test_a_changed_bit_is_found(at: int, bit: int) -> None:
+def test_a_changed_bit_another_length_and_a_cut_are_found(at: int) -> None:
     sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
-    sealed[at] ^= 1 << bit
-    assert Sealer(TOKEN).open(sealed, PLACE) is None
-
-
-@pytest.mark.parametrize("kept", [0, 1, 11, 12, 27, 28, 126])
-def test_a_payload_that_was_cut_is_found(kept: int) -> None:
-    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
-    assert Sealer(TOKEN).open(sealed[:kept], PLACE) is None
-
-
-def test_a_payload_that_grew_is_found() -> None:
-    sealed = Sealer(TOKEN).seal(payload_of(99), PLACE)
-    longer = torch.cat([sealed, torch.zeros(1, dtype=torch.uint8)])
-    assert Sealer(TOKEN).open(longer, PLACE) is None
+    for bit in (0, 7):
+        changed = sealed.clone()
+        changed[at] ^= 1 << bit
+        assert Sealer(TOKEN).open(changed, PLACE) is None
+    assert Sealer(TOKEN).open(sealed[:at], PLACE) is None
+    assert Sealer(TOKEN).open(torch.cat([sealed, sealed[:1]]), PLACE) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.rejection import Rejection
 
 
@@ -36,14 +36,13 @@ class AsyncOptions:
     lost_after_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("grace_s", "lost_after_s"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ConfigurationError(
-                    f"wait for workers with {name}={value}",
-                    because="it is a number of seconds",
-                    do=f"pass {name} >= 0",
-                )
+        for name, value in (("grace_s", self.grace_s), ("lost_after_s", self.lost_after_s)):
+            check(
+                value >= 0,
+                f"wait for workers with {name}={value}",
+                because="it is a number of seconds",
+                do=f"pass {name} >= 0",
+            )
 
 
 def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:

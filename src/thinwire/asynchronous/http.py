@@ -4,15 +4,15 @@ Requests and answers travel within TLS of the run's token (`thinwire.elastic.htt
 its number: one that is started again under the same number goes on from the present theta.
 """
 
-import json
 import math
 import pickle
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,12 +22,12 @@ from thinwire.asynchronous.worker import AsyncWorker
 from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.http_server import LARGEST_REQUEST
 from thinwire.elastic.https import HttpReply, RunServer, json_answer, send_request
-from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError, ThinwireError
+from thinwire.elastic.quorum import read_as
+from thinwire.elastic.timeouts import with_retry
+from thinwire.errors import CheckpointError, ExchangeError, ThinwireError, check
 from thinwire.files import replace_file
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.security.token import Token
-
-T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 # What is sent beside theta.
@@ -36,10 +36,6 @@ _LENGTH_NBYTES = 4
 _SENDS_OF_A_DAMAGED_MESSAGE = 3
 # A request with a pseudo-gradient may be large and its link slow.
 _REQUEST_S = 600.0
-
-
-def _nothing(line: str) -> None:
-    del line
 
 
 class AsyncHttpServer:
@@ -69,26 +65,33 @@ class AsyncHttpServer:
         port: int = 0,
         checkpoint: Path | None = None,
         checkpoint_arrivals: int = 1,
-        tell: Callable[[str], None] = _nothing,
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        if server.total_steps is not None and math.isinf(server.options.lost_after_s):
-            raise ConfigurationError(
-                "serve a run of so many steps without lost_after_s",
-                because="steps that a dead worker was given would be waited for without a limit",
-                do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
-            )
+        check(
+            server.total_steps is None or not math.isinf(server.options.lost_after_s),
+            "serve a run of so many steps without lost_after_s",
+            because="steps that a dead worker was given would be waited for without a limit",
+            do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
+        )
         self._server, self._tell = server, tell
         self._checkpoint, self._every = checkpoint, checkpoint_arrivals
         # One lock for the state: workers reach it from threads.
-        self._lock = threading.Lock()
-        self._finished = threading.Event()
-        # Workers that asked this server for work, and of them those that heard that it is done.
-        self._asked: set[int] = set()
-        self._heard: set[int] = set()
+        self._lock, self._finished = threading.Lock(), threading.Event()
+        # Workers that asked for work and have not heard that it is done.
+        self._uninformed: set[int] = set()
         if checkpoint is not None and checkpoint.exists():
-            server.load_state_dict(_read_checkpoint(checkpoint), now_s=time.monotonic())
+            try:
+                state = torch.load(checkpoint)
+            except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                raise CheckpointError(
+                    f"go on from {checkpoint}",
+                    because=f"it cannot be read: {error}",
+                    do="restore the file, or remove it to begin anew",
+                ) from error
+            server.load_state_dict(state, now_s=time.monotonic())
             tell(f"going on from {server.version} arrivals")
-        self._note_finished()
+        if server.is_finished:
+            self._finished.set()
         routes = {
             ("POST", "/join"): self._answering(self._join),
             ("POST", "/assign"): self._answering(self._assign),
@@ -118,9 +121,9 @@ class AsyncHttpServer:
             timeout_s: of the wait; a dead worker hears nothing.
         """
         end_s = time.monotonic() + timeout_s
-        while self._asked - self._heard and time.monotonic() < end_s:
+        while self._uninformed and time.monotonic() < end_s:
             time.sleep(0.05)
-        return not self._asked - self._heard
+        return not self._uninformed
 
     def save(self) -> None:
         """Write a checkpoint now, if there is a file for it."""
@@ -149,25 +152,28 @@ class AsyncHttpServer:
         return answer
 
     def _join(self, body: bytes) -> HttpReply:
-        asked = json.loads(body)
-        worker = int(asked["worker"])
-        self._server.check_worker(worker, asked["description"])
-        self._tell(f"worker {worker} joined at {self._server.version} arrivals")
+        asked = read_as(_Ask, body)
+        self._server.check_worker(asked.worker, asked.description)
+        self._tell(f"worker {asked.worker} joined at {self._server.version} arrivals")
         return json_answer({"workers": self._server.workers})
 
     def _assign(self, body: bytes) -> HttpReply:
-        asked = json.loads(body)
-        worker = int(asked["worker"])
-        given = self._server.assign(worker, now_s=time.monotonic(), speed=asked["speed"])
-        self._asked.add(worker)
+        asked = read_as(_Ask, body)
+        given = self._server.assign(asked.worker, now_s=time.monotonic(), speed=asked.speed)
+        self._uninformed.add(asked.worker)
         match given:
             case RunFinished():
-                self._heard.add(worker)
+                self._uninformed.discard(asked.worker)
                 return json_answer({"finished": True})
             case TryLater(after_s):
                 return json_answer({"after_s": after_s})
             case Assignment():
-                return _assignment_reply(given)
+                head = msgspec.json.encode(
+                    _Head(given.round, given.anchor.hex(), given.steps, given.steps_done)
+                )
+                # No JSON object begins with a zero, which the length of a head does.
+                length = len(head).to_bytes(_LENGTH_NBYTES, "big")
+                return HttpReply(body=length + head, more=(given.message.numpy().data,))
 
     def _arrive(self, body: bytes) -> HttpReply:
         message = _as_tensor(body)
@@ -176,17 +182,17 @@ class AsyncHttpServer:
             self._tell(f"refused a message: {receipt.rejection}")
         elif not receipt.is_repeated and self._server.version % self._every == 0:
             self._save()
-        self._note_finished()
-        return json_answer(_described(receipt))
+        if self._server.is_finished:
+            self._finished.set()
+        why = receipt.rejection
+        told = None if why is None else {"reason": why.reason.name, "detail": why.detail}
+        answer = _Answer(receipt.staleness, receipt.is_repeated, told)
+        return HttpReply(body=msgspec.json.encode(answer))
 
     def _save(self) -> None:
         if self._checkpoint is not None:
             state = self._server.state_dict()
             replace_file(self._checkpoint, lambda path: torch.save(state, path))
-
-    def _note_finished(self) -> None:
-        if self._server.is_finished:
-            self._finished.set()
 
 
 class AsyncClient:
@@ -239,7 +245,7 @@ class AsyncClient:
             ExchangeError: the server did not answer for too long.
         """
         asked = {"worker": self._worker.rank, "description": self._worker.describe()}
-        self._retried(lambda: self._post("/join", asked))
+        self._ask("/join", asked)
 
     def fetch(self, *, speed: float | None = None) -> Assignment | None:
         """The next assignment, for which it waits if need be; None at the end of the run.
@@ -252,19 +258,22 @@ class AsyncClient:
         """
         asked = {"worker": self._worker.rank, "speed": speed}
         while True:
-            answer = self._retried(lambda: self._post("/assign", asked))
-            head, message = _read_head(answer)
-            if "finished" in head:
-                return None
-            if "after_s" not in head:
-                return Assignment(
-                    message=_as_tensor(message),
-                    round=int(head["round"]),
-                    anchor=bytes.fromhex(head["anchor"]),
-                    steps=int(head["steps"]),
-                    steps_done=int(head["steps_done"]),
-                )
-            time.sleep(min(float(head["after_s"]), _LONGEST_PAUSE_S))
+            answer = self._ask("/assign", asked)
+            if answer[:1] == b"{":
+                wait = read_as(dict[str, Any], answer)
+                if "finished" in wait:
+                    return None
+                time.sleep(min(wait["after_s"], _LONGEST_PAUSE_S))
+                continue
+            end = _LENGTH_NBYTES + int.from_bytes(answer[:_LENGTH_NBYTES], "big")
+            head = read_as(_Head, answer[_LENGTH_NBYTES:end])
+            return Assignment(
+                message=_as_tensor(answer[end:]),
+                round=head.round,
+                anchor=bytes.fromhex(head.anchor),
+                steps=head.steps,
+                steps_done=head.steps_done,
+            )
 
     def push(self, message: Tensor) -> Receipt:
         """Send a message, again if it was damaged on its way or its answer was lost.
@@ -277,8 +286,15 @@ class AsyncClient:
         """
         body, receipt = message.cpu().contiguous().numpy().data, Receipt()
         for _ in range(_SENDS_OF_A_DAMAGED_MESSAGE):
-            receipt = _read_receipt(self._retried(lambda: self._post("/arrive", body)))
-            if receipt.rejection is None or receipt.rejection.reason is not RejectReason.DAMAGED:
+            answer = read_as(_Answer, self._ask("/arrive", body))
+            why = answer.rejection
+            rejection = None
+            if why is not None:
+                rejection = Rejection(reason=RejectReason[why["reason"]], detail=why["detail"])
+            receipt = Receipt(
+                staleness=answer.staleness, is_repeated=answer.is_repeated, rejection=rejection
+            )
+            if rejection is None or rejection.reason is not RejectReason.DAMAGED:
                 self._worker.settle(receipt)
                 return receipt
         raise ExchangeError(
@@ -287,91 +303,44 @@ class AsyncClient:
             do="check the link, and that server and workers run the same thinwire version",
         )
 
-    def _post(self, path: str, body: Any) -> bytes:
-        return send_request(
-            self._dialer,
-            self._address,
-            path,
-            body,
-            largest=self._worker.anchor_nbytes + _MARGIN,
-            timeout_s=self._timeout_s,
-        ).body
-
-    def _retried(self, ask: Callable[[], T]) -> T:
-        pause_s, began_s = _FIRST_PAUSE_S, time.monotonic()
-        while True:
-            try:
-                return ask()
-            except ExchangeError:
-                left_s = began_s + self._give_up_s - time.monotonic()
-                if left_s <= 0:
-                    raise
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _read_checkpoint(file: Path) -> dict[str, Any]:
-    try:
-        return torch.load(file)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"go on from {file}",
-            because=f"it cannot be read: {error}",
-            do="restore the file, or remove it to begin anew",
-        ) from error
+    def _ask(self, path: str, body: Any) -> bytes:
+        largest = self._worker.anchor_nbytes + _MARGIN
+        to, timeout_s = (self._dialer, self._address, path, body), self._timeout_s
+        return with_retry(
+            lambda: send_request(*to, largest=largest, timeout_s=timeout_s).body,
+            silence=(ExchangeError,),
+            give_up_s=self._give_up_s,
+            first_s=_FIRST_PAUSE_S,
+            longest_s=_LONGEST_PAUSE_S,
+        )
 
 
 # -- what travels ----------------------------------------------------------------------------------
 
 
-def _assignment_reply(given: Assignment) -> HttpReply:
-    head = json.dumps(
-        {
-            "round": given.round,
-            "anchor": given.anchor.hex(),
-            "steps": given.steps,
-            "steps_done": given.steps_done,
-        }
-    ).encode()
-    body = given.message.numpy().data
-    # No JSON object begins with a zero, which the length of a head does.
-    return HttpReply(body=len(head).to_bytes(_LENGTH_NBYTES, "big") + head, more=(body,))
+class _Ask(msgspec.Struct):
+    """What a worker asks with, to join or for an assignment."""
+
+    worker: int
+    description: dict[str, str] = {}
+    speed: float | None = None
 
 
-def _read_head(answer: bytes) -> tuple[dict[str, Any], bytes]:
-    if answer[:1] == b"{":
-        return json.loads(answer), b""
-    end = _LENGTH_NBYTES + int.from_bytes(answer[:_LENGTH_NBYTES], "big")
-    return json.loads(answer[_LENGTH_NBYTES:end]), answer[end:]
+class _Head(msgspec.Struct):
+    """What stands before a message with theta."""
+
+    round: int
+    anchor: str
+    steps: int
+    steps_done: int
 
 
-def _described(receipt: Receipt) -> dict[str, Any]:
-    rejection = receipt.rejection
-    return {
-        "staleness": receipt.staleness,
-        "is_repeated": receipt.is_repeated,
-        "rejection": None
-        if rejection is None
-        else {"reason": rejection.reason.name, "detail": rejection.detail},
-    }
-
-
-def _read_receipt(answer: bytes) -> Receipt:
-    found = json.loads(answer)
-    rejection = found["rejection"]
-    return Receipt(
-        staleness=int(found["staleness"]),
-        is_repeated=bool(found["is_repeated"]),
-        rejection=None
-        if rejection is None
-        else Rejection(reason=RejectReason[rejection["reason"]], detail=rejection["detail"]),
-    )
+class _Answer(msgspec.Struct):
+    staleness: int
+    is_repeated: bool
+    rejection: dict[str, str] | None
 
 
 def _as_tensor(body: bytes) -> Tensor:
     # frombuffer takes no empty buffer, and a bytes object may not be written to.
-    return (
-        torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        if body
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(0).byte()

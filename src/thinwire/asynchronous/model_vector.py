@@ -8,7 +8,7 @@ from torch import Tensor
 from thinwire.aggregate import Payloads, aggregate_valid
 from thinwire.blocks import StreamedVector
 from thinwire.codecs import BoundCodec, Identity
-from thinwire.errors import ConfigurationError, NonFiniteError
+from thinwire.errors import NonFiniteError, check
 from thinwire.exchange import Automatic, ExchangeState, Gather
 from thinwire.exchange.message import (
     HEADER_NBYTES,
@@ -44,13 +44,24 @@ class ModelVector:
         live: the weights of one of them.
         storage: where its states rest.
 
+    Attributes:
+        names: of the parameters, in the order of the vector.
+        anchor_nbytes: of a message with theta.
+        delta_nbytes: of a message with a pseudo-gradient.
+
     Raises:
         ConfigurationError: the method cannot be run asynchronously; says which slot and why.
     """
 
     def __init__(self, method: Method, live: LiveWeights, storage: StatePlacement) -> None:
         _check_method(method)
-        _check_whole(live)
+        for name, parameter in live.parameters.items():
+            check(
+                not sharding_of(parameter),
+                f"train parameter {name!r} asynchronously",
+                because="it is sharded over ranks, and a worker is one process here",
+                do="train workers of one rank each",
+            )
         self._method, self._device = method, storage.device
         gathered = replace(method, exchange=Gather())
         self._builder = FragmentBuilder(gathered, live, in_process(1)[0], storage, is_fixed=False)
@@ -58,21 +69,13 @@ class ModelVector:
         self.names, self._layout = self._fragment.names, self._builder.layout(self._fragment)
         self._codec: BoundCodec = method.codec.bind(self._layout)
         self._plain = Identity().bind(self._layout)
+        self.anchor_nbytes = HEADER_NBYTES + self._plain.nbytes
+        self.delta_nbytes = HEADER_NBYTES + self._codec.nbytes
 
     def describe(self) -> dict[str, str]:
         """All that server and workers must have in common, as one text per field."""
         described = self._builder.describe_layouts([self._layout])
         return described | {"thinwire version": __version__}
-
-    @property
-    def anchor_nbytes(self) -> int:
-        """Bytes of a message with theta."""
-        return HEADER_NBYTES + self._plain.nbytes
-
-    @property
-    def delta_nbytes(self) -> int:
-        """Bytes of a message with a pseudo-gradient."""
-        return HEADER_NBYTES + self._codec.nbytes
 
     def outer_state(self, workers: int) -> OuterState:
         """A fresh outer state for a server of so many workers."""
@@ -155,19 +158,9 @@ def _check_method(method: Method) -> None:
         ),
     }
     for slot, (is_wrong, because) in wrong.items():
-        if is_wrong:
-            raise ConfigurationError(
-                f"train method {method.name!r} asynchronously with {getattr(method, slot)}",
-                because=because,
-                do=f"leave {slot} out; tw.presets.async_diloco() has what fits",
-            )
-
-
-def _check_whole(live: LiveWeights) -> None:
-    for name, parameter in live.parameters.items():
-        if sharding_of(parameter):
-            raise ConfigurationError(
-                f"train parameter {name!r} asynchronously",
-                because="it is sharded over ranks, and a worker is one process here",
-                do="train workers of one rank each",
-            )
+        check(
+            not is_wrong,
+            f"train method {method.name!r} asynchronously with {getattr(method, slot)}",
+            because=because,
+            do=f"leave {slot} out; tw.presets.async_diloco() has what fits",
+        )

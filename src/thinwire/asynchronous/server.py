@@ -21,7 +21,7 @@ from thinwire.asynchronous.assignment import (
 from thinwire.asynchronous.model_vector import ModelVector
 from thinwire.blocks import StreamedVector
 from thinwire.checksums import anchor_digest
-from thinwire.errors import CheckpointError, ConfigurationError, ExchangeError
+from thinwire.errors import CheckpointError, ExchangeError, check
 from thinwire.exchange.message import Origin, read_origin
 from thinwire.handshake import check_same, digest
 from thinwire.live_weights import LiveWeights
@@ -70,6 +70,11 @@ class AsyncServer:
         outer_device: where theta and the outer optimizer rest between arrivals; "cpu" is the host's
             memory, None the model's device.
 
+    Attributes:
+        message_nbytes: of a worker's message.
+        restart_s: when workers whose answers have arrived may start again; minus infinity before
+            any.
+
     Raises:
         ConfigurationError: a number is out of range, or the method cannot be run asynchronously.
 
@@ -94,24 +99,25 @@ class AsyncServer:
         outer_device: torch.device | str | None = None,
     ) -> None:
         for name, value in (("workers", workers), ("total_steps", total_steps)):
-            if value is not None and value < 1:
-                raise ConfigurationError(
-                    f"serve a run with {name}={value}",
-                    because="it is a number from 1",
-                    do=f"pass {name} >= 1",
-                )
+            check(
+                value is None or value >= 1,
+                f"serve a run with {name}={value}",
+                because="it is a number from 1",
+                do=f"pass {name} >= 1",
+            )
         self.model, self.method, self.workers = model, method, workers
         self.options = AsyncOptions() if options is None else options
         self.total_steps, self._facts = total_steps, dict(facts or {})
         self._live = LiveWeights(model, [])
         storage = choose_storage(outer_device, self._live.device)
         self._vector = ModelVector(method, self._live, storage)
+        self.message_nbytes = self._vector.delta_nbytes
         self._outer = self._vector.outer_state(workers)
         self.version = self.steps_done = 0
         self._given: dict[int, _Given] = {}
         self._last: dict[int, Origin] = {}
         self._speeds: dict[int, float] = {}
-        self._window_end_s = -math.inf
+        self.restart_s = -math.inf
         self._staleness: Counter[int] = Counter()
         self._steps_of: Counter[int] = Counter()
         self._refused: Counter[str] = Counter()
@@ -144,18 +150,13 @@ class AsyncServer:
         """All that server and workers must have in common, as one text per field."""
         return self._facts | self._vector.describe()
 
-    @property
-    def message_nbytes(self) -> int:
-        """Bytes of a worker's message."""
-        return self._vector.delta_nbytes
-
     def _check_number(self, worker: int) -> None:
-        if not 0 <= worker < self.workers:
-            raise ConfigurationError(
-                f"take part as worker {worker}",
-                because=f"the run has {self.workers} workers, counted from 0",
-                do=f"pass a number from 0 to {self.workers - 1}",
-            )
+        check(
+            0 <= worker < self.workers,
+            f"take part as worker {worker}",
+            because=f"the run has {self.workers} workers, counted from 0",
+            do=f"pass a number from 0 to {self.workers - 1}",
+        )
 
     # -- handing out theta -------------------------------------------------------------------------
 
@@ -180,11 +181,16 @@ class AsyncServer:
             self.note_speed(worker, speed)
         if self.is_finished:
             return RunFinished()
-        if now_s < self._window_end_s:
-            return TryLater(self._window_end_s - now_s)
+        if now_s < self.restart_s:
+            return TryLater(self.restart_s - now_s)
         self._given.pop(worker, None)
-        steps, left = self._steps_for(worker), self._steps_left(now_s)
-        steps = steps if left is None else min(steps, left)
+        steps = self.method.sync_every
+        if self.options.dynamic_steps and worker in self._speeds:
+            steps = dynamic_steps(steps, self._speeds[worker], max(self._speeds.values()))
+        if self.total_steps is not None:
+            oldest_s = now_s - self.options.lost_after_s
+            under_way = sum(g.steps for g in self._given.values() if g.since_s >= oldest_s)
+            steps = min(steps, self.total_steps - self.steps_done - under_way)
         if steps < 1:
             return TryLater(_POLL_S)
         round = self.version + 1
@@ -200,36 +206,18 @@ class AsyncServer:
 
     def note_speed(self, worker: int, speed: float) -> None:
         """Take worker `worker` for one of `speed` inner steps a second from now on."""
-        if not 0.0 < speed < math.inf:
-            raise ConfigurationError(
-                f"take part with {speed} inner steps a second",
-                because="shares of the fastest worker's steps are computed from it",
-                do="pass a finite speed above 0",
-            )
+        check(
+            0.0 < speed < math.inf,
+            f"take part with {speed} inner steps a second",
+            because="shares of the fastest worker's steps are computed from it",
+            do="pass a finite speed above 0",
+        )
         self._speeds[worker] = speed
-
-    def _steps_for(self, worker: int) -> int:
-        every = self.method.sync_every
-        if not self.options.dynamic_steps or worker not in self._speeds:
-            return every
-        return dynamic_steps(every, self._speeds[worker], max(self._speeds.values()))
-
-    def _steps_left(self, now_s: float) -> int | None:
-        if self.total_steps is None:
-            return None
-        oldest_s = now_s - self.options.lost_after_s
-        under_way = sum(given.steps for given in self._given.values() if given.since_s >= oldest_s)
-        return self.total_steps - self.steps_done - under_way
 
     @property
     def is_finished(self) -> bool:
         """Whether all steps of the run are in theta."""
         return self.total_steps is not None and self.steps_done >= self.total_steps
-
-    @property
-    def restart_s(self) -> float:
-        """When workers whose answers have arrived may start again; minus infinity before any."""
-        return self._window_end_s
 
     # -- arrivals ----------------------------------------------------------------------------------
 
@@ -251,7 +239,12 @@ class AsyncServer:
             return Receipt(is_repeated=True)
         given = self._given.get(origin.sender)
         if given is None or (given.round, given.anchor) != (origin.round, origin.anchor):
-            return self._refuse(_unknown_anchor(origin))
+            detail = (
+                f"worker {origin.sender} started exchange {origin.round} from outer parameters "
+                f"with digest {origin.anchor.hex()}, which this server did not give to it, or not "
+                "last"
+            )
+            return self._refuse(Rejection(reason=RejectReason.DRIFTED, detail=detail))
         opened = self._vector.open_delta(message, origin)
         if isinstance(opened, Rejection):
             return self._refuse(opened)
@@ -271,14 +264,11 @@ class AsyncServer:
         del self._given[origin.sender]
         self._last[origin.sender] = origin
         self._prepare_theta()
-        self._move_window(now_s)
-        return Receipt(staleness=staleness)
-
-    def _move_window(self, now_s: float) -> None:
-        if now_s > self._window_end_s:
-            self._window_end_s = now_s + self.options.grace_s
+        if now_s > self.restart_s:
+            self.restart_s = now_s + self.options.grace_s
         if not self._given:  # all workers have answered: no other is waited for
-            self._window_end_s = min(self._window_end_s, now_s)
+            self.restart_s = min(self.restart_s, now_s)
+        return Receipt(staleness=staleness)
 
     def _prepare_theta(self) -> None:
         flat = self._outer.flat_anchor()
@@ -328,7 +318,7 @@ class AsyncServer:
             "given": {w: (g.round, g.anchor.hex(), g.steps) for w, g in self._given.items()},
             "last": {w: (origin.round, origin.anchor.hex()) for w, origin in self._last.items()},
             "speeds": dict(self._speeds),
-            "window_end_s": self._window_end_s,
+            "window_end_s": self.restart_s,
             "counts": {
                 "staleness": dict(self._staleness),
                 "steps_of": dict(self._steps_of),
@@ -354,12 +344,13 @@ class AsyncServer:
         Raises:
             MismatchError: it is of another run. CheckpointError: it is no state of a server.
         """
-        if "given" not in state:
-            raise CheckpointError(
-                "load the state of an asynchronous server",
-                because=f"it has {sorted(state)}",
-                do="pass what AsyncServer.state_dict() returned",
-            )
+        check(
+            "given" in state,
+            "load the state of an asynchronous server",
+            because=f"it has {sorted(state)}",
+            do="pass what AsyncServer.state_dict() returned",
+            kind=CheckpointError,
+        )
         check_same(
             state["run"],
             self.describe(),
@@ -380,7 +371,7 @@ class AsyncServer:
             for w, (round, anchor) in state["last"].items()
         }
         self._speeds = dict(state["speeds"])
-        self._window_end_s = float(state["window_end_s"]) if now_s is None else now_s
+        self.restart_s = float(state["window_end_s"]) if now_s is None else now_s
         counts = state["counts"]
         self._staleness = Counter(counts["staleness"])
         self._steps_of = Counter(counts["steps_of"])
@@ -389,11 +380,3 @@ class AsyncServer:
         self._received_bytes = int(counts["received_bytes"])
         self._sent_bytes = int(counts["sent_bytes"])
         self._prepare_theta()
-
-
-def _unknown_anchor(origin: Origin) -> Rejection:
-    detail = (
-        f"worker {origin.sender} started exchange {origin.round} from outer parameters with digest "
-        f"{origin.anchor.hex()}, which this server did not give to it, or not last"
-    )
-    return Rejection(reason=RejectReason.DRIFTED, detail=detail)

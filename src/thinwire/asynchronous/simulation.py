@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.asynchronous.assignment import Assignment, RunFinished
+from thinwire.asynchronous.assignment import Assignment, TryLater
 from thinwire.asynchronous.server import AsyncServer
 from thinwire.asynchronous.worker import AsyncWorker
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +35,13 @@ class WorkerSpeeds:
     rate_bits_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        speeds_fit = self.steps_per_s and all(0 < v < math.inf for v in self.steps_per_s)
-        if not speeds_fit or not self.rate_bits_per_s > 0 or not 0 <= self.latency_s < math.inf:
-            raise ConfigurationError(
-                f"simulate workers with {self}",
-                because="speeds and rates are above 0, and a latency is not negative",
-                do="pass one speed for each worker",
-            )
+        speeds_fit = bool(self.steps_per_s) and all(0 < v < math.inf for v in self.steps_per_s)
+        check(
+            speeds_fit and self.rate_bits_per_s > 0 and 0 <= self.latency_s < math.inf,
+            f"simulate workers with {self}",
+            because="speeds and rates are above 0, and a latency is not negative",
+            do="pass one speed for each worker",
+        )
 
     def compute_s(self, worker: int, steps: int) -> float:
         """Virtual seconds in which worker `worker` takes `steps` inner steps."""
@@ -90,12 +90,12 @@ class Simulation:
         train: Callable[[int, Assignment], None],
     ) -> None:
         counts = len(workers), len(speeds.steps_per_s)
-        if set(counts) != {server.workers}:
-            raise ConfigurationError(
-                f"simulate a server of {server.workers} workers",
-                because=f"there are {counts[0]} workers and {counts[1]} speeds",
-                do="pass as many of each",
-            )
+        check(
+            set(counts) == {server.workers},
+            f"simulate a server of {server.workers} workers",
+            because=f"there are {counts[0]} workers and {counts[1]} speeds",
+            do="pass as many of each",
+        )
         self.server, self._workers, self._speeds = server, list(workers), speeds
         # Before the first assignment, which would else not know who is fastest.
         for rank, speed in enumerate(speeds.steps_per_s):
@@ -129,13 +129,12 @@ class Simulation:
     def _assign_idle(self) -> None:
         waiting: list[int] = []
         for rank in self._idle:
-            match self.server.assign(rank, now_s=self.now_s):
-                case Assignment() as assignment:
-                    self._begin(rank, assignment)
-                case RunFinished():
-                    pass
-                case _:  # all steps are under way: one that is refused would be given out again
-                    waiting.append(rank)
+            given = self.server.assign(rank, now_s=self.now_s)
+            if isinstance(given, Assignment):
+                self._begin(rank, given)
+            elif isinstance(given, TryLater):
+                # All steps are under way: those of one that is refused would be given out again.
+                waiting.append(rank)
         self._idle = waiting
 
     def _begin(self, rank: int, assignment: Assignment) -> None:

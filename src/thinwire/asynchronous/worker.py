@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from thinwire.asynchronous.assignment import Assignment, Receipt
 from thinwire.asynchronous.model_vector import ModelVector, tag_of
 from thinwire.blocks import DenseVector
-from thinwire.errors import CheckpointError, ConfigurationError, NonFiniteError
+from thinwire.errors import CheckpointError, NonFiniteError, check
 from thinwire.live_weights import LiveWeights
 from thinwire.method import Method
 from thinwire.rejection import RejectReason
@@ -30,6 +30,12 @@ class AsyncWorker:
         facts: as the server has them.
         outer_device: where the theta it started from, and error feedback, rest meanwhile: "cpu" is
             the host's memory, None the model's device.
+
+    Attributes:
+        assignment: the one under way, if any.
+        anchor_nbytes: of a message with theta.
+        sent_bytes: of messages so far.
+        received_bytes: of messages with theta so far.
 
     Raises:
         ConfigurationError: the optimizer does not fit the model, or the method cannot be run
@@ -62,6 +68,7 @@ class AsyncWorker:
         self._facts = dict(facts or {})
         storage = choose_storage(outer_device, self._live.device)
         self._vector = ModelVector(method, self._live, storage)
+        self.anchor_nbytes = self._vector.anchor_nbytes
         self._exchange = self._vector.exchange_state(rank)
         self._start = storage.keep(self._live.read(self._vector.names))
         self.assignment: Assignment | None = None
@@ -71,11 +78,6 @@ class AsyncWorker:
     def describe(self) -> dict[str, str]:
         """All that server and workers must have in common, as one text per field."""
         return self._facts | self._vector.describe()
-
-    @property
-    def anchor_nbytes(self) -> int:
-        """Bytes of a message with theta."""
-        return self._vector.anchor_nbytes
 
     @torch.no_grad()
     def start(self, assignment: Assignment) -> None:
@@ -101,15 +103,9 @@ class AsyncWorker:
 
         Raises:
             NonFiniteError: g is not finite; nothing is encoded.
-            ConfigurationError: `start` was not called.
         """
         given = self.assignment
-        if given is None:
-            raise ConfigurationError(
-                "send what was trained",
-                because="it was not started from a theta of the server's",
-                do="call start(assignment) first, and finish() once for each",
-            )
+        assert given is not None, "start(assignment) comes first, and finish() once for each"
         names = self._vector.names
         self._live.check_unchanged()
         delta = DenseVector(self._start.fetch() - self._live.read(names))
@@ -171,12 +167,13 @@ class AsyncWorker:
             CheckpointError: it is of another model, or no state of a worker.
         """
         shape = self._start.resting().shape
-        if "start" not in state or state["start"].shape != shape:
-            raise CheckpointError(
-                "load the state of an asynchronous worker",
-                because=f"it has {sorted(state)}, not the start of {shape.numel()} elements",
-                do="pass what AsyncWorker.state_dict() of the same model and method returned",
-            )
+        check(
+            "start" in state and state["start"].shape == shape,
+            "load the state of an asynchronous worker",
+            because=f"it has {sorted(state)}, not the start of {shape.numel()} elements",
+            do="pass what AsyncWorker.state_dict() of the same model and method returned",
+            kind=CheckpointError,
+        )
         self._start.fetch()
         self._start.store(state["start"].to(self._live.device, copy=True))
         given = state["assignment"]

@@ -10,6 +10,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -24,10 +26,8 @@ from thinwire.transport.base import AllGather, AllToAll, Swap
 class GroupLink(ABC):
     """A connection between the workers of one round, for as long as none of them is lost."""
 
-    @property
-    @abstractmethod
-    def workers(self) -> int:
-        """How many there are."""
+    workers: int
+    """How many there are."""
 
     @abstractmethod
     def backend(self, number: int, *, timeout_s: float) -> Backend:
@@ -71,6 +71,8 @@ _MOST_WAITING = 8
 _UNWANTED_S = 120.0
 _Slot: TypeAlias = tuple[int, int, bytes, int]
 """Of a message: number of the exchange and of its request, kind, and the sender's rank."""
+_Use: TypeAlias = Callable[[socket.socket], None]
+_Unsent: TypeAlias = "tuple[bytes, _OnHost, threading.Event]"
 
 
 class StreamCarrier(Carrier):
@@ -89,19 +91,26 @@ class StreamCarrier(Carrier):
         self._open_stream, self._largest_nbytes = open_stream, largest_nbytes
         self._changed = threading.Condition()
         self._links: dict[str, _StreamLink] = {}
-        self._arrived: dict[tuple[str, int], _Incoming] = {}
+        # Streams that arrived, by what a link then does with them in the threads that brought them.
+        self._arrived: dict[tuple[str, int], Future[_Use]] = {}
         self._is_closed = False
 
-    def accept(self, target: str) -> Callable[[socket.socket], None]:
+    def accept(self, target: str) -> _Use:
         """What to do with a stream that another worker opened to payload/KEY/RANK of this one."""
         key, _, rank = target.rpartition("/")
-        incoming = _Incoming()
+        use: Future[_Use] = Future()
         with self._changed:
             if self._is_closed:
                 raise OSError("this worker has left")
-            self._arrived[key, int(rank)] = incoming
+            self._arrived[key, int(rank)] = use
             self._changed.notify_all()
-        return incoming.run
+
+        def run(stream: socket.socket) -> None:
+            # A link that did not come about never asks.
+            with contextlib.suppress(TimeoutError):
+                use.result(_UNWANTED_S)(stream)
+
+        return run
 
     def connect(
         self, addresses: Sequence[str], *, key: str, rank: int, timeout_s: float
@@ -111,7 +120,7 @@ class StreamCarrier(Carrier):
         others = [r for r in range(len(addresses)) if r != rank]
         link = _StreamLink(rank, len(addresses), self._largest_nbytes)
         with self._changed:
-            self._links = {k: each for k, each in self._links.items() if not each.is_broken}
+            self._links = {k: each for k, each in self._links.items() if not each.broken}
             self._links[key] = link
         try:
             for other in others:
@@ -125,15 +134,15 @@ class StreamCarrier(Carrier):
                     raise RuntimeError(
                         f"workers {missing} did not connect to this one in {timeout_s:g} s"
                     )
-                arrived = [self._arrived.pop((key, other)) for other in others]
-            for other, incoming in zip(others, arrived, strict=True):
-                incoming.hand(lambda stream, other=other: link.receive(other, stream))
+                arrived = {other: self._arrived.pop((key, other)) for other in others}
+            for other, use in arrived.items():
+                use.set_result(partial(link.receive, other))
         except BaseException:
             link.abort()
             with self._changed:
                 left = [self._arrived.pop(k) for k in list(self._arrived) if k[0] == key]
-            for incoming in left:
-                incoming.hand(lambda _: None)
+            for use in left:
+                use.set_result(lambda _: None)
             raise
         return link
 
@@ -153,60 +162,57 @@ class StreamCarrier(Carrier):
         """End all links."""
         with self._changed:
             self._is_closed = True
-            links = list(self._links.values())
-            waiting = list(self._arrived.values())
+            links, waiting = list(self._links.values()), list(self._arrived.values())
         for link in links:
             link.abort()
-        for incoming in waiting:
-            incoming.hand(lambda _: None)
-
-
-class _Incoming:
-    """A stream that arrived, until a link reads it; the thread that brought it does the work."""
-
-    def __init__(self) -> None:
-        self._wanted = threading.Event()
-        self._work: Callable[[socket.socket], None] = lambda _: None
-
-    def hand(self, work: Callable[[socket.socket], None]) -> None:
-        self._work = work
-        self._wanted.set()
-
-    def run(self, stream: socket.socket) -> None:
-        # A link that did not come about never asks.
-        self._wanted.wait(_UNWANTED_S)
-        self._work(stream)
+        for use in waiting:
+            use.set_result(lambda _: None)
 
 
 class _StreamLink(GroupLink):
     """Messages by their slots, as they come."""
 
     def __init__(self, rank: int, workers: int, largest_nbytes: int) -> None:
-        self.rank, self._workers, self._largest_nbytes = rank, workers, largest_nbytes
-        self._most_waiting_nbytes = _MOST_WAITING * largest_nbytes
+        self.rank, self.workers, self._largest_nbytes = rank, workers, largest_nbytes
+        self.broken = ""
         self._changed = threading.Condition()
         self._messages: dict[_Slot, Tensor] = {}
-        self._broken = ""
-        self._senders: dict[int, _Sender] = {}
+        self._unsent: dict[int, queue.SimpleQueue[_Unsent | None]] = {}
         self._streams: list[socket.socket] = []
-
-    @property
-    def workers(self) -> int:
-        return self._workers
-
-    @property
-    def is_broken(self) -> bool:
-        return bool(self._broken)
 
     def backend(self, number: int, *, timeout_s: float) -> Backend:
         return _StreamBackend(self, number, timeout_s)
 
     def send_through(self, other: int, stream: socket.socket) -> None:
         self._own(stream)
-        self._senders[other] = _Sender(stream, self.note_sent, lambda why: self._break(other, why))
+        # A stalled receiver is noticed by its missing messages, not here.
+        stream.settimeout(None)
+        self._unsent[other] = queue.SimpleQueue()
+        sending = threading.Thread(target=self._send, args=(other, stream), daemon=True)
+        sending.start()
 
     def send(self, other: int, head: bytes, payload: _OnHost) -> threading.Event:
-        return self._senders[other].send(head, payload)
+        left = threading.Event()
+        self._unsent[other].put((head, payload, left))
+        return left
+
+    def _send(self, other: int, stream: socket.socket) -> None:
+        """Send messages to one worker, one after the other, until the link breaks."""
+        try:
+            while (item := self._unsent[other].get()) is not None:
+                head, payload, left = item
+                stream.sendall(head)
+                raw = payload.read().numpy().data
+                for start in range(0, len(raw), _PIECE):
+                    stream.sendall(raw[start : start + _PIECE])
+                del item, payload, raw
+                left.set()
+                with self._changed:
+                    self._changed.notify_all()
+        except (OSError, ValueError, RuntimeError) as error:  # the last of a GPU's copy
+            self._break(other, str(error) or type(error).__name__)
+        finally:
+            stream.close()
 
     def receive(self, other: int, stream: socket.socket) -> None:
         """Take messages until the stream ends."""
@@ -222,51 +228,41 @@ class _StreamLink(GroupLink):
                 payload = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
                 with self._changed:
                     self._messages[number, step, kind, other] = payload
-                    if sum(m.numel() for m in self._messages.values()) > self._most_waiting_nbytes:
+                    waiting_nbytes = sum(m.numel() for m in self._messages.values())
+                    if waiting_nbytes > _MOST_WAITING * self._largest_nbytes:
                         raise ValueError("it sends more than this worker asked for")
                     self._changed.notify_all()
         except (OSError, ValueError) as error:
             self._break(other, str(error) or type(error).__name__)
 
+    def wait_for(
+        self, is_ready: Callable[[], bool], until_s: float, late: Callable[[], str]
+    ) -> None:
+        """Wait for others.
+
+        Raises:
+            RuntimeError: a worker is gone, or the time is over, for which `late` has the words.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.broken or is_ready(), max(0.0, until_s - time.monotonic())
+            )
+            if not is_ready():
+                raise RuntimeError(self.broken or late())
+
     def take(self, slots: Sequence[_Slot], until_s: float) -> list[Tensor]:
-        """The messages of `slots`, once all are there.
+        """The messages of `slots`, once all are there."""
 
-        Raises:
-            RuntimeError: a worker is gone, or the time is over.
-        """
+        def missing() -> list[int]:
+            return [slot[3] for slot in slots if slot not in self._messages]
+
+        self.wait_for(
+            lambda: not missing(),
+            until_s,
+            lambda: f"timed out: workers {missing()} sent nothing in time",
+        )
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._broken or all(slot in self._messages for slot in slots),
-                max(0.0, until_s - time.monotonic()),
-            )
-            there = all(slot in self._messages for slot in slots)
-            if not there and self._broken:
-                raise RuntimeError(self._broken)
-            if not done:
-                silent = [slot[3] for slot in slots if slot not in self._messages]
-                raise RuntimeError(f"timed out: workers {silent} sent nothing in time")
             return [self._messages.pop(slot) for slot in slots]
-
-    def wait_sent(self, left: Sequence[threading.Event], until_s: float) -> None:
-        """Wait until messages have left.
-
-        Raises:
-            RuntimeError: a worker is gone, or the time is over.
-        """
-        with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._broken or all(each.is_set() for each in left),
-                max(0.0, until_s - time.monotonic()),
-            )
-            if all(each.is_set() for each in left):
-                return
-            if done:
-                raise RuntimeError(self._broken)
-            raise RuntimeError("timed out: a worker does not take what is sent to it")
-
-    def note_sent(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def abort(self) -> None:
         self._break(None, "the link was given up")
@@ -274,63 +270,21 @@ class _StreamLink(GroupLink):
     def _own(self, stream: socket.socket) -> None:
         with self._changed:
             self._streams.append(stream)
-            broken = bool(self._broken)
+            broken = bool(self.broken)
         if broken:
             _hang_up(stream)
 
     def _break(self, other: int | None, why: str) -> None:
         with self._changed:
-            if not self._broken:
-                self._broken = why if other is None else f"worker {other} is gone: {why}"
+            if not self.broken:
+                self.broken = why if other is None else f"worker {other} is gone: {why}"
             # What has arrived whole stays: a worker may leave once it has sent its last message.
             self._changed.notify_all()
             streams = list(self._streams)
         for stream in streams:
             _hang_up(stream)
-        for sender in list(self._senders.values()):
-            sender.close()
-
-
-class _Sender:
-    """Sends messages to one worker, one after the other, in a thread of its own."""
-
-    def __init__(
-        self,
-        stream: socket.socket,
-        on_sent: Callable[[], None],
-        on_failure: Callable[[str], None],
-    ) -> None:
-        self._stream, self._on_sent, self._on_failure = stream, on_sent, on_failure
-        self._waiting: queue.SimpleQueue[tuple[bytes, _OnHost, threading.Event] | None] = (
-            queue.SimpleQueue()
-        )
-        # A stalled receiver is noticed by its missing messages, not here.
-        stream.settimeout(None)
-        threading.Thread(target=self._run, name="thinwire-send", daemon=True).start()
-
-    def send(self, head: bytes, payload: _OnHost) -> threading.Event:
-        left = threading.Event()
-        self._waiting.put((head, payload, left))
-        return left
-
-    def close(self) -> None:
-        self._waiting.put(None)
-
-    def _run(self) -> None:
-        try:
-            while (item := self._waiting.get()) is not None:
-                head, payload, left = item
-                self._stream.sendall(head)
-                raw = payload.read().numpy().data
-                for start in range(0, len(raw), _PIECE):
-                    self._stream.sendall(raw[start : start + _PIECE])
-                del item, payload, raw
-                left.set()
-                self._on_sent()
-        except (OSError, ValueError, RuntimeError) as error:  # the last of a GPU's copy
-            self._on_failure(str(error) or type(error).__name__)
-        finally:
-            self._stream.close()
+        for unsent in list(self._unsent.values()):
+            unsent.put(None)
 
 
 class _StreamBackend(Backend):
@@ -381,7 +335,11 @@ class _StreamWork(Work):
         until_s = time.monotonic() + self._timeout_s
         messages = self._link.take(list(self._slots.values()), until_s)
         # The caller may change what it sent once this returns.
-        self._link.wait_sent(self._left, until_s)
+        self._link.wait_for(
+            lambda: all(each.is_set() for each in self._left),
+            until_s,
+            lambda: "timed out: a worker does not take what is sent to it",
+        )
         is_swap = not isinstance(self._answer, list)
         own = [self._answer] * self._link.workers if is_swap else self._answer
         answer: list[Tensor] = [payload.read() for payload in own]

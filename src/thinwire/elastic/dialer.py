@@ -46,35 +46,30 @@ class Dialer:
         """
         if not self._relay or address == self._relay:
             return self._direct(address, timeout_s)
-        ways = [self._quickly, self._by_relay]
-        if self.is_relayed(address):
-            ways.reverse()
-        missed: list[str] = []
-        for way in ways:
+        relayed_first, missed = self.is_relayed(address), list[str]()
+        for relayed in (relayed_first, not relayed_first):
             try:
-                stream = way(address, timeout_s)
+                if relayed:
+                    target = f"worker/{address}"
+                    stream = open_stream(self, self._relay, target, timeout_s=timeout_s)
+                else:
+                    stream = self._direct(address, min(timeout_s, _DIRECT_S))
             # A private address may be that of a stranger's machine here: another token, too.
             except (OSError, ExchangeError, MismatchError) as error:
                 missed.append(error.because if isinstance(error, ThinwireError) else str(error))
                 continue
-            self._note_way(address, is_relayed=way == self._by_relay)
+            with self._lock:
+                if not relayed:
+                    self._relayed_until_s.pop(address, None)
+                elif not relayed_first:
+                    self._relayed_until_s[address] = time.monotonic() + _RELAYED_S
             return stream
         raise OSError(f"{missed[0]}, and {missed[1]} (directly, and by way of {self._relay})")
-
-    def _note_way(self, address: str, *, is_relayed: bool) -> None:
-        with self._lock:
-            if not is_relayed:
-                self._relayed_until_s.pop(address, None)
-            elif self._relayed_until_s.get(address, 0.0) < time.monotonic():
-                self._relayed_until_s[address] = time.monotonic() + _RELAYED_S
 
     def is_relayed(self, address: str) -> bool:
         """Whether the direct way to a server was tried in vain a short time ago."""
         with self._lock:
             return time.monotonic() < self._relayed_until_s.get(address, 0.0)
-
-    def _quickly(self, address: str, timeout_s: float) -> ssl.SSLSocket:
-        return self._direct(address, min(timeout_s, _DIRECT_S))
 
     def _direct(self, address: str, timeout_s: float) -> ssl.SSLSocket:
         host, port = split_address(address)
@@ -92,9 +87,6 @@ class Dialer:
             raise
         stream.settimeout(timeout_s)
         return stream
-
-    def _by_relay(self, address: str, timeout_s: float) -> ssl.SSLSocket:
-        return open_stream(self, self._relay, f"worker/{address}", timeout_s=timeout_s)
 
 
 def open_stream(dialer: Dialer, address: str, target: str, *, timeout_s: float) -> ssl.SSLSocket:

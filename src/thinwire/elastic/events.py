@@ -3,9 +3,12 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
+
+from thinwire.elastic.quorum import identities_of
+from thinwire.errors import RunStopped, check
 
 Kind: TypeAlias = Literal[
     "joined",  # this worker has joined the run
@@ -53,11 +56,8 @@ class Event:
 
     def __str__(self) -> str:
         lost = f" ({self.lost_s:.1f} s lost)" if self.lost_s >= 0.05 else ""
-        who = " ".join(self.who)
-        return (
-            " ".join(part for part in (f"round {self.round}: {self.kind}", who, self.why) if part)
-            + lost
-        )
+        parts = (f"round {self.round}: {self.kind}", *self.who, self.why)
+        return " ".join(filter(None, parts)) + lost
 
 
 class EventLog:
@@ -126,3 +126,40 @@ class EventLog:
                 "lost_s": self._lost_s,
                 "events": [event.describe() for event in self._events],
             }
+
+
+def note_who_came_and_went(
+    note: Callable[..., object],
+    name: str,
+    now: Sequence[str],
+    before: Collection[str],
+    lost_s: float,
+) -> None:
+    """Note a change of the workers of a round.
+
+    Args:
+        note: takes an event.
+        name: of this worker.
+        now: names of the workers, in rank order.
+        before: those of the round before; empty if this worker has just joined.
+        lost_s: for how long it waited for the round.
+    """
+    if not before:
+        place = f"as worker {now.index(name)} of {len(now)}"
+        note("joined", who=identities_of(now), why=place)
+        return
+    if left := set(before).difference(now):
+        note("left", who=identities_of(left), lost_s=lost_s)
+    if arrived := set(now).difference(before):
+        note("arrived", who=identities_of(arrived))
+
+
+def check_asked_to_leave(is_asked: bool) -> None:  # noqa: FBT001
+    """Raise `RunStopped` if this worker is asked to leave while it waits."""
+    check(
+        not is_asked,
+        "wait for the others",
+        because="this worker was asked to stop",
+        do="start it again to take part",
+        kind=RunStopped,
+    )

@@ -1,5 +1,6 @@
 """The workers of a round as one rank sees them: its link to theirs, and exchanges over it."""
 
+import concurrent.futures
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -7,12 +8,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from thinwire.elastic.background_call import BackgroundCall
 from thinwire.elastic.carrier import Carrier, GroupLink
 from thinwire.elastic.quorum import Quorum, identity_of
-from thinwire.elastic.timeouts import Timeouts
+from thinwire.elastic.timeouts import Timeouts, in_background
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.transport.backend import Backend, Carried, Work, carried
+from thinwire.transport.backend import Backend, Work, carried
 from thinwire.transport.base import (
     AllGather,
     AllToAll,
@@ -21,6 +21,7 @@ from thinwire.transport.base import (
     Round,
     RoundTag,
     RunningExchange,
+    Swap,
     run_alone,
 )
 from thinwire.transport.distributed import reason_of
@@ -97,8 +98,13 @@ class ElasticGroup:
         running = RunningExchange(requests)
         if not running.travels:
             return FinishedRound(running)
-        request = carried(running.request)
-        nbytes = _expected_nbytes(request, self.link.workers)
+        match request := carried(running.request):
+            case AllGather(payload):
+                nbytes = payload.numel() * (self.link.workers - 1)
+            case AllToAll(payloads):
+                nbytes = 2 * sum(payload.numel() for payload in payloads)
+            case Swap(payload, _):
+                nbytes = payload.numel()
         self._begun += 1
         backend = self.link.backend(self._begun, timeout_s=self.timeouts.exchange(nbytes))
         task = _ElasticTask(self, tag, running, backend, nbytes)
@@ -111,9 +117,8 @@ class ElasticGroup:
 
     def break_up(self, tag: RoundTag, error: Exception) -> RoundDiscarded:
         """Use the link no longer; returns why the round of `tag` is discarded."""
-        reason = self._lost or reason_of(error)
-        if isinstance(error, RoundDiscarded):
-            reason = error.because
+        is_discarded = isinstance(error, RoundDiscarded)
+        reason = error.because if is_discarded else self._lost or reason_of(error)
         if not self.broken:
             self.broken = reason
             if "timed out" in reason.lower() or "timeout" in reason.lower():
@@ -123,8 +128,7 @@ class ElasticGroup:
 
     def lose(self, why: str) -> None:
         """Fail what is under way: a worker is gone, and one that was stopped keeps its streams."""
-        link = self.link
-        if link is not None and self._progress.busy and not self.broken:
+        if (link := self.link) is not None and self._progress.busy and not self.broken:
             self._lost = why
             link.abort()
 
@@ -197,7 +201,7 @@ class RankLink:
 
     def _connect(self, quorum: Quorum, rank: int, timeout_s: float) -> GroupLink:
         # In a thread of its own: it ends with its timeout, and this wait when a worker is gone.
-        call = BackgroundCall(
+        call = in_background(
             lambda: self._carrier.connect(
                 [member.addresses[self._index] for member in quorum.members],
                 key=f"{quorum.key}/{self._index}",
@@ -207,7 +211,7 @@ class RankLink:
             name="thinwire-connect",
         )
         until_s = time.monotonic() + timeout_s
-        while not call.done.wait(_LOOK_S):
+        while not concurrent.futures.wait([call], _LOOK_S).done:
             if self._lost:
                 raise TimeoutError(self._lost)
             if time.monotonic() > until_s:
@@ -225,8 +229,7 @@ class RankLink:
         gone = sorted(map(identity_of, self.names.intersection(names)))
         if gone:
             self._lost = f"{' and '.join(gone)} is gone"
-            group = self._group
-            if group is not None:
+            if (group := self._group) is not None:
                 group.lose(self._lost)
 
     def close(self) -> None:
@@ -234,17 +237,6 @@ class RankLink:
         if self._group is not None:
             self._group.close()
         self._carrier.close()
-
-
-def _expected_nbytes(request: Carried, workers: int) -> int:
-    """Bytes of an exchange that begins with `request`, for its timeout."""
-    match request:
-        case AllGather(payload):
-            return payload.numel() * (workers - 1)
-        case AllToAll(payloads):
-            return 2 * sum(payload.numel() for payload in payloads)
-        case _:
-            return request.payload.numel()
 
 
 def discarded(tag: RoundTag, because: str) -> RoundDiscarded:

@@ -1,20 +1,18 @@
 """The healing transfer: a worker's shared state, fetched by another while both may train."""
 
-import json
+import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated
+
+import msgspec
+import torch
 
 from thinwire.elastic.dialer import Dialer
 from thinwire.elastic.http_server import OpenTunnel
-from thinwire.elastic.https import (
-    Handler,
-    HttpReply,
-    RunServer,
-    json_answer,
-    send_request,
-)
-from thinwire.elastic.round_log import RoundLog
+from thinwire.elastic.https import HttpReply, RunServer, json_answer, send_request
+from thinwire.elastic.quorum import read_as
 from thinwire.elastic.snapshot import (
     memory_file,
     record_parts,
@@ -29,6 +27,85 @@ from thinwire.security.token import Token
 _GONE = 410
 _LONGEST_NAME = 200
 _REFUSAL_NBYTES = 1 << 16
+# Facts take memory, too, and the names of all messages of an answer go into one file header.
+_MOST_RECORDS = 1024
+
+
+class RoundLog:
+    """Keeps the records of the last rounds, without a gap; safe from any thread.
+
+    Args:
+        largest_bytes: of all messages together; the oldest records go first. At most 1024 stay.
+
+    >>> round_log = RoundLog(100)
+    >>> for version in (1, 2, 3):
+    ...     messages = [torch.zeros(40, dtype=torch.uint8)]
+    ...     round_log.append(RoundRecord(version=version, facts={}, messages=messages))
+    >>> [record.version for record in round_log.after(1)], round_log.after(0)
+    ([2, 3], None)
+    """
+
+    def __init__(self, largest_bytes: int) -> None:
+        self._largest_bytes = largest_bytes
+        self._records: deque[RoundRecord] = deque()
+        self._last: int | None = None
+        self._lock = threading.Lock()
+
+    def append(self, record: RoundRecord) -> None:
+        """Keep a copy of `record`; if it does not follow the last one, forget all before it."""
+        kept = RoundRecord(
+            version=record.version,
+            facts=copy.deepcopy(dict(record.facts)),
+            messages=[
+                message.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for message in record.messages
+            ],
+        )
+        with self._lock:
+            if self._last is None or record.version != self._last + 1:
+                self._records.clear()
+            self._records.append(kept)
+            self._last = record.version
+            while self._nbytes() > self._largest_bytes or len(self._records) > _MOST_RECORDS:
+                self._records.popleft()
+
+    def after(self, version: int) -> list[RoundRecord] | None:
+        """The records of all rounds since `version`, oldest first; None if not all are here.
+
+        They are shared: do not change them.
+        """
+        with self._lock:
+            if self._last is None:
+                return None
+            missed, kept = self._last - version, len(self._records)
+            return None if missed > kept else list(self._records)[kept - missed :]
+
+    def oldest(self, version: int) -> int:
+        """The lowest version from which the records here lead to `version`.
+
+        >>> RoundLog(100).oldest(7)
+        7
+        """
+        with self._lock:
+            return version - (len(self._records) if self._last == version else 0)
+
+    def clear(self) -> None:
+        """Forget all records, as after taking over another worker's state."""
+        with self._lock:
+            self._records.clear()
+            self._last = None
+
+    def _nbytes(self) -> int:
+        return sum(message.nbytes for record in self._records for message in record.messages)
+
+
+class _Request(msgspec.Struct):
+    who: Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST_NAME)]
+
+
+class _RecordsRequest(_Request):
+    after: int
+    largest: int
 
 
 class HealingServer:
@@ -49,6 +126,8 @@ class HealingServer:
     Attributes:
         port: that it listens on.
         serve: answers the request that comes by a stream.
+        close: stop answering; transfers that have begun go on.
+        release: free the packed state unless it is still that of the worker's position.
 
     Raises:
         OSError: this machine does not have the address.
@@ -67,22 +146,18 @@ class HealingServer:
     ) -> None:
         self._position, self._round_log, self._on_helped = position, round_log, on_helped
         self._cache = _SnapshotCache(capture, position)
-        routes: dict[tuple[str, str], Handler] = {
+        routes = {
             ("POST", "/position"): self._answer_position,
             ("POST", "/state"): self._answer_state,
             ("POST", "/records"): self._answer_records,
         }
         self._server = RunServer(token, routes, host=host, tunnels=tunnels)
-        self.port: int = self._server.port
-        self.serve = self._server.serve
-
-    def release(self) -> None:
-        """Free the packed state unless it is still that of the worker's position."""
-        self._cache.release()
-
-    def close(self) -> None:
-        """Stop answering; transfers that have begun go on."""
-        self._server.close()
+        self.port, self.serve, self.close = (
+            self._server.port,
+            self._server.serve,
+            self._server.close,
+        )
+        self.release = self._cache.release
 
     def _answer_position(self, body: bytes) -> HttpReply:
         del body  # all workers get the same answer
@@ -90,18 +165,20 @@ class HealingServer:
         return json_answer(self._position().describe())
 
     def _answer_state(self, body: bytes) -> HttpReply:
-        who = _identity_in(_read_json(body))
-        if who is None:
-            return json_answer({"error": "the request has no identity"}, status=400)
+        try:
+            who = read_as(_Request, body).who
+        except ValueError as error:
+            return json_answer({"error": f"the request has no identity: {error}"}, status=400)
         return self._reply(self._cache.take(), who)
 
     def _answer_records(self, body: bytes) -> HttpReply:
-        request = _read_json(body)
-        who, after, largest = _identity_in(request), request.get("after"), request.get("largest")
-        if who is None or type(after) is not int or type(largest) is not int:
-            error = "the request has no identity, version and largest size"
-            return json_answer({"error": error}, status=400)
+        try:
+            request = read_as(_RecordsRequest, body)
+        except ValueError as error:
+            why = f"the request has no identity, version and largest size: {error}"
+            return json_answer({"error": why}, status=400)
         self.release()
+        after, largest = request.after, request.largest
         records = self._round_log.after(after)
         # A worker that has just been healed has an empty log, and lacks no record of its version.
         if records is None and after == self._position().version:
@@ -111,7 +188,7 @@ class HealingServer:
         parts = record_parts(records)
         if sum(map(len, parts)) > largest:
             return json_answer({"error": f"rounds after {after} are too large"}, status=_GONE)
-        return self._reply(parts, who) if records else HttpReply(more=parts)
+        return self._reply(parts, request.who) if records else HttpReply(more=parts)
 
     def _reply(self, parts: list[memoryview], who: str) -> HttpReply:
         return HttpReply(more=parts, on_sent=lambda: self._on_helped(who))
@@ -138,12 +215,9 @@ class _SnapshotCache:
 
     def release(self) -> None:
         # Never wait: the holder of the lock may capture, which may wait for the caller.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        if self._lock.acquire(blocking=False):
             if self._key is not None and self._key != self._current_key():
                 self._key, self._parts = None, []
-        finally:
             self._lock.release()
 
     def _current_key(self) -> tuple[int, str]:
@@ -232,19 +306,6 @@ def fetch_records(
     if versions != list(range(after + 1, after + 1 + len(records))):
         raise _unusable(address, f"its rounds after {after} are {str(versions)[:100]}")
     return records
-
-
-def _read_json(body: bytes) -> Mapping[str, Any]:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        data = None
-    return data if isinstance(data, dict) else {}
-
-
-def _identity_in(request: Mapping[str, Any]) -> str | None:
-    who = request.get("who")
-    return who if isinstance(who, str) and 0 < len(who) <= _LONGEST_NAME else None
 
 
 def _unusable(address: str, because: str) -> MismatchError:

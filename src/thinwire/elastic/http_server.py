@@ -39,18 +39,14 @@ class HttpRequest:
     Args:
         method: GET or POST.
         path: as it was sent.
-        headers: as they were sent.
         body: in full, unless there is a fault.
         fault: an HTTP status and a reason if the request could not be read.
-        host: address that it came from.
     """
 
     method: str
     path: str
-    headers: Mapping[str, str]
     body: bytes = b""
     fault: tuple[int, str] | None = None
-    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,11 +120,11 @@ class HttpServer(ThreadingHTTPServer):
         request_s: float | None = None,
         tls: ssl.SSLContext | None = None,
         tunnels: Mapping[str, OpenTunnel] | None = None,
-        on_refusal: Callable[[str, str], None] | None = None,
+        on_refusal: Callable[[str, str], object] | None = None,
     ) -> None:
         self.respond, self.tunnels = respond, dict(tunnels or {})
         self.largest_request = largest_request
-        self.request_s = _REQUEST_S if request_s is None else request_s
+        self.request_s = request_s or _REQUEST_S
         self._tls, self._on_refusal = tls, on_refusal
         self._free_threads = threading.BoundedSemaphore(_MOST_WITHIN_TLS if tls else _MOST_AT_ONCE)
         self._handshakes: dict[str, deque[socket.socket]] = {}
@@ -222,10 +218,10 @@ class _HttpConnection(BaseHTTPRequestHandler):
         )
 
     def do_GET(self) -> None:
-        self._serve("GET")
+        self._serve()
 
     def do_POST(self) -> None:
-        self._serve("POST")
+        self._serve()
 
     def do_CONNECT(self) -> None:
         kind, _, rest = self.path.partition("/")
@@ -250,8 +246,8 @@ class _HttpConnection(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         del format, args  # the handler of a request reports what it refuses
 
-    def _serve(self, method: str) -> None:
-        response = self.server.respond(self._receive(method))
+    def _serve(self) -> None:
+        response = self.server.respond(self._receive())
         self.connection.settimeout(_SEND_S)
         self.send_response_only(response.status)
         for name, value in response.headers.items():
@@ -262,26 +258,20 @@ class _HttpConnection(BaseHTTPRequestHandler):
             for start in range(0, len(piece), _PIECE):
                 self.wfile.write(piece[start : start + _PIECE])
 
-    def _receive(self, method: str) -> HttpRequest:
-        headers = dict(self.headers.items())
+    def _receive(self) -> HttpRequest:
+        body, fault, largest = b"", None, self.server.largest_request
+        least = "0" if self.command == "GET" else None
         try:
-            length = read_length(
-                self.headers.get("Content-Length", "0" if method == "GET" else None)
-            )
+            length = read_length(self.headers.get("Content-Length", least))
         except ValueError as error:
-            return self._faulty(method, 400, str(error))
-        largest = self.server.largest_request
+            length, fault = 0, (400, str(error))
         if length > largest:
-            return self._faulty(method, 413, f"{length} bytes are more than {largest}")
-        body = self.rfile.read(length)
-        if len(body) < length:
-            return self._faulty(method, 400, f"{len(body)} bytes of {length} arrived")
-        host = str(self.client_address[0])
-        return HttpRequest(method=method, path=self.path, headers=headers, body=body, host=host)
-
-    def _faulty(self, method: str, status: int, why: str) -> HttpRequest:
-        headers = dict(self.headers.items())
-        return HttpRequest(method=method, path=self.path, headers=headers, fault=(status, why))
+            fault = 413, f"{length} bytes are more than {largest}"
+        elif length:
+            body = self.rfile.read(length)
+            if len(body) < length:
+                fault = 400, f"{len(body)} bytes of {length} arrived"
+        return HttpRequest(method=self.command, path=self.path, body=body, fault=fault)
 
 
 class _DeadlineReader(io.RawIOBase):

@@ -31,10 +31,6 @@ from thinwire.security.token import Token
 _PIECE = 1 << 20
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpReply:
     """An answer to be sent: an HTTP status and a body.
@@ -52,7 +48,7 @@ class HttpReply:
     status: int = 200
     body: bytes = b""
     more: Sequence[memoryview] = ()
-    on_sent: Callable[[], None] = _nothing
+    on_sent: Callable[[], object] = lambda: None
 
 
 Handler: TypeAlias = Callable[[bytes], HttpReply]
@@ -90,7 +86,7 @@ class RunServer:
         *,
         host: str,
         port: int = 0,
-        on_refusal: Callable[[str, str], None] | None = None,
+        on_refusal: Callable[[str, str], object] | None = None,
         largest_request: int = LARGEST_REQUEST,
         request_s: float | None = None,
         tunnels: Mapping[str, OpenTunnel] | None = None,
@@ -197,8 +193,8 @@ def send_request(
         dialer: connects, with the run's token.
         address: HOST:PORT, or [HOST]:PORT for IPv6.
         path: on that server.
-        body: bytes, or a memoryview of bytes, which may be longer than 4 MiB where the server
-            takes that, or anything else as JSON; None makes it a GET.
+        body: bytes, or a memoryview of bytes, or anything else as JSON; None makes it a GET. More
+            than 4 MiB are refused unread where the server does not say that it takes them.
         largest: bytes of an answer that are taken; a longer one is refused unread.
         timeout_s: without a byte from the other side.
         accept: HTTP statuses that are returned; others raise.
@@ -208,16 +204,14 @@ def send_request(
         ExchangeError: there is no answer, or it is incomplete, or the other side failed.
         MismatchError: the other side refuses, or does not know the token.
     """
-    raw = _encoded(body)
-    if len(raw) > LARGEST_REQUEST and not isinstance(raw, memoryview):
-        because = f"its {len(raw)} bytes are more than a request's {LARGEST_REQUEST}"
-        raise MismatchError(f"ask {address} for {path}", because=because, do="report it as a bug")
+    is_raw = body is None or isinstance(body, bytes | memoryview)
+    raw = body if is_raw else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
     content = io.BytesIO() if into is None else into
     try:
         with closing(http.client.HTTPConnection("run")) as connection:
             connection.sock = dialer.connect(address, timeout_s=timeout_s)
-            connection.request(method, path, body=None if body is None else raw)
+            connection.request(method, path, body=raw)
             answer = connection.getresponse()
             _receive(answer, largest, content)
     except TimeoutError as error:
@@ -235,12 +229,6 @@ def send_request(
         raise _not_accepted(address, path, answer.status, content.read())
     received = content.getvalue() if isinstance(content, io.BytesIO) else b""
     return HttpAnswer(status=answer.status, body=received, source=f"{address} for {path}")
-
-
-def _encoded(body: Any) -> bytes | memoryview:
-    if isinstance(body, bytes | memoryview):
-        return body
-    return b"" if body is None else json.dumps(body).encode()
 
 
 def _receive(answer: http.client.HTTPResponse, largest: int, content: BinaryIO) -> None:
@@ -285,7 +273,5 @@ def _refused(address: str, path: str, answer: Mapping[str, Any]) -> MismatchErro
         "give the lighthouse and all workers the same THINWIRE_TOKEN, model, method and version"
     )
     return MismatchError(
-        f"ask {address} for {path}",
-        because=str(answer["error"]),
-        do=str(answer.get("do", default)),
+        f"ask {address} for {path}", because=str(answer["error"]), do=str(answer.get("do", default))
     )

@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import Protocol, TypeVar
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.quorum import identity_of
 from thinwire.errors import ConfigurationError
-from thinwire.membership import (
-    Answer,
-    Membership,
-    Phase,
-    RoundRecord,
-    SharedState,
-    WorkerMetrics,
-)
+from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState, WorkerMetrics
 from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
 from thinwire.version import __version__
@@ -27,16 +20,18 @@ T = TypeVar("T")
 
 
 class Session(Protocol):
-    """What a worker keeps open from joining to leaving."""
+    """What a worker keeps open from joining to leaving.
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the workers of the round, in rank order."""
-        ...
+    Attributes:
+        names: of the workers of the round, in rank order.
+        rank: of this worker among them.
+    """
 
-    @property
-    def rank(self) -> int:
-        """Of this worker among them."""
+    names: tuple[str, ...]
+    rank: int
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange among the workers of the round."""
         ...
 
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
@@ -56,10 +51,7 @@ class Session(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Session)
-
-
-class JoinedTransport(Transport, Membership, Generic[S]):
+class JoinedTransport(Transport, Membership):
     """Workers that come and go: each opens a session with the others when it joins.
 
     Args:
@@ -71,16 +63,12 @@ class JoinedTransport(Transport, Membership, Generic[S]):
         self.identity = identity or f"worker-{secrets.token_hex(4)}"
         self.events = EventLog()
         self._description = {"thinwire": __version__, **description}
-        self._session: S | None = None
+        self._session: Session | None = None
         self._asked_to_leave: Callable[[], bool] = lambda: False
 
     @abstractmethod
-    def _open(self, state: SharedState) -> S:
+    def _open(self, state: SharedState) -> Session:
         """A session with the others, opened."""
-
-    @abstractmethod
-    def _exchange(self, session: S, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange among the workers of the round."""
 
     # -- the transport -----------------------------------------------------------------------------
 
@@ -97,18 +85,14 @@ class JoinedTransport(Transport, Membership, Generic[S]):
     def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
         """Run it among the workers of the round; what stops it discards the round."""
         if self._session is not None:
-            return self._exchange(self._session, requests, tag)
+            return self._session.run(requests, tag)
         # Before it joins: descriptions add up, and are compared with the run's.
         running = RunningExchange(requests)
         while isinstance(running.request, Announce):
             self._description |= json.loads(running.request.payload)
             running.answer({0: running.request.payload})
         if running.travels:
-            raise ConfigurationError(
-                f"exchange {tag}",
-                because="this worker has not joined the others",
-                do="call join() first, or use the transport through OuterLoop, which does",
-            )
+            self._joined()
         return FinishedRound(running)
 
     def close(self) -> None:
@@ -117,8 +101,7 @@ class JoinedTransport(Transport, Membership, Generic[S]):
 
     # -- the membership ----------------------------------------------------------------------------
 
-    is_fixed: bool = False
-    """False: workers come and go."""
+    is_fixed = False
 
     def join(self, state: SharedState) -> None:
         """Open a session with the others; once.
@@ -162,10 +145,10 @@ class JoinedTransport(Transport, Membership, Generic[S]):
         if session is not None:
             session.close()
 
-    def _joined(self) -> S:
+    def _joined(self) -> Session:
         if self._session is None:
             raise ConfigurationError(
-                "begin a round with the others",
+                "exchange anything with the others",
                 because="this worker has not joined them",
                 do="call join() first, or use the transport through OuterLoop, which does",
             )

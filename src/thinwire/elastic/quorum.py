@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from thinwire.membership import Phase, Progress
 from thinwire.security.token import Token
@@ -13,10 +15,28 @@ from thinwire.transport.address import split_address
 
 JOIN, ROUND, LAST = (phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST))
 _LONGEST_TEXT = 200
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+def read_as(kind: type[T], text: str | bytes) -> T:
+    """JSON as a typed message.
+
+    Raises:
+        ValueError: it is something else.
+
+    >>> read_as(list[int], "[1, 2]")
+    [1, 2]
+    """
+    try:
+        # Not `msgspec.json.decode`: earlier versions wrote NaN, which that refuses.
+        return msgspec.convert(json.loads(text), kind)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+class Member(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One worker as the others know it, from its heartbeats and when a round begins.
 
     The fields from `description` on are said only when a round begins.
@@ -82,28 +102,17 @@ class Member:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields as JSON-able data, without those that have their defaults."""
-        described = asdict(self)
-        for field in fields(self):
-            if field.default is not MISSING and getattr(self, field.name) == field.default:
-                del described[field.name]
-        return described
+        return msgspec.to_builtins(self)
 
     @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Self:
+    def read(cls, data: Any) -> Self:
         """From what `describe` returned elsewhere.
 
         Raises:
             ValueError: a field has another form; `KeyError` or `TypeError` if one is missing.
         """
-        given: dict[str, Any] = dict(data)
-        given["position"] = Progress.read(given["position"])
-        for names in ("awaits", "unreachable", "further"):
-            given[names] = tuple(map(str, given.get(names, ())))
-        member = cls(**given)
-        for field in fields(cls):
-            value = getattr(member, field.name)
-            if field.type in (str, int, bool, float) and type(value) is not field.type:
-                raise ValueError(f"{field.name} is {str(value)[:100]!r}")
+        member = msgspec.convert(data, cls)
+        Progress.read(data["position"])  # which has no default for `dealt`
         for text in (member.identity, member.nonce, member.address):
             if not 0 < len(text) <= _LONGEST_TEXT or not text.isprintable():
                 raise ValueError(f"not a printable text of 1 to {_LONGEST_TEXT} characters")
@@ -122,8 +131,7 @@ class Member:
         try:
             text, signature = str(data["member"]), str(data["signature"])
             return cls.read(json.loads(text)) if token.signed(signature, "member", text) else None
-        # The last two are of JSON that is nested too deeply, and of infinite numbers in it.
-        except (KeyError, TypeError, ValueError, RecursionError, OverflowError):
+        except (KeyError, TypeError, ValueError, RecursionError):  # the last: nested too deeply
             return None
 
 
@@ -167,11 +175,6 @@ class Quorum:
         version = self.position.version
         return all(m.caught_up for m in self.members if m.position.version == version)
 
-    def what_differs(self, member: Member) -> str:
-        """How the position of `member` differs from the run's, for people."""
-        behind = self.position.version - member.position.version
-        return f"{behind} outer steps behind" if behind else "its outer parameters were others"
-
 
 def elect(workers: Sequence[Member]) -> Quorum:
     """The quorum that every worker concludes from the same `workers`, in any order.
@@ -183,13 +186,17 @@ def elect(workers: Sequence[Member]) -> Quorum:
     cut_off = _cut_off(sorted(workers, key=lambda w: w.name))
     everyone = sorted((w for w in workers if w not in cut_off), key=lambda w: w.name)
     furthest = max(w.position.version for w in everyone)
-    description, digest = _most_common([w for w in everyone if w.position.version == furthest])
+    ahead = [w for w in everyone if w.position.version == furthest]
+    counts = Counter((w.description, w.position.digest) for w in ahead)
+    known = {w.known for w in ahead}
+    # Of equally many those that the registry knows, or else those of the first.
+    description, digest = max(counts, key=lambda kind: (counts[kind], kind[1] in known))
     refused = tuple(w for w in everyone if w.description != description)
     fit = [w for w in everyone if w.description == description]
     leaders = [w for w in fit if (w.position.version, w.position.digest) == (furthest, digest)]
     leader = min(leaders, key=lambda w: w.oldest)
     members = [w for w in fit if w in leaders or leader.oldest <= w.position.version < furthest]
-    phase, concerned = _phase_of(members)
+    phase, concerned = phase_of(members)
     return Quorum(
         members=tuple(members),
         leader=leader,
@@ -216,6 +223,11 @@ def identity_of(name: str) -> str:
     return name.rpartition(":")[0]
 
 
+def identities_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The identities in members' names, sorted."""
+    return tuple(sorted(map(identity_of, names)))
+
+
 def _cut_off(workers: Sequence[Member]) -> tuple[Member, ...]:
     """Of each two that do not reach each other one: that lacks most, or else would lose least."""
     here = {w.name for w in workers}
@@ -235,20 +247,9 @@ def _short_digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _most_common(workers: Sequence[Member]) -> tuple[str, str]:
-    """The description and state digest of most workers.
-
-    Of equally many, those that the registry knows, or else those of the first.
-    """
-    counts = Counter((w.description, w.position.digest) for w in workers)
-    known = {w.known for w in workers}
-    return max(counts, key=lambda kind: (counts[kind], kind[1] in known))
-
-
-def _phase_of(members: Sequence[Member]) -> tuple[str, Sequence[Member]]:
-    """The phase, and the members that it is the phase of."""
+def phase_of(members: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """The phase of a round, and those of `members` that it is the phase of."""
     for phase in (LAST, ROUND):
-        concerned = [m for m in members if m.phase == phase]
-        if concerned:
+        if concerned := [member for member in members if member.phase == phase]:
             return phase, concerned
     return JOIN, members

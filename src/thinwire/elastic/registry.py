@@ -1,23 +1,34 @@
 """The members of a run: which workers may join, which are still there, and what they are told.
 
+A run is one sequence of outer steps. A worker that was stopped or cut off for a long time still has
+an older version of it, and from there it would make a second run. So every round is begun at the
+registry, by each of its workers, and the rule is:
+
+    The version that the registry knows may go on, however few workers have it.
+    An older one may not, unless a majority of the last round's workers have nothing newer
+    (all of them start again from checkpoints), the run is not over, and it is not version 0.
+
 No network here: `registry_server.py` carries requests to this and answers back.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thinwire.contributions import ToldContributions
-from thinwire.elastic.known_run import KnownRun, RoundRefusal
-from thinwire.elastic.quorum import Member
+from thinwire.elastic.quorum import Member, identity_of
 from thinwire.handshake import first_difference
-from thinwire.membership import WorkerMetrics
+from thinwire.membership import Progress, WorkerMetrics
 
 _MOST_UNREAD = 20
 # A worker that is refused asks again and again; it is reported once in this time.
 _REPORT_AGAIN_S = 60.0
+_FORK = (
+    "to train on from this worker's state all the same, start the lighthouse anew, "
+    "with thinwire lighthouse --allow-fork"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +71,100 @@ class _RegisteredMember:
     last_seen_s: float
     metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     unread_refusals: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_UNREAD))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRefusal:
+    """Why a round does not carry the run on.
+
+    Args:
+        reason: for the worker.
+        do: what can be done about it.
+        is_final: whether waiting does not help.
+    """
+
+    reason: str
+    do: str
+    is_final: bool = False
+
+
+class KnownRun:
+    """The run that workers have told of; it stays when the last of them has left.
+
+    Args:
+        allow_fork: whether any version may go on.
+
+    Attributes:
+        description: of its model, method and versions.
+        position: the highest version that a worker said, with its digest once that is known, all
+            shares that were dealt, and whether the run is over.
+        team: identities of the workers of the last round that was begun.
+
+    >>> run = KnownRun()
+    >>> run.learn(Progress(version=7, step=70, digest="ab", over=True))
+    >>> older = Progress(version=3, step=30, digest="cd")
+    >>> run.begin_round(older, ["c:1"], there=["c"]).reason
+    'the run is over: version 7, digest ab'
+    """
+
+    def __init__(self, *, allow_fork: bool = False) -> None:
+        self._allow_fork = allow_fork
+        self.description: Mapping[str, str] = {}
+        self.position = Progress(version=0, step=0, digest="")
+        self.team: frozenset[str] = frozenset()
+        self._begun: tuple[frozenset[str], int, int] | None = None
+
+    def learn(self, position: Progress) -> None:
+        """Note how far a worker says that it has come."""
+        known, dealt = self.position, max(self.position.dealt, position.dealt)
+        is_more = (position.version, position.digest != "") > (known.version, known.digest != "")
+        # Inner steps, too, are those at which it ended: others may have fewer at this version.
+        is_its_end = position.over and _same(position, known)
+        self.position = replace(position if is_more or is_its_end else known, dealt=dealt)
+
+    def begin_round(
+        self, position: Progress, names: Collection[str], *, there: Collection[str]
+    ) -> RoundRefusal | None:
+        """Note that a round is begun, or say why it must not; each of its workers asks.
+
+        Args:
+            position: that it is begun from; the shares from `position.dealt` on are its workers'.
+            names: of its workers.
+            there: identities of those of them that the registry sees and that have nothing newer.
+        """
+        round, known = (frozenset(names), position.version, position.dealt), self.position
+        if round == self._begun:
+            return None  # another of its workers asked before
+        has_it = position.version > known.version or _same(position, known)
+        is_majority = 2 * len(self.team.intersection(there)) > len(self.team)
+        starts_again = is_majority and not known.over and position.version > 0
+        # At the beginning of a run no worker has anything to lose.
+        if not (has_it or known.version == 0 or self._allow_fork or starts_again):
+            return self._refusal(position)
+        if position.dealt < self.position.dealt:
+            return RoundRefusal(
+                reason=f"data shares up to {self.position.dealt} were dealt meanwhile",
+                do="nothing: the round is begun again",
+            )
+        self._begun, self.team = round, frozenset(map(identity_of, names))
+        self.position = replace(position, dealt=position.dealt + len(names), over=False)
+        return None
+
+    def _refusal(self, position: Progress) -> RoundRefusal:
+        known, had_it = self.position, " ".join(sorted(self.team)) or "other workers"
+        run = f"version {known.version}, digest {known.digest}"
+        if known.over:
+            return RoundRefusal(
+                reason=f"the run is over: {run}",
+                do=f"take the model that {had_it} wrote; for another run start another lighthouse; "
+                f"{_FORK}",
+                is_final=True,
+            )
+        return RoundRefusal(
+            reason=f"the run is at {run}, this worker has version {position.version}, digest "
+            f"{position.digest}, and no worker that has that of the run is there",
+            do=f"start these again, with --resume: {had_it}; {_FORK}",
+        )
 
 
 class MemberRegistry:
@@ -117,8 +222,13 @@ class MemberRegistry:
             return self._refuse(member, _different_run(description, runs))
         if differs:
             self.run.description = description
-            for entry in self._entries.values():
-                self._displace(entry, member, runs)
+            why = _different_run(runs, description).report
+            for old in [entry.member for entry in self._entries.values()]:
+                self.report(
+                    f"{old.identity!r} at {old.address}: {why}, which {member.identity!r} "
+                    f"continues{_progress(member)}",
+                    (old.identity, old.nonce, "displaced"),
+                )
             self._entries.clear()
         if holder is None:
             self._log.append(f"{member.identity} joined from {member.address}{_progress(member)}")
@@ -262,14 +372,6 @@ class MemberRegistry:
             retry_s=max(0.0, self.expiry_s - silent_s),
         )
 
-    def _displace(self, entry: _RegisteredMember, by: Member, theirs: Mapping[str, str]) -> None:
-        member, refusal = entry.member, _different_run(theirs, self.run.description)
-        self.report(
-            f"{member.identity!r} at {member.address}: {refusal.report}, "
-            f"which {by.identity!r} continues{_progress(by)}",
-            (member.identity, member.nonce, "displaced"),
-        )
-
 
 def _different_run(description: Mapping[str, str], runs: Mapping[str, str]) -> JoinRefusal:
     name = str(first_difference(description, runs))
@@ -285,3 +387,8 @@ def _different_run(description: Mapping[str, str], runs: Mapping[str, str]) -> J
 
 def _progress(member: Member) -> str:
     return f" (version {member.position.version}, step {member.position.step})"
+
+
+def _same(a: Progress, b: Progress) -> bool:
+    # A worker of several ranks knows no digest of the version that it has just reached.
+    return a.version == b.version and (a.digest == b.digest or "" in (a.digest, b.digest))

@@ -4,9 +4,7 @@ It runs beside torchft's lighthouse, which decides who takes part in a round and
 Workers are given only the registry's address.
 """
 
-import dataclasses
 import ipaddress
-import json
 import os
 import secrets
 import socket
@@ -16,6 +14,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import msgspec
 
 from thinwire.contributions import ContributionCounts
 from thinwire.elastic.dialer import Dialer
@@ -27,11 +27,10 @@ from thinwire.elastic.https import (
     json_answer,
     send_request,
 )
-from thinwire.elastic.known_run import RoundRefusal
-from thinwire.elastic.quorum import Member
-from thinwire.elastic.registry import JoinRefusal, MemberRegistry, MemberStatus
+from thinwire.elastic.quorum import Member, read_as
+from thinwire.elastic.registry import MemberRegistry, MemberStatus, RoundRefusal
 from thinwire.elastic.relay import Relay, loopback_tunnel
-from thinwire.errors import ConfigurationError, MismatchError
+from thinwire.errors import MismatchError
 from thinwire.membership import Progress, WorkerMetrics
 from thinwire.security.token import Token
 from thinwire.transport.address import split_address
@@ -97,21 +96,20 @@ class RegistryServer:
         allow_fork: bool = False,
         on_event: Callable[[str], None],
     ) -> None:
-        self._facts = {"heartbeat_timeout_s": heartbeat_timeout_s}
         self._registry = MemberRegistry(expiry_s=heartbeat_timeout_s, allow_fork=allow_fork)
         self._on_event = on_event
         self._opened_s = time.monotonic()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        routes = {
-            ("POST", "/join"): _reading_json(self._join),
-            ("POST", "/heartbeat"): _reading_json(self._heartbeat),
-            ("POST", "/round"): _reading_json(self._round),
-            ("POST", "/leave"): _reading_json(self._leave),
-            ("GET", "/peers"): _reading_json(self._peers),
-            ("GET", "/description"): _reading_json(self._describe),
-            ("GET", "/time"): _reading_json(_time),
-            ("POST", "/probe"): _reading_json(_probe),
+        routes: dict[tuple[str, str], Handler] = {
+            ("POST", "/join"): _reading(self._join),
+            ("POST", "/heartbeat"): _reading(self._heartbeat),
+            ("POST", "/round"): _reading(self._round),
+            ("POST", "/leave"): _reading(self._leave),
+            ("POST", "/probe"): _reading(_probe),
+            ("GET", "/peers"): lambda _: self._peers(),
+            ("GET", "/description"): lambda _: self._describe(),
+            ("GET", "/time"): lambda _: json_answer({"time": time.time()}),
             ("POST", "/discard"): lambda _: json_answer({}),
             ("GET", "/noise"): lambda _: HttpReply(body=os.urandom(_NOISE_NBYTES)),
         }
@@ -120,7 +118,7 @@ class RegistryServer:
             routes,
             host=host,
             port=port,
-            on_refusal=self._report_stranger,
+            on_refusal=self._report_refused,
             tunnels={**Relay().tunnels, "lighthouse": loopback_tunnel(lighthouse_port)},
         )
         self.port: int = self._server.port
@@ -159,46 +157,50 @@ class RegistryServer:
             with self._locked():
                 pass
 
-    def _report_stranger(self, host: str, reason: str) -> None:
+    def _report_refused(self, host: str, reason: str) -> None:
         with self._locked() as registry:
             registry.report(f"a connection from {host}: {reason}", (host, reason[:20]))
 
-    def _join(self, data: Any) -> HttpReply:
-        member = Member.read(data["member"])
-        description = {str(k): str(v) for k, v in data["description"].items()}
+    def _join(self, request: dict[str, Any]) -> HttpReply:
+        member = Member.read(request["member"])
+        description = msgspec.convert(request["description"], dict[str, str])
         with self._locked() as registry:
             refusal = registry.join(member, description)
             peers, run = registry.others(member.identity), registry.run.position
-        return self._reply(peers, run) if refusal is None else _refusal_answer(refusal)
+        if refusal is None:
+            return self._reply(peers, run)
+        value = {"error": refusal.reason, "do": refusal.do, "retry_s": refusal.retry_s}
+        return json_answer(value, status=refusal.status)
 
-    def _heartbeat(self, data: Any) -> HttpReply:
-        member = Member.read(data["member"])
+    def _heartbeat(self, request: dict[str, Any]) -> HttpReply:
+        member = Member.read(request["member"])
         with self._locked() as registry:
             if not registry.heartbeat(member):
                 return _unknown(member)
             # Beside the member: workers and registries of earlier versions do not know it.
-            if "metrics" in data:
-                registry.note_metrics(member.identity, data["metrics"])
-            if "contributions" in data:
-                registry.note_contributions(member.identity, data["contributions"])
+            if "metrics" in request:
+                registry.note_metrics(member.identity, request["metrics"])
+            if "contributions" in request:
+                registry.note_contributions(member.identity, request["contributions"])
             peers, run = registry.others(member.identity), registry.run.position
             refused = registry.take_refusals(member.identity)
         return self._reply(peers, run, refused=refused)
 
-    def _round(self, data: Any) -> HttpReply:
-        member, names = Member.read(data["member"]), list(map(str, data["names"]))
+    def _round(self, request: dict[str, Any]) -> HttpReply:
+        member = Member.read(request["member"])
+        names = msgspec.convert(request["names"], list[str])
         with self._locked() as registry:
             if not registry.heartbeat(member):
                 return _unknown(member)
             refusal = registry.begin_round(member, names)
         return json_answer({"refusal": None if refusal is None else asdict(refusal)})
 
-    def _leave(self, data: Any) -> HttpReply:
+    def _leave(self, request: dict[str, Any]) -> HttpReply:
         with self._locked() as registry:
-            registry.leave(str(data["identity"]), str(data["nonce"]))
+            registry.leave(str(request["identity"]), str(request["nonce"]))
         return json_answer({})
 
-    def _peers(self, _: Any) -> HttpReply:
+    def _peers(self) -> HttpReply:
         status = self.status()
         return self._reply(
             [w.member for w in status.workers],
@@ -208,29 +210,26 @@ class RegistryServer:
             contributions=status.contributions,
         )
 
-    def _describe(self, _: Any) -> HttpReply:
+    def _describe(self) -> HttpReply:
         # Apart from what heartbeats and watchers are told each second: it names every parameter.
         with self._locked() as registry:
             return json_answer({"description": dict(registry.run.description)})
 
     def _reply(self, peers: Sequence[Member], run: Progress, **more: Any) -> HttpReply:
-        age_s = time.monotonic() - self._opened_s
-        known = {"age_s": age_s, "peers": [p.describe() for p in peers], "run": run.describe()}
-        return json_answer({**self._facts, **known, **more})
+        known = {
+            "heartbeat_timeout_s": self._registry.expiry_s,
+            "age_s": time.monotonic() - self._opened_s,
+            "peers": [peer.describe() for peer in peers],
+            "run": run.describe(),
+        }
+        return json_answer(known | more)
 
 
-def _reading_json(answer: Callable[[Any], HttpReply]) -> Handler:
+def _reading(answer: Callable[[dict[str, Any]], HttpReply]) -> Handler:
     def handle(body: bytes) -> HttpReply:
         try:
-            return answer(json.loads(body or b"null"))
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,  # JSON that is nested too deeply
-            OverflowError,  # an infinite number in it
-        ) as error:
+            return answer(read_as(dict[str, Any], body))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             return json_answer({"error": f"this request cannot be read: {error!r}"}, status=400)
 
     return handle
@@ -240,18 +239,9 @@ def _unknown(member: Member) -> HttpReply:
     return json_answer({"error": f"{member.identity!r} is not in the run"}, status=410)
 
 
-def _refusal_answer(refusal: JoinRefusal) -> HttpReply:
-    value = {"error": refusal.reason, "do": refusal.do, "retry_s": refusal.retry_s}
-    return json_answer(value, status=refusal.status)
-
-
-def _time(_: Any) -> HttpReply:
-    return json_answer({"time": time.time()})
-
-
-def _probe(data: Any) -> HttpReply:
+def _probe(request: dict[str, Any]) -> HttpReply:
     # An address and not a name: a look-up could take long, and no worker asks for one.
-    host, port = str(ipaddress.ip_address(data["host"])), int(data["port"])
+    host, port = str(ipaddress.ip_address(request["host"])), int(request["port"])
     if not 0 < port < 65536:
         raise ValueError(f"port {port}")
     try:
@@ -261,8 +251,7 @@ def _probe(data: Any) -> HttpReply:
     return json_answer({"reached": True, "why": ""})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegistryReply:
+class RegistryReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the registry answers to joining, and to a heartbeat.
 
     Args:
@@ -282,11 +271,9 @@ class RegistryReply:
     peers: tuple[Member, ...]
     age_s: float
     run: Progress = _NO_RUN
-    metrics: Mapping[str, WorkerMetrics] = field(default_factory=dict[str, WorkerMetrics])
-    heartbeat_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    contributions: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict[str, Mapping[str, int]]
-    )
+    metrics: Mapping[str, WorkerMetrics] = {}
+    heartbeat_age_s: Mapping[str, float] = {}
+    contributions: Mapping[str, Mapping[str, int]] = {}
     refused: tuple[str, ...] = ()
     rejoined: bool = False
 
@@ -301,6 +288,9 @@ class RegistryClient:
         description: what must be the same on all workers, one text per field.
         timeout_s: without a byte from the registry.
         nonce: of this process; default random.
+
+    Attributes:
+        finished: say in all later heartbeats that this worker has taken all its steps.
     """
 
     def __init__(
@@ -320,7 +310,7 @@ class RegistryClient:
         self._addresses: tuple[str, ...] = ()
         self._metrics = WorkerMetrics()
         self._contributions: tuple[tuple[int, str, str], ...] = ()
-        self._finished = self._left = False
+        self.finished = self._left = False
 
     def join(self, position: Progress, *addresses: str) -> RegistryReply:
         """Join the run; waits while the registry still counts an earlier process of this identity.
@@ -341,11 +331,7 @@ class RegistryClient:
             time.sleep(_PAUSE_S)
             waited_s += _PAUSE_S
             response = self._post("/join", body)
-        return self._accepted(response)
-
-    def finish(self) -> None:
-        """Say in all later heartbeats that this worker has taken all its steps."""
-        self._finished = True
+        return _reply_of(self._checked(response))
 
     def report(self, metrics: WorkerMetrics) -> None:
         """Say in all later heartbeats what this worker measured."""
@@ -370,27 +356,21 @@ class RegistryClient:
             waiting_s: for how long it has been waiting for others to begin a round.
 
         Raises:
-            ConfigurationError: it has not joined.
             ExchangeError: the registry cannot be reached.
             MismatchError: it refuses.
         """
-        if not self._addresses:
-            raise ConfigurationError(
-                "send a heartbeat", because="this worker has not joined", do="call join first"
-            )
         member = self._member(position, waiting_s=waiting_s)
-        body = {
-            "member": member.describe(),
-            "metrics": self._metrics.describe(),
-            **({"contributions": self._contributions} if self._contributions else {}),
-        }
+        body: dict[str, Any] = {"member": member.describe(), "metrics": self._metrics.describe()}
+        if self._contributions:
+            body["contributions"] = self._contributions
         response = self._post("/heartbeat", body)
         if response.status == 410 and self._left:
             # A heartbeat that was on its way while this worker left must not bring it back.
             return RegistryReply(heartbeat_timeout_s=0.0, peers=(), age_s=0.0)
         if response.status == 410:
-            return dataclasses.replace(self.join(position, *self._addresses), rejoined=True)
-        return self._accepted(response)
+            reply = self.join(position, *self._addresses)
+            return msgspec.structs.replace(reply, rejoined=True)
+        return _reply_of(self._checked(response))
 
     def begin_round(self, position: Progress, names: Sequence[str]) -> RoundRefusal | None:
         """Tell the registry that this worker begins a round; returns why it must not.
@@ -429,7 +409,7 @@ class RegistryClient:
             address=self._addresses[0],
             further=self._addresses[1:],
             position=position,
-            finished=self._finished,
+            finished=self.finished,
             waiting_s=waiting_s,
         )
 
@@ -454,9 +434,6 @@ class RegistryClient:
             )
         return data
 
-    def _accepted(self, response: HttpAnswer) -> RegistryReply:
-        return _reply_of(self._checked(response))
-
 
 def ask_registry(token: Token, address: str, *, timeout_s: float = 5.0) -> RegistryReply:
     """What a registry knows of its run, without taking part: all workers are `peers`.
@@ -473,19 +450,6 @@ def ask_registry(token: Token, address: str, *, timeout_s: float = 5.0) -> Regis
 
 
 def _reply_of(data: Any) -> RegistryReply:
-    return RegistryReply(
-        heartbeat_timeout_s=float(data["heartbeat_timeout_s"]),
-        peers=tuple(map(Member.read, data["peers"])),
-        age_s=float(data["age_s"]),
-        run=Progress.read(data["run"]),
-        metrics={
-            str(identity): WorkerMetrics.read(measured)[0]
-            for identity, measured in data.get("metrics", {}).items()
-        },
-        heartbeat_age_s={
-            str(identity): float(age_s)
-            for identity, age_s in data.get("heartbeat_age_s", {}).items()
-        },
-        contributions=ContributionCounts.read(data.get("contributions", {})).describe(),
-        refused=tuple(map(str, data.get("refused", ()))),
-    )
+    reply = msgspec.convert(data, RegistryReply)
+    known = ContributionCounts.read(reply.contributions).describe()
+    return msgspec.structs.replace(reply, contributions=known)

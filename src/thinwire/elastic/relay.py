@@ -8,6 +8,7 @@ So one port of one machine has to be reachable, and workers only connect outward
 import contextlib
 import queue
 import secrets
+import select
 import socket
 import ssl
 import threading
@@ -16,13 +17,14 @@ from collections.abc import Callable, Mapping
 
 from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.http_server import OpenTunnel
-from thinwire.elastic.pump import pump
+from thinwire.elastic.timeouts import pauses
 from thinwire.errors import ThinwireError
 
 _BEAT_S = 2.0
 _SILENT_S = 10.0
 _ANSWER_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_PIECE, _LOOK_S = 256 << 10, 1.0
 
 
 class Relay:
@@ -139,15 +141,14 @@ class RelayedServer:
         self._thread.join(_SILENT_S)
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        growing = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while not self._closed.is_set():
             began_s = time.monotonic()
             with contextlib.suppress(OSError, ThinwireError):
                 self._keep_connected()
             if time.monotonic() - began_s > _SILENT_S:
-                pause_s = _FIRST_PAUSE_S
-            self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                growing = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            self._closed.wait(next(growing))
 
     def _keep_connected(self) -> None:
         target = f"relay/{self._address}"
@@ -236,3 +237,65 @@ class LoopbackForward:
                     pump(here, there)
         finally:
             self._open.discard(here)
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    """Carry what each of two streams says to the other one, until both have ended or one failed.
+
+    No more than a quarter of a MiB is held for either: who reads slowly slows down who sends.
+    """
+    with contextlib.suppress(OSError, ValueError):  # one of them was closed
+        for stream in (one, other):
+            stream.setblocking(False)
+        ways = (_Way(one, other), _Way(other, one))
+        while not all(way.ended for way in ways):
+            # Both, not the first that moves.
+            moved = [way.step() for way in ways]
+            if any(moved):
+                continue
+            reads = [way.wants_read for way in ways if way.wants_read]
+            writes = [way.wants_write for way in ways if way.wants_write]
+            select.select(reads, writes, [], _LOOK_S)
+
+
+class _Way:
+    """From one stream to the other."""
+
+    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+        self._source, self._target = source, target
+        self._held = memoryview(bytearray(_PIECE))
+        self._begin = self._end = 0
+        self.ended = False
+        self.wants_read: socket.socket | None = None
+        self.wants_write: socket.socket | None = None
+
+    def step(self) -> bool:
+        """Read or write once; whether anything moved."""
+        self.wants_read = self.wants_write = None
+        if self.ended:
+            return False
+        stream = self._source if self._begin == self._end else self._target
+        try:
+            if stream is self._target:
+                self._begin += stream.send(self._held[self._begin : self._end])
+            else:
+                self._read()
+            return True
+        except (ssl.SSLWantReadError, BlockingIOError):
+            # A plain stream says the same whether it cannot be read or cannot be written.
+            if stream is self._source or isinstance(stream, ssl.SSLSocket):
+                self.wants_read = stream
+            else:
+                self.wants_write = stream
+        except ssl.SSLWantWriteError:
+            self.wants_write = stream
+        return False
+
+    def _read(self) -> None:
+        self._begin, self._end = 0, self._source.recv_into(self._held)
+        if not self._end:
+            self.ended = True
+            # Within TLS a stream cannot be ended in one direction alone.
+            if isinstance(self._target, ssl.SSLSocket):
+                raise ConnectionError("the other end has hung up")
+            self._target.shutdown(socket.SHUT_WR)

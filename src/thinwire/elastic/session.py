@@ -6,46 +6,24 @@ import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 from thinwire.contributions import CLIPPED
-from thinwire.elastic.events import EventLog
-from thinwire.elastic.group import RankLink
-from thinwire.elastic.heartbeat import Heartbeat, HeartbeatCallbacks
-from thinwire.elastic.lighthouse_client import LighthouseClient
-from thinwire.elastic.options import ElasticSettings
-from thinwire.elastic.peer_policy import PeerPolicy
-from thinwire.elastic.quorum import Member, Quorum, elect, identity_of
-from thinwire.elastic.rank_session import (
-    Action,
-    Begin,
-    CatchUp,
-    Connect,
-    End,
-    Fail,
-    Joined,
-    Leave,
-    RankSession,
-    RankStatus,
-    ReplayUpTo,
-    Report,
-)
-from thinwire.elastic.registry_server import RegistryClient
+from thinwire.elastic.events import check_asked_to_leave, note_who_came_and_went
+from thinwire.elastic.heartbeat import Heartbeat, PeerPolicy
+from thinwire.elastic.lighthouse import LighthouseClient
+from thinwire.elastic.quorum import Member, Quorum, elect, identities_of, identity_of
+from thinwire.elastic.rank_session import Action, RankSession, RankStatus
+from thinwire.elastic.registry_server import RefusedError, RegistryClient
 from thinwire.elastic.relay import LoopbackForward
-from thinwire.elastic.retry import RetryBudget, with_retry
-from thinwire.elastic.worker_ranks import WorkerRanks
-from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
-from thinwire.membership import (
-    Answer,
-    Phase,
-    Progress,
-    RoundPlan,
-    RoundRecord,
-    SharedState,
-    WorkerMetrics,
-)
+from thinwire.elastic.timeouts import RetryBudget, with_retry
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError
+from thinwire.membership import Answer, Phase, Progress, RoundPlan, RoundRecord, WorkerMetrics
 
 T = TypeVar("T")
+
+_Command: TypeAlias = tuple[RoundPlan, str]
+"""A round, and the key of the link that it is exchanged over; "" if the run is over."""
 
 _PAUSE_S = 0.2
 _STILL_THERE_S = 10.0
@@ -55,14 +33,16 @@ class ElasticSession:
     """What the first rank of a worker keeps open while the worker takes part, and decides for it.
 
     Args:
-        settings: of the transport.
-        state: this rank's, for reading.
-        description: of this rank: what must be the same on all workers.
-        events: what happens is noted here.
         here: this rank.
-        ranks: of this worker.
+        description: of this rank: what must be the same on all workers.
         asked_to_leave: says so; asked while waiting for the others or the registry, which then ends
             with `RunStopped`.
+
+    Attributes:
+        link: of this rank to the same one of the other workers.
+        names: of the workers of the round, in rank order.
+        rank: this worker's place among them.
+        run: starts an exchange among them.
 
     Raises:
         ExchangeError: the lighthouse does not answer.
@@ -71,24 +51,21 @@ class ElasticSession:
 
     def __init__(
         self,
-        settings: ElasticSettings,
-        state: SharedState,
-        description: Mapping[str, str],
-        events: EventLog,
         here: RankSession,
-        ranks: WorkerRanks,
+        description: Mapping[str, str],
         *,
         asked_to_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._asked_to_leave = asked_to_leave
-        self._settings, self._state, self._events = settings, state, events
-        self._here, self._ranks = here, ranks
+        self._here, self._ranks = here, here.ranks
+        self._settings, self._state, self.link = here.settings, here.state, here.link
+        self.names, self.rank = here.names, here.rank
+        self.run, self._note = here.run, here.note
         self._connections_failed = self._rounds_begun = 0
         self._caught_up_to = -1
         self._statuses: list[RankStatus] = []
-        self._round_began_s: float | None = None
         self._told_s = time.monotonic()
-        self._retries = RetryBudget(settings.host, settings.options.give_up_s)
+        self._retries = RetryBudget(self._settings.host, self._settings.options.give_up_s)
         self._opened = contextlib.ExitStack()
         try:
             self._open(description)
@@ -117,9 +94,8 @@ class ElasticSession:
         reply = self._with_retry(
             lambda: registry.join(self._known_progress, *self._addresses), ExchangeError
         )
-        joined = Joined(self.name, reply.heartbeat_timeout_s)
-        self._ranks.broadcast(joined)
-        self._here.joined(joined)
+        self._ranks.broadcast(("joined", self.name, reply.heartbeat_timeout_s))
+        self._here.joined(self.name, reply.heartbeat_timeout_s)
         self.timeouts = self._here.timeouts
         forward = LoopbackForward(self._here.dialer, settings.lighthouse, "lighthouse")
         self._opened.callback(forward.close)
@@ -128,31 +104,27 @@ class ElasticSession:
             self.name,
             heartbeat_timeout_s=reply.heartbeat_timeout_s,
             give_up_s=options.give_up_s,
-            on_change=self._note_lighthouse,
+            on_change=lambda lost: self._note(
+                "lighthouse", why=f"is lost: {lost}" if lost else "is there again"
+            ),
         )
         self._opened.callback(self._lighthouse.close)
         # Some heartbeats may be lost before the registry counts this worker as gone.
         every_s = min(1.0, reply.heartbeat_timeout_s / 5)
         self._heartbeat = Heartbeat(
-            registry, self._glance, reply, every_s=every_s, callbacks=self._heartbeat_callbacks()
+            registry,
+            self._glance,
+            reply,
+            every_s=every_s,
+            members=lambda: self.link.names,
+            # The lighthouse takes the floor to miss this worker's heartbeats.
+            lenient_s=lambda: self.timeouts.late() - self.timeouts.floor_s,
+            on_awaited=self._lighthouse.pause,
+            on_gone=self._here.lost_workers.tell,
+            on_refused=lambda line: self._note("refused", why=line),
         )
         self._opened.callback(self._heartbeat.close)
         self._peers = PeerPolicy(options, self._heartbeat, self._is_lighthouse_new)
-
-    @property
-    def link(self) -> RankLink:
-        """Of this rank to the same one of the other workers."""
-        return self._here.link
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the workers of the round, in rank order."""
-        return self._here.names
-
-    @property
-    def rank(self) -> int:
-        """This worker's place among them."""
-        return self._here.rank
 
     def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
         def asked() -> T:
@@ -162,6 +134,7 @@ class ElasticSession:
         return with_retry(
             asked,
             silence=silence,
+            refusal=(RefusedError,),
             give_up_s=self._settings.options.give_up_s,
             tell=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
         )
@@ -171,15 +144,6 @@ class ElasticSession:
         # registry says how old it is.
         is_new = self._heartbeat.registry_age_s < self.timeouts.floor_s
         return is_new or self._lighthouse.was_lost_lately()
-
-    def _heartbeat_callbacks(self) -> HeartbeatCallbacks:
-        return HeartbeatCallbacks(
-            members=lambda: self.link.names,
-            lenient_s=self.timeouts.lenient,
-            on_awaited=self._lighthouse.pause,
-            on_gone=self._here.lost_workers.tell,
-            on_refused=lambda line: self._note("refused", why=line),
-        )
 
     # -- the ranks of this worker ------------------------------------------------------------------
 
@@ -212,7 +176,7 @@ class ElasticSession:
         """Let the other ranks of this worker fail with the same error, if they are still there."""
         if isinstance(error, ThinwireError):
             with contextlib.suppress(ThinwireError):
-                self._ranks.broadcast(Fail(error))
+                self._ranks.broadcast(error)
 
     # -- before a round ----------------------------------------------------------------------------
 
@@ -224,7 +188,7 @@ class ElasticSession:
             self._note("late", why=f"for {paused_s:.1f} s the others were not asked to wait")
         began_s = time.monotonic()
         try:
-            yield from self._all(Report())
+            yield from self._all(("report",))
             command = None
             while command is None:
                 command = yield from self._try(phase, began_s)
@@ -233,11 +197,14 @@ class ElasticSession:
             raise
         finally:
             self._heartbeat.wait_ends()
-        self._measure_round()
-        self._ranks.broadcast(command)
-        yield self._here.begin(command)
+        self.timeouts.round_began()
+        plan, key = command
+        self._ranks.broadcast(("begin", plan, key))
+        answer = self._here.begin(plan, key)
+        self.names, self.rank = self._here.names, self._here.rank
+        yield answer
 
-    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, Begin | End | None]:
+    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, _Command | None]:
         """One attempt to begin a round; None if it has to be made again."""
         self._check_may_take_part()
         over = yield from self._catch_up_with_peers()
@@ -261,7 +228,9 @@ class ElasticSession:
         self._check_description(quorum)
         self._check_reachable(quorum)
         if self.name not in {member.name for member in quorum.members}:
-            yield from self._catch_up(quorum.leader, quorum.what_differs(mine[0]))
+            behind = quorum.position.version - mine[0].position.version
+            why = f"{behind} outer steps behind" if behind else "its outer parameters were others"
+            yield from self._catch_up(quorum.leader, why)
             return None
         # Workers that came to the end by themselves, or start again from there, may train further.
         if quorum.has_only_caught_up and (over := self._end_if_over()) is not None:
@@ -269,13 +238,15 @@ class ElasticSession:
         if self._peers.lacks_members(quorum):
             time.sleep(_PAUSE_S)
             return None
-        reached = yield from self._reach(quorum)
-        if not reached or not (yield from self._connect(quorum)):
+        connects = yield from self._reach(quorum)
+        if connects:
+            statuses = yield from self._all(("connect", quorum))
+            connects = all(status.worked for status in statuses)
+        if not connects:
             # Part of the next group's key: no worker may wait at a key that others have left.
             self._connections_failed += 1
-            is_new = phase is Phase.JOIN
-            fail = self._retries.failed_newcomer if is_new else self._retries.failed
-            fail("form a group", because="the workers of the round could not connect")
+            why = "the workers of the round could not connect"
+            self._retries.failed("form a group", because=why, newcomer=phase is Phase.JOIN)
             return None
         self._retries.worked()
         refusal = self._with_retry(
@@ -299,12 +270,7 @@ class ElasticSession:
             # The other ranks of this worker wait with it, and would take long silence for a fault.
             self._ranks.broadcast(None)
             self._told_s = time.monotonic()
-        if self._asked_to_leave():
-            raise RunStopped(
-                "wait for the others",
-                because="this worker was asked to stop",
-                do="start it again to take part",
-            )
+        check_asked_to_leave(self._asked_to_leave())
 
     def _member(self, phase: Phase) -> Member:
         progress, run = self._progress(), self._heartbeat.run
@@ -318,7 +284,7 @@ class ElasticSession:
             position=self._heartbeat.with_dealt_shares(progress),
             phase=phase.value,
             generation=self._connections_failed + sum(s.links_lost for s in self._statuses),
-            oldest=self._here.log_reaches_back_to(progress.version),
+            oldest=self._here.log.oldest(progress.version),
             group=links.pop() if len(links) == 1 else "",
             awaits=self._peers.awaited(),
             rounds=self._rounds_begun,
@@ -344,7 +310,7 @@ class ElasticSession:
         for member in quorum.cut_off:
             lacks = (w.name for w in everyone if w.name in member.unreachable)
             lacked = (w.name for w in everyone if member.name in w.unreachable)
-            others = " and ".join(_identities({*lacks, *lacked}))
+            others = " and ".join(identities_of({*lacks, *lacked}))
             if member.name == self.name:
                 raise ExchangeError(
                     "take part in a round",
@@ -356,14 +322,12 @@ class ElasticSession:
             why = f"it and {others} do not reach each other"
             self._note("refused", who=(member.identity,), why=why)
 
-    def _connect(self, quorum: Quorum) -> Generator[Answer, None, bool]:
-        statuses = yield from self._all(Connect(quorum))
-        return all(status.worked for status in statuses)
-
-    def _round(self, quorum: Quorum, phase: Phase, began_s: float) -> Begin:
+    def _round(self, quorum: Quorum, phase: Phase, began_s: float) -> _Command:
         names = tuple(member.name for member in quorum.members)
         self._rounds_begun += 1
-        self._note_who_came_and_went(names, lost_s=time.monotonic() - began_s)
+        lost_s, before = time.monotonic() - began_s, self._peers.names
+        self._peers.met(frozenset(names))
+        note_who_came_and_went(self._note, self.name, names, before, lost_s)
         plan = RoundPlan(
             changed=quorum.key != self.link.key,
             phase=Phase(quorum.phase),
@@ -372,17 +336,11 @@ class ElasticSession:
             names=names,
             dealt=quorum.position.dealt,
         )
-        return Begin(plan, quorum.key)
-
-    def _measure_round(self) -> None:
-        now_s = time.monotonic()
-        if self._round_began_s is not None:
-            self.timeouts.finished_round(now_s - self._round_began_s)
-        self._round_began_s = now_s
+        return plan, quorum.key
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _catch_up_with_peers(self) -> Generator[Answer, None, End | None]:
+    def _catch_up_with_peers(self) -> Generator[Answer, None, _Command | None]:
         """Catch up with the worker that is furthest, if that is not this one.
 
         Returns:
@@ -399,7 +357,7 @@ class ElasticSession:
             return None
         return self._end_if_over() if best.position.over else None
 
-    def _end_if_over(self) -> End | None:
+    def _end_if_over(self) -> _Command | None:
         """That the run is over, if it ended at the version that this worker has."""
         self._heartbeat.send()
         run, here = self._heartbeat.run, self._progress()
@@ -408,22 +366,21 @@ class ElasticSession:
         self._lighthouse.pause()
         # If its schedule is longer, it goes on from here knowingly, like one that ended by itself.
         self._caught_up_to = -1
-        return End(
-            RoundPlan(
-                changed=True,
-                phase=Phase.DONE,
-                joins=False,
-                # By missed rounds a worker catches up in version, and not in inner steps.
-                step=run.step,
-                names=(self.name,),
-                dealt=run.dealt,
-            )
+        plan = RoundPlan(
+            changed=True,
+            phase=Phase.DONE,
+            joins=False,
+            # By missed rounds a worker catches up in version, and not in inner steps.
+            step=run.step,
+            names=(self.name,),
+            dealt=run.dealt,
         )
+        return plan, ""
 
     def _catch_up(self, member: Member, why: str) -> Generator[Answer, None, bool]:
         began_s = time.monotonic()
         self._lighthouse.pause()
-        statuses = yield from self._all(CatchUp(member.addresses))
+        statuses = yield from self._all(("catch up", member.addresses))
         # The other worker trains on: its ranks may have given away their states of two rounds.
         reached = {status.progress.version for status in statuses}
         failed = [status.outcome for status in statuses if not status.worked]
@@ -441,7 +398,7 @@ class ElasticSession:
         here, there = self._progress(), quorum.position
         if (here.version, here.digest) == (there.version, there.digest):
             return True
-        statuses = yield from self._all(ReplayUpTo(quorum.leader.addresses, there.version))
+        statuses = yield from self._all(("replay", quorum.leader.addresses, there.version))
         if not all(status.worked for status in statuses):
             return False
         self._caught_up_to = there.version
@@ -476,44 +433,23 @@ class ElasticSession:
             else:
                 self._note("left out", who=(who,), why=facts["flaws"][rank])
 
-    def _note_lighthouse(self, lost: str) -> None:
-        self._note("lighthouse", why=f"is lost: {lost}" if lost else "is there again")
-
-    def _note_who_came_and_went(self, names: Sequence[str], *, lost_s: float) -> None:
-        now, before = frozenset(names), self._peers.names
-        self._peers.met(now)
-        if not before:
-            self._note(
-                "joined",
-                who=_identities(now),
-                why=f"as worker {names.index(self.name)} of {len(now)}",
-            )
-            return
-        if before - now:
-            self._note("left", who=_identities(before - now), lost_s=lost_s)
-        if now - before:
-            self._note("arrived", who=_identities(now - before))
-
-    def _note(self, kind: Any, **fields: Any) -> None:
-        self._here.note(kind, **fields)
-
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Leave the run; if it went to its end, stay until the others need nothing more."""
         try:
             if self._state.progress().over:
-                for _ in self._all(Report()):
+                for _ in self._all(("report",)):
                     pass
                 # Only now do heartbeats of several ranks say that the run is over.
                 self._progress()
-                self._heartbeat.finish()
+                self._registry.finished = True
                 # Not before: a worker that comes back would go on without knowing that.
                 self._lighthouse.pause()
                 self._peers.linger(
                     self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
                 )
-                self._ranks.broadcast(Leave())
+                self._ranks.broadcast(("leave",))
         finally:
             self._here.close()
             self._opened.close()
@@ -558,7 +494,3 @@ def merge_descriptions(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
         else:
             merged |= {f"{field} of rank {index}": text for index, text in enumerate(texts)}
     return merged
-
-
-def _identities(names: Any) -> tuple[str, ...]:
-    return tuple(sorted(map(identity_of, names)))

@@ -1,28 +1,22 @@
 """The connection of an elastic worker: who is there, and what carries their payloads."""
 
 import importlib.metadata
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from thinwire.elastic.joined_transport import JoinedTransport
-from thinwire.elastic.options import ElasticOptions, ElasticSettings
-from thinwire.elastic.worker_ranks import AgreedRound, WorkerRanks
+from thinwire.elastic.joined_transport import JoinedTransport, Session
+from thinwire.elastic.timeouts import ElasticOptions, ElasticSettings
+from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ConfigurationError
 from thinwire.membership import SharedState
 from thinwire.security.token import Token, find_token
-from thinwire.transport import Requests, Round, RoundTag
 from thinwire.transport.address import local_address, split_address
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from thinwire.elastic.rank_session import RankSession
-    from thinwire.elastic.session import ElasticSession
 
-T = TypeVar("T")
-
-
-class Elastic(JoinedTransport["ElasticSession | RankSession"]):
+class Elastic(JoinedTransport):
     """A worker that may come late, be lost, and come back, among others that may.
 
     Who takes part is settled when a round begins. Messages are checked by all workers and voted on:
@@ -69,19 +63,9 @@ class Elastic(JoinedTransport["ElasticSession | RankSession"]):
             options=options or ElasticOptions(),
         )
         self._ranks = WorkerRanks(group)
+        self.ranks = self._ranks.size
 
-    @property
-    def ranks(self) -> int:
-        """The ranks of this worker."""
-        return self._ranks.size
-
-    def _exchange(
-        self, session: "ElasticSession | RankSession", requests: Requests[T], tag: RoundTag
-    ) -> Round[T]:
-        running = session.link.run(requests, tag)
-        return running if self._ranks.size == 1 else AgreedRound(running, self._ranks)
-
-    def _open(self, state: SharedState) -> "ElasticSession | RankSession":
+    def _open(self, state: SharedState) -> Session:
         # Here, because it brings servers along that a description of the worker does not need.
         from thinwire.elastic.rank_session import RankSession
         from thinwire.elastic.session import ElasticSession
@@ -89,13 +73,7 @@ class Elastic(JoinedTransport["ElasticSession | RankSession"]):
         here = RankSession(self._settings, state, self._ranks, self.events)
         if self._ranks.is_first:
             return ElasticSession(
-                self._settings,
-                state,
-                self._description,
-                self.events,
-                here,
-                self._ranks,
-                asked_to_leave=lambda: self._asked_to_leave(),
+                here, self._description, asked_to_leave=lambda: self._asked_to_leave()
             )
         here.join(self._description)
         return here

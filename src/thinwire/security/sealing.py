@@ -51,7 +51,20 @@ class Sealer:
     """
 
     def __init__(self, token: Token, run: str = "") -> None:
-        self._cipher = _cipher(token.derive(f"thinwire payloads 1 {run}"))
+        no_cipher = ConfigurationError(
+            "seal what workers send each other",
+            because="the package cryptography is missing, or older than version 47",
+            do="pip install 'thinwire[secure]', or unset THINWIRE_TOKEN on all workers: what they "
+            "send can then be read and changed on its way",
+        )
+        try:
+            aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
+        except ImportError as error:
+            raise no_cipher from error
+        if not hasattr(aead.AESGCM, "encrypt_into"):
+            raise no_cipher
+        self._cipher: Any = aead.AESGCM(token.derive(f"thinwire payloads 1 {run}"))
+        self._not_mine = importlib.import_module("cryptography.exceptions").InvalidTag
         self._buffers = BufferPool()
 
     def seal(self, payload: Tensor, place: bytes) -> Tensor:
@@ -71,33 +84,10 @@ class Sealer:
         nonce, into = raw[:_NONCE_NBYTES], payload.numpy().data
         try:
             self._cipher.decrypt_into(nonce, raw[_NONCE_NBYTES:], place, into)
-        except _invalid_tag():
+        except self._not_mine:
             return None
         return payload
 
 
 def _view(payload: Tensor) -> memoryview:
     return payload.detach().cpu().contiguous().numpy().data
-
-
-def _cipher(key: bytes) -> Any:
-    try:
-        aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
-    except ImportError as error:
-        raise _refused("the package cryptography is not installed") from error
-    if not hasattr(aead.AESGCM, "encrypt_into"):
-        raise _refused("the package cryptography is older than version 47")
-    return aead.AESGCM(key)
-
-
-def _invalid_tag() -> type[Exception]:
-    return importlib.import_module("cryptography.exceptions").InvalidTag
-
-
-def _refused(because: str) -> ConfigurationError:
-    return ConfigurationError(
-        "seal what workers send each other",
-        because=because,
-        do="pip install 'thinwire[secure]', or unset THINWIRE_TOKEN on all workers: what they send "
-        "can then be read and changed on its way",
-    )

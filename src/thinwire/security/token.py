@@ -5,7 +5,7 @@ import hmac
 import os
 from pathlib import Path
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 _SHORTEST = 16
@@ -29,13 +29,16 @@ class Token:
     """
 
     def __init__(self, secret: str) -> None:
-        if len(secret) < _SHORTEST:
-            raise ConfigurationError(
-                "use this token",
-                because=f"it has {len(secret)} characters and can be guessed",
-                do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
-            )
-        self._key = hashlib.sha256(b"thinwire token" + _bytes(secret)).digest()
+        check(
+            len(secret) >= _SHORTEST,
+            "use this token",
+            because=f"it has {len(secret)} characters and can be guessed",
+            do=f"pass {_SHORTEST} or more, such as: openssl rand -hex 16",
+        )
+        self._key = hashlib.sha256(
+            # What is no text in the environment comes as surrogates.
+            b"thinwire token" + secret.encode(errors="surrogateescape")
+        ).digest()
 
     def __repr__(self) -> str:
         return "Token(...)"
@@ -68,11 +71,6 @@ class Token:
         return hmac.compare_digest(signature.encode(), self.sign(*parts).encode())
 
 
-def _bytes(secret: str) -> bytes:
-    # What is no text in the environment comes as surrogates.
-    return secret.encode(errors="surrogateescape")
-
-
 def find_token(file: Path | None = None) -> Token:
     """The token in `file`, or else in the environment variable THINWIRE_TOKEN.
 
@@ -87,10 +85,10 @@ def find_token(file: Path | None = None) -> Token:
                 f"read a token from {file}", because=str(error), do="pass the file that holds it"
             ) from error
     secret = os.environ.get(TOKEN_VARIABLE, "")
-    if not secret:
-        raise ConfigurationError(
-            "take part in an elastic run",
-            because="there is no token, with which a worker shows that it belongs to the run",
-            do=f"set {TOKEN_VARIABLE} to what thinwire lighthouse printed, or pass --token-file",
-        )
+    check(
+        bool(secret),
+        "take part in an elastic run",
+        because="there is no token, with which a worker shows that it belongs to the run",
+        do=f"set {TOKEN_VARIABLE} to what thinwire lighthouse printed, or pass --token-file",
+    )
     return Token(secret)

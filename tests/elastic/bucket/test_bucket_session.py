@@ -246,48 +246,28 @@ def test_a_writer_that_is_lost_is_followed_by_another(snapshots) -> None:
     assert running[1].digest() == running[0].digest()
 
 
-def damaged_end(store: Any, base: str) -> None:
-    write(store, f"{base}/end", b"}{")
-
-
-def end_without_fields(store: Any, base: str) -> None:
-    write(store, f"{base}/end", b"{}")
-
-
-def end_of_other_kinds(store: Any, base: str) -> None:
-    write(store, f"{base}/end", b'{"parts": [], "nbytes": {}}')
-
-
-def damaged_part(store: Any, base: str) -> None:
-    flip(store, f"{base}/00000", 200)
-
-
-def damaged_values(store: Any, base: str) -> None:
-    flip(store, f"{base}/00000", -1)
+def put_end(text: bytes) -> Any:
+    return lambda store, base: write(store, f"{base}/end", text)
 
 
 def cut_part(store: Any, base: str) -> None:
     write(store, f"{base}/00000", read(store, f"{base}/00000")[:-8])
 
 
-def lost_part(store: Any, base: str) -> None:
-    obstore.delete(store, f"{base}/00000")
+DAMAGED = {
+    "end": put_end(b"}{"),
+    "end without fields": put_end(b"{}"),
+    "end of other kinds": put_end(b'{"parts": [], "nbytes": {}}'),
+    "part": lambda store, base: flip(store, f"{base}/00000", 200),
+    "values": lambda store, base: flip(store, f"{base}/00000", -1),
+    "cut": cut_part,
+    "lost": lambda store, base: obstore.delete(store, f"{base}/00000"),
+}
 
 
-DAMAGED = [
-    damaged_end,
-    end_without_fields,
-    end_of_other_kinds,
-    damaged_part,
-    damaged_values,
-    cut_part,
-    lost_part,
-]
-
-
-@pytest.mark.slow_cases(but=("damaged_values",))
+@pytest.mark.slow_cases(but=("values",))
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_a_snapshot_that_is_damaged_is_passed_over(damaged, snapshots) -> None:
+def test_a_snapshot_that_is_damaged_is_passed_over(damaged: str, snapshots) -> None:
     store = memory()
     running = workers(store, 2)
     slowly(*running, seconds=0.03)
@@ -303,7 +283,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over(damaged, snapshots) -> None:
             base = key.rpartition("/")[0]
             if not seen and f"{base}/end" in names_in(store):
                 seen.append(base)
-                damaged(store, base)
+                DAMAGED[damaged](store, base)
         return await real(key, *args, **kwargs)
 
     late.objects.get = get  # type: ignore[method-assign]
@@ -349,23 +329,28 @@ def test_a_worker_that_is_ahead_of_the_end_is_refused() -> None:
     assert "the run is over, at version 3" in str(error)
 
 
-def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() -> None:
-    store = memory()
-    running = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
-    first, second = running
-    hold, failed = Hold(), []
-    # The last round counts for the first worker alone, and the second goes on before the end is
-    # written.
-    first.before("put", lambda key: key.endswith("/roll/00000005"), hold)
-    real = second.objects.get
+def cut_once(worker: Worker, place: str, failed: list[str]) -> None:
+    """Have the first read of a `place` fail."""
+    real = worker.objects.get
 
     async def get(key: str, *args: Any, **kwargs: Any) -> Any:
-        if "/message/00000004/" in key and not failed:
+        if place in key and not failed:
             failed.append(key)
             raise ExchangeError("read it", because="the line was cut", do="try again")
         return await real(key, *args, **kwargs)
 
-    second.objects.get = get  # type: ignore[method-assign]
+    worker.objects.get = get  # type: ignore[method-assign]
+
+
+def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() -> None:
+    store = memory()
+    running = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
+    first, second = running
+    hold, failed = Hold(), list[str]()
+    # The last round counts for the first worker alone, and the second goes on before the end is
+    # written.
+    first.before("put", lambda key: key.endswith("/roll/00000005"), hold)
+    cut_once(second, "/message/00000004/", failed)
     for worker in running:
         worker.start(2 * H + 1)
     until(lambda: second.has_ended)
@@ -375,16 +360,8 @@ def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() ->
 
 def test_a_worker_that_discards_the_last_round_ends_with_the_others() -> None:
     running = workers(memory(), 2)
-    second, failed = running[1], []
-    real = second.objects.get
-
-    async def get(key: str, *args: Any, **kwargs: Any) -> Any:
-        if "/message/00000004/" in key and not failed:
-            failed.append(key)
-            raise ExchangeError("read it", because="the line was cut", do="try again")
-        return await real(key, *args, **kwargs)
-
-    second.objects.get = get  # type: ignore[method-assign]
+    second, failed = running[1], list[str]()
+    cut_once(second, "/message/00000004/", failed)
     assert len(set(train(running, 2 * H + 1))) == 1
     assert failed
     assert second.events("healed")
@@ -416,20 +393,15 @@ def test_no_worker_waits_for_one_that_has_left() -> None:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_another_method_under_the_same_name_is_named() -> None:
+def test_another_method_or_model_under_the_same_name_is_named() -> None:
     store = memory()
     train([Worker(store, "w0")], H)
-    error = Worker(store, "w1", method(sync_every=H + 1)).start(H).error()
-    assert isinstance(error, MismatchError)
-    assert "sync_every" in str(error)
-
-
-def test_another_model_under_the_same_name_is_named() -> None:
-    store = memory()
-    train([Worker(store, "w0")], H)
-    other = Worker(store, "w1", model=lambda: torch.nn.Linear(2, 3)).start(H)
-    assert isinstance(other.error(), MismatchError)
-    assert "parameters" in str(other.error())
+    other_method = Worker(store, "w1", method(sync_every=H + 1))
+    other_model = Worker(store, "w1", model=lambda: torch.nn.Linear(2, 3))
+    for other, why in ((other_method, "sync_every"), (other_model, "parameters")):
+        error = other.start(H).error()
+        assert isinstance(error, MismatchError)
+        assert why in str(error)
 
 
 @pytest.mark.parametrize("theirs", [SECRET, None], ids=["sealed", "open"])

@@ -6,9 +6,7 @@ import subprocess
 import sys
 import threading
 
-import pytest
-
-from thinwire.elastic.bucket.loop_thread import LoopThread
+from thinwire.elastic.bucket.history import LoopThread
 
 
 def names() -> list[str]:
@@ -41,16 +39,6 @@ def test_it_answers_from_any_thread_while_other_work_goes_on() -> None:
     assert len(names()) == before
 
 
-def test_an_error_is_raised_where_it_was_asked_for() -> None:
-    async def fails() -> None:
-        raise KeyError("a")
-
-    thread = LoopThread()
-    with pytest.raises(KeyError, match="a"):
-        thread.run(fails())
-    thread.close()
-
-
 def test_closing_cancels_what_is_under_way() -> None:
     ended = threading.Event()
 
@@ -80,7 +68,7 @@ def test_it_ends_when_no_reference_to_it_is_left() -> None:
 def test_it_ends_with_the_interpreter() -> None:
     lines = (
         "import asyncio",
-        "from thinwire.elastic.bucket.loop_thread import LoopThread",
+        "from thinwire.elastic.bucket.history import LoopThread",
         "thread = LoopThread()",
         "work = thread.start(asyncio.sleep(1000))",
     )

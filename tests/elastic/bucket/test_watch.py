@@ -96,12 +96,6 @@ def test_another_token_is_refused(url, token: Token | None) -> None:
         BucketWatch(url, run="r", token=token).look()
 
 
-def test_a_token_where_the_run_has_none_is_refused(url) -> None:
-    write(url, roll(1), token=None)
-    with pytest.raises(MismatchError, match="or unset it"):
-        BucketWatch(url, run="r", token=TOKEN).look()
-
-
 def test_an_object_that_is_not_there_has_no_age(url) -> None:
     store = ObjectStore(url)
     assert asyncio.run(store.written_s("r/roll/1", time.monotonic() + 5)) is None

@@ -81,8 +81,7 @@ class BucketGroup:
         """Where the messages of a round lie, which is over now; "" if they came from elsewhere."""
         for key, answers in self._answers.items():
             for place, answer in answers:
-                pairs = zip(answer, messages, strict=False)
-                if len(answer) == len(messages) and all(a is b for a, b in pairs):
+                if list(map(id, answer)) == list(map(id, messages)):
                     del self._answers[key]
                     return place
         return ""
@@ -109,7 +108,7 @@ class BucketGroup:
                 running.request = on_host(running.request)
         except (RuntimeError, ValueError, ThinwireError) as error:
             # Of a reduction the others wait for this worker's result, whatever has failed.
-            await self._withdraw(f"{place}/{int(is_reduction)}")
+            await self._withdraw(f"{place}/{int(is_reduction)}/{self.rank:05}")
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
@@ -200,12 +199,10 @@ class BucketGroup:
             await self._objects.forget_call(self._old_calls[0], self.names[self.rank])
             del self._old_calls[0]
 
-    async def _withdraw(self, place: str) -> None:
+    async def _withdraw(self, key: str) -> None:
         """Let others not wait for what this worker would have sent next; if that works."""
-        key = f"{place}/{self.rank:05}"
+        until_s = time.monotonic() + self._timeouts.floor_s
         try:
-            await self._objects.sealed.put(
-                key, absent_message(), time.monotonic() + self._timeouts.floor_s
-            )
+            await self._objects.sealed.put(key, absent_message(), until_s)
         except ThinwireError as error:
             _LOG.info("the others will wait for this worker: %s", error)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import logging
+import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from thinwire.elastic.bucket.roll import LoggedRound, NewestState, Roll
 from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.snapshot import unpack
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError, ThinwireError
+from thinwire.errors import ExchangeError, ThinwireError, check
 from thinwire.membership import Answer, Load, Progress, Replay, RoundRecord, SharedState
 from thinwire.transport.object_store import together
 
@@ -21,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 _HEADROOM_BYTES: Final = 64 << 20
 _AT_ONCE: Final = 16
+_JOIN_S: Final = 5.0
 _SLOWEST_BYTES_PER_S: Final = 125_000
 _MALFORMED: Final = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 
@@ -62,13 +68,11 @@ class RunHistory:
 
     def learn_newest(self) -> None:
         """Read what was decided without this worker."""
-        if self.roll is not None and self.roll.is_over:
-            return
         known = 0 if self.roll is None else self.roll.number
-        run, objects = self._run, self._objects
-        number = run(objects.newest_roll(known, self._until_s()))
-        if number > known:
-            self.learn(self._there(number, run(objects.roll(number, self._until_s()))))
+        if self.roll is None or not self.roll.is_over:
+            number = self._run(self._objects.newest_roll(known, self._until_s()))
+            if number > known:
+                self.learn(*self._rolls([number]))
 
     def learn(self, roll: Roll) -> None:
         """Take `roll` for the newest, with the rounds that it tells of."""
@@ -90,23 +94,24 @@ class RunHistory:
         assert self.roll is not None
         newest, first = self.roll, max(self.roll.state.roll, self._read_up_to) + 1
         for start in range(first, newest.number, _AT_ONCE):
-            numbers = range(start, min(start + _AT_ONCE, newest.number))
-            until_s = self._until_s()
-            rolls = self._run(_all(*(self._objects.roll(n, until_s) for n in numbers)))
-            for number, roll in zip(numbers, rolls, strict=True):
-                self.learn(self._there(number, roll))
+            for roll in self._rolls(range(start, min(start + _AT_ONCE, newest.number))):
+                self.learn(roll)
         self.learn(newest)
         self._read_up_to = newest.number
 
-    def _there(self, number: int, roll: Roll | None) -> Roll:
-        if roll is None:
-            raise ExchangeError(
-                f"read roll {number} of the run in {self._objects.store.url}",
-                because="it is gone, and others after it are there",
-                do="end the lifecycle rule, or whatever deletes objects of the run; then go on "
-                "from checkpoints, under another name as run",
-            )
-        return roll
+    def _rolls(self, numbers: Sequence[int]) -> list[Roll]:
+        until_s = self._until_s()
+        found = self._run(together(*(self._objects.roll(n, until_s) for n in numbers)))
+        gone = [number for number, roll in zip(numbers, found, strict=True) if roll is None]
+        check(
+            not gone,
+            f"read roll {', '.join(map(str, gone))} of the run in {self._objects.store.url}",
+            because="it is gone, and others after it are there",
+            do="end the lifecycle rule, or whatever deletes objects of the run; then go on from "
+            "checkpoints, under another name as run",
+            kind=ExchangeError,
+        )
+        return found
 
     def is_at(self, position: Progress) -> bool:
         """Whether this worker has the outer parameters of `position`."""
@@ -126,10 +131,9 @@ class RunHistory:
         """Take the outer steps that lead to `target`, as far as they are known."""
         while (version := self._state.progress().version) < target.version:
             until = min(v for v in self.digests if v > version)
-            rounds = [self.rounds.get(v) for v in range(version + 1, until + 1)]
             records: list[RoundRecord] = []
-            for round in rounds:
-                record = None if round is None else self._record(round)
+            for v in range(version + 1, until + 1):
+                record = self._record(self.rounds.get(v))
                 if record is None:
                     return False
                 records.append(record)
@@ -141,8 +145,8 @@ class RunHistory:
                 return False
         return self.is_at(target)
 
-    def _record(self, round: LoggedRound) -> RoundRecord | None:
-        if not round.place:
+    def _record(self, round: LoggedRound | None) -> RoundRecord | None:
+        if round is None or not round.place:
             return None
         workers = int(round.facts["workers"])
         # All of them share this worker's link.
@@ -159,8 +163,7 @@ class RunHistory:
         for state in (roll.next_state, roll.state):
             if state in self._unusable or not 0 <= state.version <= roll.position.version:
                 continue
-            reading = self._objects.state(state, self._give_up_s, largest=largest)
-            file = self._run(reading)
+            file = self._run(self._objects.state(state, self._give_up_s, largest=largest))
             if file is None:
                 continue
             try:
@@ -188,5 +191,55 @@ class RunHistory:
         return time.monotonic() + self._give_up_s
 
 
-async def _all(*work: Any) -> list[Any]:
-    return await together(*work)
+class LoopThread:
+    """Runs coroutines in a daemon thread of its own.
+
+    >>> async def one(): return 1
+    >>> thread = LoopThread()
+    >>> thread.run(one())
+    1
+    >>> thread.close()
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        serve = partial(_serve, self._loop)
+        thread = threading.Thread(target=serve, name="thinwire-store", daemon=True)
+        thread.start()
+        # Also at the end of the interpreter, which must not find the thread inside a request.
+        self._closing = weakref.finalize(self, _end, self._loop, thread)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, once it has; from any other thread."""
+        return self.start(work).result()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begin `work`, which goes on beside what this thread does."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what is under way and end the thread."""
+        self._closing()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if not thread.is_alive():  # as in a process that was forked
+        return
+    asyncio.run_coroutine_threadsafe(_cancel_all(), loop).add_done_callback(
+        lambda _: loop.call_soon_threadsafe(loop.stop)
+    )
+    thread.join(_JOIN_S)
+    if not thread.is_alive():
+        loop.close()

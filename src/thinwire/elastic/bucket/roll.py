@@ -10,29 +10,16 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
-from thinwire.elastic.quorum import identity_of
+import msgspec
+
+from thinwire.elastic.quorum import JOIN, LAST, ROUND, identity_of, phase_of, read_as
 from thinwire.membership import Phase, Progress, WorkerMetrics
 
-MALFORMED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,  # JSON has numbers that are no integers
-    RecursionError,
-)
-"""What reading a text may raise that is no call or roll."""
 
-JOIN, ROUND, LAST, DONE = (
-    phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST, Phase.DONE)
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewestState:
+class NewestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The newest snapshot of the run that is whole.
 
     Args:
@@ -46,8 +33,10 @@ class NewestState:
     writer: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedRound:
+_NO_STATE, _NO_METRICS = NewestState(), WorkerMetrics()
+
+
+class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An outer step and where its messages lie: enough to take it again.
 
     Args:
@@ -63,8 +52,7 @@ class LoggedRound:
     facts: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker says of itself before a roll.
 
     Args:
@@ -91,36 +79,30 @@ class Call:
     leaves: bool = False
     round_s: float | None = None
     settled: bool = False
-    state: NewestState = field(default_factory=NewestState)
-    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+    state: NewestState = _NO_STATE
+    metrics: WorkerMetrics = _NO_METRICS
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps({**asdict(self), "metrics": self.metrics.describe()})
+        return json.dumps(msgspec.to_builtins(self) | {"metrics": self.metrics.describe()})
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def read(cls, text: str | bytes) -> Self:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; one of `MALFORMED` in any case.
+            ValueError: it is something else.
         """
-        told: dict[str, Any] = json.loads(text)
-        told["metrics"], _ = WorkerMetrics.read(told["metrics"])
-        told["position"] = Progress.read(told["position"])
-        told["state"] = state = NewestState(**told["state"])
-        call = cls(**told)
-        texts = (call.name, state.writer)
-        numbers = (state.version, state.roll)
-        if not all(type(each) is str for each in texts) or call.phase not in (JOIN, ROUND, LAST):
+        told = read_as(dict[str, Any], text)
+        # A metric that cannot be true, as a loss of NaN, is no reason to pass over the worker.
+        metrics, _ = WorkerMetrics.read(told.pop("metrics", None))
+        call = msgspec.structs.replace(msgspec.convert(told, cls), metrics=metrics)
+        if call.phase not in (JOIN, ROUND, LAST):
             raise ValueError(f"a call of {call.name!r} before {call.phase!r}")
-        if not all(type(each) is int for each in numbers):
-            raise ValueError(f"a snapshot of version {state.version!r}")
         return call
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Roll:
+class Roll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who takes part from now on.
 
     Args:
@@ -153,16 +135,16 @@ class Roll:
     behind: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     rounds: tuple[LoggedRound, ...] = ()
-    state: NewestState = field(default_factory=NewestState)
-    next_state: NewestState = field(default_factory=NewestState)
+    state: NewestState = _NO_STATE
+    next_state: NewestState = _NO_STATE
     log_nbytes: int = 0
     round_s: float | None = None
-    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def is_over(self) -> bool:
         """Whether it is the run's end."""
-        return self.phase == DONE
+        return self.phase == Phase.DONE.value
 
     def changes(self, before: "Roll | None") -> bool:
         """Whether what is under way since the roll `before` is given up."""
@@ -172,23 +154,16 @@ class Roll:
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(msgspec.to_builtins(self))
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def read(cls, text: str | bytes) -> Self:
         """From what `text` returned elsewhere.
 
         Raises:
-            ValueError: it is something else; one of `MALFORMED` in any case.
+            ValueError: it is something else.
         """
-        told: dict[str, Any] = json.loads(text)
-        for names in ("names", "new", "behind", "lacking"):
-            told[names] = tuple(map(str, told[names]))
-        told["position"] = Progress.read(told["position"])
-        told["rounds"] = tuple(LoggedRound(**each) for each in told["rounds"])
-        told["state"] = NewestState(**told["state"])
-        told["next_state"] = NewestState(**told["next_state"])
-        return cls(**told)
+        return read_as(cls, text)
 
 
 def latest_calls(calls: Sequence[Call]) -> list[Call]:
@@ -231,7 +206,12 @@ def next_roll(
     there = [call for call in calls if not call.leaves]
     fit = [call for call in there if not call.lacks and _follows(call.position, before)]
     mine = next((call.position for call in fit if call.name == me), None)
-    if mine is None or not _is_the_runs(mine, fit):
+    if mine is None:
+        return None
+    furthest = max(call.position.version for call in fit)
+    counts = Counter(c.position.digest for c in fit if c.position.version == furthest)
+    # Has another come further, or have more of them another state?
+    if mine.version < furthest or counts[mine.digest] < max(counts.values()):
         return None
     known = _leading_to(mine.version, rounds, before)
     passed = {round.version - 1 for round in known}
@@ -240,11 +220,13 @@ def next_roll(
     if len(there) < min_workers:
         return None
     members.sort(key=lambda call: call.name)
-    phase, concerned = _phase_of(members)
+    phase, concerned = phase_of(members)
     if phase == LAST and all(call.settled for call in concerned) and before is not None:
         return last_roll(before, mine, rounds)
     step, dealt = max(call.position.step for call in concerned), _dealt(before, fit)
-    state = _newest_state(before, there)
+    known_states = [call.state for call in there] + ([before.state] if before else [])
+    state = max(known_states, key=lambda s: (s.version, s.roll, s.writer))
+    measured = [call.round_s for call in members if call.round_s is not None]
     roll = Roll(
         number=1 if before is None else before.number + 1,
         names=tuple(call.name for call in members),
@@ -256,10 +238,10 @@ def next_roll(
         rounds=tuple(known),
         state=state,
         log_nbytes=_log_nbytes(before, state, known),
-        round_s=_round_s(before, members),
+        round_s=statistics.median(measured) if measured else before and before.round_s,
         metrics={call.name: call.metrics.describe() for call in members},
     )
-    return replace(roll, next_state=_next_state(roll, before, largest_log))
+    return msgspec.structs.replace(roll, next_state=_next_state(roll, before, largest_log))
 
 
 def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -> Roll:
@@ -274,7 +256,7 @@ def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -
     return Roll(
         number=before.number + 1,
         names=(),
-        phase=DONE,
+        phase=Phase.DONE.value,
         lacking=before.lacking,
         position=replace(position, dealt=_dealt(before, ()), over=True),
         rounds=tuple(known),
@@ -297,30 +279,11 @@ def _follows(position: Progress, before: Roll | None) -> bool:
     return _is_at(position, before.position) or position.version > before.position.version
 
 
-def _is_the_runs(mine: Progress, fit: Sequence[Call]) -> bool:
-    """Whether none of `fit` has come further, and no more of them have another state."""
-    furthest = max(call.position.version for call in fit)
-    counts = Counter(c.position.digest for c in fit if c.position.version == furthest)
-    return mine.version == furthest and counts[mine.digest] == max(counts.values())
-
-
 def _dealt(before: Roll | None, fit: Sequence[Call]) -> int:
     """The data shares handed out before this roll; its own are the next ones."""
     if before is None:
         return max(call.position.dealt for call in fit)
     return before.position.dealt + len(before.names)
-
-
-def _round_s(before: Roll | None, members: Sequence[Call]) -> float | None:
-    measured = [call.round_s for call in members if call.round_s is not None]
-    if measured:
-        return statistics.median(measured)
-    return None if before is None else before.round_s
-
-
-def _newest_state(before: Roll | None, there: Sequence[Call]) -> NewestState:
-    known = [] if before is None else [before.state]
-    return max([*known, *(c.state for c in there)], key=lambda s: (s.version, s.roll, s.writer))
 
 
 def _leading_to(
@@ -336,15 +299,6 @@ def _leading_to(
     return found[::-1]
 
 
-def _phase_of(members: Sequence[Call]) -> tuple[str, Sequence[Call]]:
-    """The phase, and the calls that it is the phase of."""
-    for phase in (LAST, ROUND):
-        concerned = [call for call in members if call.phase == phase]
-        if concerned:
-            return phase, concerned
-    return JOIN, members
-
-
 def _log_nbytes(before: Roll | None, state: NewestState, rounds: Sequence[LoggedRound]) -> int:
     new = sum(round.nbytes for round in rounds)
     if before is None or state.version > before.state.version:
@@ -354,14 +308,13 @@ def _log_nbytes(before: Roll | None, state: NewestState, rounds: Sequence[Logged
 
 def _next_state(roll: Roll, before: Roll | None, largest_log: int) -> NewestState:
     """Which snapshot is to be written: one at a time, and each time by another worker."""
-    nothing = NewestState()
     if roll.state.version == roll.position.version:
-        return nothing
-    coming = nothing if before is None else before.next_state
+        return _NO_STATE
+    coming = _NO_STATE if before is None else before.next_state
     if coming.writer in roll.names and coming.version > roll.state.version:
         return coming
     if not roll.lacking and roll.log_nbytes <= largest_log:
-        return nothing
+        return _NO_STATE
     able = [name for name in roll.names if name not in roll.behind]
     return NewestState(
         version=roll.position.version, roll=roll.number, writer=able[roll.number % len(able)]

@@ -20,12 +20,14 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torch
 from torch import Tensor
 
-from thinwire.elastic.bucket.roll import MALFORMED, Call, NewestState, Roll
+from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.quorum import read_as
 from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
 from thinwire.security.token import Token
@@ -44,6 +46,11 @@ _SMALL = 4096  # bytes, about, of what is not a message
 def absent_message() -> Tensor:
     """What stands in the place of a message that did not come in time."""
     return torch.empty(0, dtype=torch.uint8)
+
+
+class _End(msgspec.Struct):
+    parts: Annotated[int, msgspec.Meta(ge=0, le=10**5)]
+    nbytes: int
 
 
 class RunObjects:
@@ -80,14 +87,14 @@ class RunObjects:
         mine = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
         if await self.sealed.put(key, mine, until_s):
             return
-        raw = await self.store.get(key, until_s, nbytes=_SMALL)
-        theirs = None if raw is None else self.sealed.opened(raw, key)
-        told = None if theirs is None else _read(theirs)
-        if told is None:
-            raise self._unreadable(key)
+        theirs = await self._opened(key, until_s, _SMALL)
+        try:
+            told = read_as(dict[str, str], b"" if theirs is None else theirs.numpy().tobytes())
+        except ValueError as error:
+            raise self._unreadable(key) from error
         check_same(
             told,
-            dict(description),
+            description,
             cannot=f"take part in run {self.run!r} in {self.store.url}",
             whose="the run",
             do="start all workers from the same script, arguments and thinwire version, or pass "
@@ -103,17 +110,15 @@ class RunObjects:
         if raw is None:
             return None
         told = self.sealed.opened(raw, key)
-        if told is None:
-            raise self._unreadable(key)
         try:
-            return Roll.read(told.numpy().tobytes().decode())
-        except MALFORMED as error:
+            return Roll.read(b"" if told is None else told.numpy().tobytes())
+        except ValueError as error:
             raise self._unreadable(key) from error
 
     async def put_roll(self, roll: Roll, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
-        told = bytes_tensor(roll.text().encode())
-        return await self.sealed.put(self.roll_key(roll.number), told, until_s)
+        told, key = bytes_tensor(roll.text().encode()), self.roll_key(roll.number)
+        return await self.sealed.put(key, told, until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
@@ -121,7 +126,8 @@ class RunObjects:
         # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
         # for one by one.
         found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
-        return max([after, *(_number_in(key.removeprefix(prefix)) for key in found)])
+        numbers = (key.removeprefix(prefix) for key in found)
+        return max([after, *(int(text) for text in numbers if re.fullmatch(r"[0-9]{8,18}", text))])
 
     async def put_call(self, number: int, call: Call, until_s: float) -> None:
         """Say what `call` does before roll `number`, in place of what was said before."""
@@ -150,8 +156,8 @@ class RunObjects:
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         told = None if raw is None else self.sealed.opened(raw, key)
         try:
-            call = None if told is None else Call.read(told.numpy().tobytes().decode())
-        except MALFORMED:
+            call = Call.read(b"" if told is None else told.numpy().tobytes())
+        except ValueError:
             call = None
         # Nor is one that was copied from another worker's place.
         if raw is not None and (call is None or not key.endswith(f"/{name_part(call.name)}")):
@@ -200,11 +206,8 @@ class RunObjects:
         ones; returns how many."""
         prefix, lost = f"{self.run}/message/", self.sealed.added_nbytes
         end = f"{prefix}{before_roll:08}"
-        old = [
-            key
-            for key, nbytes in (await self.store.sizes(prefix, until_s)).items()
-            if key < end and nbytes > lost
-        ]
+        sizes = await self.store.sizes(prefix, until_s)
+        old = [key for key, nbytes in sizes.items() if key < end and nbytes > lost]
         return len(old) if old and await self.store.delete(old) else 0
 
     # -- snapshots ---------------------------------------------------------------------------------
@@ -235,23 +238,22 @@ class RunObjects:
     ) -> bytearray | None:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
         base = self._state_base(state)
-        end = await self._opened(f"{base}/end", time.monotonic() + timeout_s, _SMALL)
-        match None if end is None else _read(end):
-            case {"parts": int(parts), "nbytes": int(nbytes)} if 0 <= nbytes <= largest:
-                whole = bytearray()
-            case _:
-                return None
-        for start in range(0, parts, _AT_ONCE):
+        told = await self._opened(f"{base}/end", time.monotonic() + timeout_s, _SMALL)
+        try:
+            end = read_as(_End, b"" if told is None else told.numpy().tobytes())
+        except ValueError:
+            return None
+        whole, keys = bytearray(), [f"{base}/{n:05}" for n in range(end.parts)]
+        if not 0 <= end.nbytes <= largest:
+            return None
+        for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
             until_s = time.monotonic() + timeout_s
-            numbers = range(start, min(start + _AT_ONCE, parts))
-            found = await together(
-                *(self._opened(f"{base}/{n:05}", until_s, _PART_NBYTES) for n in numbers)
-            )
-            if any(piece is None for piece in found) or len(whole) > nbytes:
+            found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
+            if any(piece is None for piece in found) or len(whole) > end.nbytes:
                 return None
             for piece in found:
                 whole += piece.numpy().data
-        return whole if len(whole) == nbytes else None
+        return whole if len(whole) == end.nbytes else None
 
     async def has_state(self, state: NewestState, until_s: float) -> bool:
         """Whether a snapshot is whole."""
@@ -284,19 +286,6 @@ class RunObjects:
         )
 
 
-def _read(told: Tensor) -> dict[str, Any] | None:
-    """What an object says; None if it is damaged."""
-    try:
-        found = json.loads(told.numpy().tobytes())
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _number_in(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{8,18}", text) else 0
-
-
 def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
     """`parts`, one after the other, in pieces of 32 MiB, the last one shorter.
 
@@ -305,11 +294,10 @@ def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
     """
     piece = bytearray()
     for part in parts:
-        start = 0
-        while start < len(part):
-            end = start + _PART_NBYTES - len(piece)
-            piece += part[start:end]
-            start = end
+        while part:
+            room = _PART_NBYTES - len(piece)
+            piece += part[:room]
+            part = part[room:]
             if len(piece) == _PART_NBYTES:
                 yield bytes_tensor(piece)
                 piece = bytearray()

@@ -6,13 +6,12 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
-from thinwire.elastic.bucket.history import RunHistory, Steps
-from thinwire.elastic.bucket.loop_thread import LoopThread
+from thinwire.elastic.bucket.history import LoopThread, RunHistory, Steps
 from thinwire.elastic.bucket.roll import (
     Call,
     LoggedRound,
@@ -23,12 +22,11 @@ from thinwire.elastic.bucket.roll import (
     next_roll,
 )
 from thinwire.elastic.bucket.run_objects import RunObjects
-from thinwire.elastic.events import EventLog
-from thinwire.elastic.options import ElasticOptions
+from thinwire.elastic.events import EventLog, check_asked_to_leave, note_who_came_and_went
 from thinwire.elastic.quorum import identity_of
 from thinwire.elastic.snapshot import snapshot_parts
-from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError, MismatchError, RunStopped, ThinwireError
+from thinwire.elastic.timeouts import ElasticOptions, Timeouts, pauses
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError, check
 from thinwire.membership import (
     Answer,
     Go,
@@ -40,6 +38,7 @@ from thinwire.membership import (
     Snapshot,
     WorkerMetrics,
 )
+from thinwire.transport.base import Requests, Round, RoundTag
 from thinwire.transport.object_store import together
 
 T = TypeVar("T")
@@ -97,12 +96,15 @@ class BucketSession:
         self._written = NewestState()
         self._writing: concurrent.futures.Future[None] | None = None
         self._metrics = WorkerMetrics()
-        self._round_began_s: float | None = None
 
     @property
     def _roll(self) -> Roll | None:
-        """The newest that is known."""
         return self._history.roll
+
+    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange among the workers of the round."""
+        assert self.group is not None, "a round was begun"
+        return self.group.run(requests, tag)
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -123,17 +125,14 @@ class BucketSession:
         """
         running = self._thread.start(work)
         while not concurrent.futures.wait([running], timeout=_LOOK_S).done:
-            self._check_asked_to_leave(running.cancel)
+            self._check_asked_to_leave(running)
         return running.result()
 
-    def _check_asked_to_leave(self, cancel: Callable[[], object]) -> None:
-        if self._asked_to_leave():
-            cancel()
-            raise RunStopped(
-                "wait for the others",
-                because="this worker was asked to stop",
-                do="start it again to take part",
-            )
+    def _check_asked_to_leave(self, running: concurrent.futures.Future[Any] | None = None) -> None:
+        is_asked = self._asked_to_leave()
+        if is_asked and running is not None:
+            running.cancel()
+        check_asked_to_leave(is_asked)
 
     # -- before a round ----------------------------------------------------------------------------
 
@@ -150,7 +149,13 @@ class BucketSession:
                 "with another name as run",
             )
         self.may_end = True
-        self._check_drift()
+        # From the tensors and not from memory: with outer parameters that have changed since the
+        # last round this worker takes no part.
+        here = self._state.progress(anew=True)
+        known = self._history.digests.get(here.version, here.digest)
+        if known != here.digest and len(self.names) > 1:
+            self._note("refused", why="its outer parameters have changed since its last round")
+            self._lacks = True
         while True:
             if self._is_stale:
                 self._is_stale = False
@@ -169,24 +174,14 @@ class BucketSession:
             before = self._roll
             self._history.learn(roll)
             self._check_superseded(roll)
-            if self.name not in roll.names:
-                self._note_left_out(roll, before)
-                self._is_stale = True
-                continue
-            if (yield from self._get_to(roll)):
+            if self.name in roll.names and (yield from self._get_to(roll)):
                 break
             self._is_stale = True
-        self._measure_round()
+            is_lost = self.name not in (*roll.names, *roll.lacking) and not roll.is_over
+            if is_lost and before is not None and self._entered is before:
+                self._note("late", why=f"roll {roll.number} was written without this worker")
+        self._timeouts.round_began()
         yield Go(self._enter(roll, began_s))
-
-    def _check_drift(self) -> None:
-        """Take no part with outer parameters that have changed since the last round."""
-        # From the tensors and not from memory.
-        here = self._state.progress(anew=True)
-        known = self._history.digests.get(here.version, here.digest)
-        if known != here.digest and len(self.names) > 1:
-            self._note("refused", why="its outer parameters have changed since its last round")
-            self._lacks = True
 
     def _meet(self, phase: Phase) -> Roll | None:
         """Wait for the next roll, and write it if that is for this worker to do.
@@ -194,13 +189,13 @@ class BucketSession:
         Returns:
             The roll; None if the snapshot is there that this worker waits for.
         """
-        number, pause_s = self._next_number(), _PAUSE_S
+        number, growing = self._next_number(), pauses(_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH)
         run, objects = self._run, self._objects
         self._has_called = True
         run(objects.put_call(number, self._call(phase), self._until_s()))
         meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
-            self._check_asked_to_leave(lambda: None)
+            self._check_asked_to_leave()
             if meeting.waited_s >= meeting.turn_s:
                 roll = run(self._conclude(number, phase, meeting))
                 if roll is not None:
@@ -208,8 +203,7 @@ class BucketSession:
             if self._lacks and self._roll is not None and run(self._history.has_come(self._roll)):
                 return None
             self._check_waits_in_vain(meeting)
-            time.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+            time.sleep(next(growing))
         return roll
 
     async def _conclude(self, number: int, phase: Phase, meeting: _RollCall) -> Roll | None:
@@ -236,7 +230,7 @@ class BucketSession:
             return None
         if self._roll is None:
             earlier = sum(call.name < self.name for call in calls)
-            turn_s = self._settle_s() + earlier * self._turn_length_s()
+            turn_s = min(_SETTLE_S, self._timeouts.floor_s) + earlier * self._turn_length_s()
             if waited_s - meeting.last_arrival_s < turn_s:
                 return None
         rounds = list(self._history.rounds.values())
@@ -248,9 +242,7 @@ class BucketSession:
             min_workers=self._options.min_workers,
             largest_log=int(self._snapshot_after * self._state.shared_nbytes()),
         )
-        if roll is None:
-            return None
-        if await self._objects.put_roll(roll, until_s):
+        if roll is None or await self._objects.put_roll(roll, until_s):
             return roll
         return await self._objects.roll(number, until_s)
 
@@ -271,9 +263,6 @@ class BucketSession:
 
     def _turn_length_s(self) -> float:
         return max(_LEAST_TURN_S, self._timeouts.late() / 4)
-
-    def _settle_s(self) -> float:
-        return min(_SETTLE_S, self._timeouts.floor_s)
 
     def _patience_s(self) -> float:
         """How long the workers of the last roll are waited for."""
@@ -301,13 +290,14 @@ class BucketSession:
         if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
             return
         there = 1 + sum(not call.leaves for call in meeting.calls.values())
-        if there < self._options.min_workers:
-            raise ExchangeError(
-                "begin a round",
-                because=f"it needs min_workers={self._options.min_workers}, and only {there} were "
-                f"there for {waited_s:.0f} s",
-                do="start the others, or ask for fewer workers",
-            )
+        check(
+            there >= self._options.min_workers,
+            "begin a round",
+            because=f"it needs min_workers={self._options.min_workers}, and only {there} were "
+            f"there for {waited_s:.0f} s",
+            do="start the others, or ask for fewer workers",
+            kind=ExchangeError,
+        )
         if self._lacks:
             position = self._roll.position if self._roll is not None else self._state.progress()
             raise ExchangeError(
@@ -322,17 +312,18 @@ class BucketSession:
 
     def _check_superseded(self, roll: Roll) -> None:
         mine = identity_of(self.name)
-        other = next((n for n in roll.names if identity_of(n) == mine and n > self.name), None)
-        if other is not None:
-            raise MismatchError(
-                f"take part as {mine!r}",
-                because="another process that was started later has this name, too",
-                do="end one of them, or give each worker a name of its own",
-            )
+        check(
+            all(identity_of(name) != mine or name <= self.name for name in roll.names),
+            f"take part as {mine!r}",
+            because="another process that was started later has this name, too",
+            do="end one of them, or give each worker a name of its own",
+            kind=MismatchError,
+        )
 
     def _enter(self, roll: Roll, began_s: float) -> RoundPlan:
         before, changed = self._entered, roll.changes(self._entered)
-        self._note_who_came_and_went(roll, before, lost_s=time.monotonic() - began_s)
+        lost_s, was = time.monotonic() - began_s, () if before is None else before.names
+        note_who_came_and_went(self._note, self.name, roll.names, was, lost_s)
         self._entered, self.names = roll, roll.names
         self.rank = roll.names.index(self.name)
         if changed or self.group is None:
@@ -340,7 +331,10 @@ class BucketSession:
             self.group = BucketGroup(self._objects, self.names, self.rank, self._timeouts)
         self.group.roll = roll.number
         self.group.forget_call(roll.number)
-        self._write_state(roll)
+        state = roll.next_state
+        if state.writer == self.name and state.roll == roll.number:
+            work = self._wrote(self._state.capture(), state, roll.state)
+            self._writing = self._thread.start(work)
         return RoundPlan(
             phase=Phase(roll.phase),
             changed=changed,
@@ -351,13 +345,14 @@ class BucketSession:
         )
 
     def _end(self, roll: Roll) -> Go | Over:
-        if self._lacks:
-            raise ExchangeError(
-                "end with the others",
-                because=f"the run is over, at version {roll.position.version}, and this worker "
-                "cannot get there by what lies in the store",
-                do="take the model that another worker wrote; for another run pass another name",
-            )
+        check(
+            not self._lacks,
+            "end with the others",
+            because=f"the run is over, at version {roll.position.version}, and this worker cannot "
+            "get there by what lies in the store",
+            do="take the model that another worker wrote; for another run pass another name",
+            kind=ExchangeError,
+        )
         self._has_ended = True
         plan = RoundPlan(
             phase=Phase.DONE,
@@ -384,15 +379,9 @@ class BucketSession:
                 return True
             if not self._history.may_come(roll):
                 break
-            self._check_asked_to_leave(lambda: None)
+            self._check_asked_to_leave()
             time.sleep(_LONGEST_PAUSE_S)
         return False
-
-    def _measure_round(self) -> None:
-        now_s = time.monotonic()
-        if self._round_began_s is not None:
-            self._timeouts.finished_round(now_s - self._round_began_s)
-        self._round_began_s = now_s
 
     # -- becoming equal ----------------------------------------------------------------------------
 
@@ -408,7 +397,10 @@ class BucketSession:
             return True
         how = yield from self._history.lead_to(roll)
         if not how:
-            self._note_lacking(roll)
+            if not self._lacks:
+                version = roll.position.version
+                why = f"it has to wait for a snapshot: nothing leads to version {version}"
+                self._note("refused", why=why)
             self._lacks = True
             return False
         self._lacks = False
@@ -417,12 +409,6 @@ class BucketSession:
         return True
 
     # -- snapshots ---------------------------------------------------------------------------------
-
-    def _write_state(self, roll: Roll) -> None:
-        state = roll.next_state
-        if state.writer == self.name and state.roll == roll.number:
-            work = self._wrote(self._state.capture(), state, roll.state)
-            self._writing = self._thread.start(work)
 
     async def _wrote(self, snapshot: Snapshot, state: NewestState, before: NewestState) -> None:
         objects, timeout_s = self._objects, self._options.give_up_s
@@ -479,32 +465,6 @@ class BucketSession:
 
     # -- notes -------------------------------------------------------------------------------------
 
-    def _note_left_out(self, roll: Roll, before: Roll | None) -> None:
-        if self.name in roll.lacking or roll.is_over or before is None:
-            return
-        if self._entered is before:
-            self._note("late", why=f"roll {roll.number} was written without this worker")
-
-    def _note_lacking(self, roll: Roll) -> None:
-        if not self._lacks:
-            self._note(
-                "refused",
-                why=f"it has to wait for a snapshot: nothing leads to version "
-                f"{roll.position.version}",
-            )
-
-    def _note_who_came_and_went(self, roll: Roll, before: Roll | None, *, lost_s: float) -> None:
-        now = set(roll.names)
-        if before is None:
-            place = f"as worker {roll.names.index(self.name)} of {len(now)}"
-            self._note("joined", who=_identities(now), why=place)
-            return
-        was = set(before.names)
-        if was - now:
-            self._note("left", who=_identities(was - now), lost_s=lost_s)
-        if now - was:
-            self._note("arrived", who=_identities(now - was))
-
     def _note(self, kind: Any, **fields: Any) -> None:
         self._events.note(kind, round=self._state.glance().version, **fields)
 
@@ -515,9 +475,13 @@ class BucketSession:
         self._close_group()
         here = self._state.glance()
         try:
-            if here.over:
-                self._finish_snapshot()
-            elif self._has_called:
+            if here.over and self._writing and self._entered and self._entered.lacking:
+                # Another worker waits for the snapshot that this one writes.
+                until_s = self._until_s()
+                while not concurrent.futures.wait([self._writing], timeout=_LOOK_S).done:
+                    if self._asked_to_leave() or time.monotonic() > until_s:
+                        break
+            elif not here.over and self._has_called:
                 call = Call(name=self.name, phase=Phase.ROUND.value, position=here, leaves=True)
                 until_s = time.monotonic() + self._timeouts.floor_s
                 self._thread.run(self._objects.put_call(self._next_number(), call, until_s))
@@ -525,15 +489,6 @@ class BucketSession:
             _LOG.info("the others will wait for this worker: %s", error)
         finally:
             self._thread.close()
-
-    def _finish_snapshot(self) -> None:
-        """End the writing of a snapshot that another worker waits for."""
-        if self._writing is None or self._entered is None or not self._entered.lacking:
-            return
-        until_s = self._until_s()
-        while not concurrent.futures.wait([self._writing], timeout=_LOOK_S).done:
-            if self._asked_to_leave() or time.monotonic() > until_s:
-                return
 
     def _close_group(self) -> None:
         if self.group is not None:
@@ -553,8 +508,7 @@ class _RollCall:
     """
 
     def __init__(self, *, turn_s: float, listing_s: float) -> None:
-        self.turn_s, self.listing_s = turn_s, listing_s
-        self.last_arrival_s = 0.0
+        self.turn_s, self.listing_s, self.last_arrival_s = turn_s, listing_s, 0.0
         self.calls: dict[str, Call] = {}
         self._began_s = time.monotonic()
 
@@ -570,7 +524,3 @@ class _RollCall:
         silent_s = time.monotonic() - asked_s
         self._began_s += silent_s if silent_s > _SILENCE_S else 0.0
         return answer
-
-
-def _identities(names: Sequence[str] | set[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(identity_of, names)))

@@ -7,29 +7,22 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from thinwire.elastic.joined_transport import JoinedTransport
-from thinwire.elastic.options import ElasticOptions
-from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ConfigurationError
+from thinwire.elastic.joined_transport import JoinedTransport, Session
+from thinwire.elastic.timeouts import ElasticOptions, Timeouts, check_positive
+from thinwire.errors import check
 from thinwire.membership import SharedState
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
-from thinwire.transport.base import Requests, Round, RoundTag
 from thinwire.transport.bucket import check_run_name
 from thinwire.transport.object_store import ObjectStore
-
-if TYPE_CHECKING:
-    from thinwire.elastic.bucket.session import BucketSession
-
-T = TypeVar("T")
 
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _FORMAT = "1"
 _LONGEST_NAME = 200
 
 
-class ElasticBucket(JoinedTransport["BucketSession"]):
+class ElasticBucket(JoinedTransport):
     """A worker that may come late, be lost, and come back, among others that share a store.
 
     No worker needs an address, and nothing but the store has to be there all the time. Who takes
@@ -72,20 +65,17 @@ class ElasticBucket(JoinedTransport["BucketSession"]):
         store_options: Mapping[str, str] | None = None,
     ) -> None:
         check_run_name(run)
-        for given, value in {
-            "least_wait_s": least_wait_s,
-            "snapshot_after": snapshot_after,
-        }.items():
-            if not value > 0:
-                raise ConfigurationError(
-                    f"join a run with {given}={value}",
-                    because="it must be above 0",
-                    do=f"pass {given} > 0",
-                )
+        check_positive("join a run", "least_wait_s", least_wait_s)
+        check_positive("join a run", "snapshot_after", snapshot_after)
         if token is None and os.environ.get(TOKEN_VARIABLE):
             token = find_token()
         super().__init__(identity, objects=_FORMAT)
-        _check_identity(self.identity)
+        check(
+            self.identity.isprintable() and len(self.identity) <= _LONGEST_NAME,
+            f"call a worker {self.identity[:50]!r}",
+            because="its name is part of the names of objects",
+            do=f"pass up to {_LONGEST_NAME} printable characters",
+        )
         self.url, self.run_name = url, run
         self._token = Token(token) if isinstance(token, str) else token
         self._store = ObjectStore(url, store_options)
@@ -117,13 +107,9 @@ class ElasticBucket(JoinedTransport["BucketSession"]):
 
     def may_end(self) -> bool:
         """Whether the run ended where this worker is, as far as it knows."""
-        return self._session is None or self._session.may_end
+        return getattr(self._session, "may_end", True)
 
-    def _exchange(self, session: BucketSession, requests: Requests[T], tag: RoundTag) -> Round[T]:
-        assert session.group is not None, "a round was begun"
-        return session.group.run(requests, tag)
-
-    def _open(self, state: SharedState) -> BucketSession:
+    def _open(self, state: SharedState) -> Session:
         # Here, because it brings along what a description of the worker does not need.
         from thinwire.elastic.bucket.session import BucketSession
 
@@ -145,12 +131,3 @@ class ElasticBucket(JoinedTransport["BucketSession"]):
             session.close()
             raise
         return session
-
-
-def _check_identity(identity: str) -> None:
-    if not identity.isprintable() or len(identity) > _LONGEST_NAME:
-        raise ConfigurationError(
-            f"call a worker {identity[:50]!r}",
-            because="its name is part of the names of objects",
-            do=f"pass up to {_LONGEST_NAME} printable characters",
-        )

@@ -68,7 +68,20 @@ class BucketWatch:
     async def _look(self) -> BucketStatus:
         objects, until_s = self._objects, time.monotonic() + _PATIENCE_S
         self._number = await objects.newest_roll(self._number, until_s)
-        roll = await self._roll(until_s) if self._number else None
+        roll, roll_age_s = None, None
+        if self._number:
+            try:
+                roll = await objects.roll(self._number, until_s)
+            except MismatchError as error:
+                raise MismatchError(
+                    f"show run {self._run!r} in {self._url}",
+                    because=error.because,
+                    do="set THINWIRE_TOKEN to the token of the run, or unset it if the run has "
+                    "none; take the thinwire version of the workers",
+                ) from error
+            written_s = await objects.store.written_s(objects.roll_key(self._number), until_s)
+            # Clocks may differ.
+            roll_age_s = None if written_s is None else max(0.0, time.time() - written_s)
         calls: list[Call] = []
         if roll is None or not roll.is_over:
             calls = latest_calls(await objects.further_calls(self._number + 1, (), until_s))
@@ -76,26 +89,7 @@ class BucketWatch:
             raise self._nothing(
                 "nothing of that name is there, or none of it opens with this token"
             )
-        return BucketStatus(
-            roll=roll, roll_age_s=await self._age_s(until_s) if roll else None, calls=tuple(calls)
-        )
-
-    async def _roll(self, until_s: float) -> Roll | None:
-        try:
-            return await self._objects.roll(self._number, until_s)
-        except MismatchError as error:
-            raise MismatchError(
-                f"show run {self._run!r} in {self._url}",
-                because=error.because,
-                do="set THINWIRE_TOKEN to the token of the run, or unset it if the run has none; "
-                "take the thinwire version of the workers",
-            ) from error
-
-    async def _age_s(self, until_s: float) -> float | None:
-        key = self._objects.roll_key(self._number)
-        written_s = await self._objects.store.written_s(key, until_s)
-        # Clocks may differ.
-        return None if written_s is None else max(0.0, time.time() - written_s)
+        return BucketStatus(roll=roll, roll_age_s=roll_age_s, calls=tuple(calls))
 
     def _nothing(self, because: str) -> ConfigurationError:
         return ConfigurationError(
