@@ -9,18 +9,18 @@ import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import ThinwireError
 from thinwire.host_copy import HostCopy, lies_on_gpu
-from thinwire.transport.backend import Backend, Carried, Work
-from thinwire.transport.base import AllGather, AllToAll, Swap
+from thinwire.transport.backend import Backend, Wait
+from thinwire.transport.base import Post, Received
 
 
 class GroupLink(ABC):
@@ -64,13 +64,13 @@ class Carrier(ABC):
 
 # -- streams ---------------------------------------------------------------------------------------
 
-_HEAD = struct.Struct("<QB3sQ")  # number of the exchange, of its request, kind, bytes
-_KINDS: Mapping[type, bytes] = {AllGather: b"all", AllToAll: b"a2a", Swap: b"swp"}
+_HEAD = struct.Struct("<QB3sQ")  # number of the exchange, of its post, kind, bytes
+_TO_ALL, _TO_EACH = b"all", b"a2a"
 _PIECE = 1 << 20
 _MOST_WAITING = 8
 _UNWANTED_S = 120.0
 _Slot: TypeAlias = tuple[int, int, bytes, int]
-"""Of a message: number of the exchange and of its request, kind, and the sender's rank."""
+"""Of a message: number of the exchange and of its post, kind, and the sender's rank."""
 _Use: TypeAlias = Callable[[socket.socket], None]
 _Unsent: TypeAlias = "tuple[bytes, _OnHost, threading.Event]"
 
@@ -293,65 +293,41 @@ class _StreamBackend(Backend):
     def __init__(self, link: _StreamLink, number: int, timeout_s: float) -> None:
         self._link, self._number, self._timeout_s = link, number, timeout_s
 
-    def start(self, request: Carried, step: int) -> Work:
+    def start(self, post: Post, step: int) -> Wait:
         """Send to every worker concerned; each begins with another one."""
-        link, kind = self._link, _KINDS[type(request)]
-        after = [(link.rank + d) % link.workers for d in range(1, link.workers)]
-        match request:
-            case AllGather(payload):
-                own = _OnHost(payload)
-                to, answer = dict.fromkeys(after, own), [own] * link.workers
-            case AllToAll(payloads):
-                answer = [_OnHost(p) for p in payloads]
-                to = {other: answer[other] for other in after}
-            case Swap(payload, peer):
-                own = _OnHost(payload)
-                to, answer = ({} if peer == link.rank else {peer: own}), own
+        link, number = self._link, self._number
+        kind = _TO_ALL if post.is_to_all(link.workers) else _TO_EACH
+        after = [(link.rank + distance) % link.workers for distance in range(1, link.workers)]
+        sent = {id(payload): _OnHost(payload) for payload in post.to.values()}
+        to = {other: sent[id(post.to[other])] for other in after if other in post.to}
         left = [
-            link.send(other, _HEAD.pack(self._number, step, kind, payload.nbytes), payload)
+            link.send(other, _HEAD.pack(number, step, kind, payload.nbytes), payload)
             for other, payload in to.items()
         ]
-        slots = {other: (self._number, step, kind, other) for other in to}
-        return _StreamWork(link, slots, answer, left, self._timeout_s)
+
+        def wait() -> Received:
+            until_s = time.monotonic() + self._timeout_s
+            messages = link.take([(number, step, kind, other) for other in post.take], until_s)
+            # The caller may change what it sent once this returns.
+            link.wait_for(
+                lambda: all(each.is_set() for each in left),
+                until_s,
+                lambda: "timed out: a worker does not take what is sent to it",
+            )
+            received = dict(zip(post.take, messages, strict=True))
+            for other, message in received.items():
+                if message.numel() != post.take[other]:
+                    raise RuntimeError(
+                        f"worker {other} sent {message.numel()} bytes where {post.take[other]} "
+                        "were expected"
+                    )
+            return received
+
+        return wait
 
     def abort(self) -> None:
         """End the link."""
         self._link.abort()
-
-
-class _StreamWork(Work):
-    def __init__(
-        self,
-        link: _StreamLink,
-        slots: Mapping[int, _Slot],
-        answer: Any,
-        left: Sequence[threading.Event],
-        timeout_s: float,
-    ) -> None:
-        self._link, self._slots, self._answer = link, slots, answer
-        self._left, self._timeout_s = left, timeout_s
-
-    def wait(self) -> Any:
-        until_s = time.monotonic() + self._timeout_s
-        messages = self._link.take(list(self._slots.values()), until_s)
-        # The caller may change what it sent once this returns.
-        self._link.wait_for(
-            lambda: all(each.is_set() for each in self._left),
-            until_s,
-            lambda: "timed out: a worker does not take what is sent to it",
-        )
-        is_swap = not isinstance(self._answer, list)
-        own = [self._answer] * self._link.workers if is_swap else self._answer
-        answer: list[Tensor] = [payload.read() for payload in own]
-        # Of one size is what goes to this worker; what it sends to others may have other sizes.
-        expected = answer[self._link.rank].numel()
-        for other, message in zip(self._slots, messages, strict=True):
-            if message.numel() != expected:
-                raise RuntimeError(
-                    f"worker {other} sent {message.numel()} bytes where {expected} were expected"
-                )
-            answer[other] = message
-        return answer[next(iter(self._slots), 0)] if is_swap else answer
 
 
 class _OnHost:

@@ -12,16 +12,13 @@ from thinwire.elastic.carrier import Carrier, GroupLink
 from thinwire.elastic.quorum import Quorum, identity_of
 from thinwire.elastic.timeouts import Timeouts, in_background
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.transport.backend import Backend, Work, carried
+from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
     FinishedRound,
-    Requests,
+    Posts,
     Round,
     RoundTag,
     RunningExchange,
-    Swap,
     run_alone,
 )
 from thinwire.transport.distributed import reason_of
@@ -46,26 +43,26 @@ class _ElasticTask(Task):
         super().__init__(tag, Future(running, backend.sync_stream()))
         self._group, self._running, self._backend = group, running, backend
         self._nbytes = nbytes
-        self.first: Work | None = None
+        self.first: Wait | None = None
 
     def carry(self) -> Sequence[Tensor]:
         assert self.first is not None
-        started_s, work, step = time.perf_counter(), self.first, 0
+        started_s, wait, step = time.perf_counter(), self.first, 0
         try:
             while True:
-                answer = work.wait()
-                self._running.answer(answer)
-                if not self._running.travels:
+                received = wait()
+                self._running.answer(received)
+                if self._running.post is None:
                     break
                 step += 1
-                work = self._backend.start(carried(self._running.request), step)
+                wait = self._backend.start(self._running.post, step)
         except (RuntimeError, ValueError, ThinwireError) as error:
             # The others wait for a message of this worker that will not come: tell them now, not at
             # their timeouts.
             self.abort()
             raise self._group.break_up(self.tag, error) from error
         self._group.timeouts.exchanged(self._nbytes, seconds=time.perf_counter() - started_s)
-        return answer
+        return list(received.values())
 
     def abort(self) -> None:
         self._backend.abort()
@@ -89,27 +86,23 @@ class ElasticGroup:
         self._begun = 0
         self.broken = self._lost = ""
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; what stops it discards the round."""
         if self.link is None:
-            return run_alone(requests)
+            return run_alone(posts)
         if self.broken:
             return FinishedRound(None, discarded(tag, self.broken))
-        running = RunningExchange(requests)
-        if not running.travels:
+        running = RunningExchange(posts)
+        if running.post is None:
             return FinishedRound(running)
-        match request := carried(running.request):
-            case AllGather(payload):
-                nbytes = payload.numel() * (self.link.workers - 1)
-            case AllToAll(payloads):
-                nbytes = 2 * sum(payload.numel() for payload in payloads)
-            case Swap(payload, _):
-                nbytes = payload.numel()
+        post, nbytes = running.post, sum(running.post.take.values())
+        if not post.is_to_all(self.link.workers):
+            nbytes *= 2  # results come back
         self._begun += 1
         backend = self.link.backend(self._begun, timeout_s=self.timeouts.exchange(nbytes))
         task = _ElasticTask(self, tag, running, backend, nbytes)
         try:
-            task.first = backend.start(request, 0)
+            task.first = backend.start(post, 0)
         except (RuntimeError, ValueError) as error:
             return FinishedRound(None, self.break_up(tag, error))
         self._progress.submit(task)
@@ -218,11 +211,11 @@ class RankLink:
                 raise TimeoutError(f"it took longer than {timeout_s:g} s")
         return call.result()
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange in the group; without one the round is discarded."""
         if self._group is None:
             return FinishedRound(None, discarded(tag, "the workers are not connected"))
-        return self._group.run(requests, tag)
+        return self._group.run(posts, tag)
 
     def lose(self, names: Collection[str]) -> None:
         """Fail what is under way if a worker of the group is among `names`, which are gone."""

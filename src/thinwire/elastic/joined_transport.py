@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol, TypeVar
 
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.quorum import identity_of
 from thinwire.errors import ConfigurationError
 from thinwire.membership import Answer, Membership, Phase, RoundRecord, SharedState, WorkerMetrics
-from thinwire.transport import Announce, Requests, Round, RoundTag, Transport
-from thinwire.transport.base import FinishedRound, RunningExchange
+from thinwire.transport import Posts, Round, RoundTag, Transport
 from thinwire.version import __version__
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ class Session(Protocol):
     names: tuple[str, ...]
     rank: int
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange among the workers of the round."""
         ...
 
@@ -82,18 +81,15 @@ class JoinedTransport(Transport, Membership):
         """The workers of the round."""
         return 1 if self._session is None else len(self._session.names)
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Run it among the workers of the round; what stops it discards the round."""
-        if self._session is not None:
-            return self._session.run(requests, tag)
-        # Before it joins: descriptions add up, and are compared with the run's.
-        running = RunningExchange(requests)
-        while isinstance(running.request, Announce):
-            self._description |= json.loads(running.request.payload)
-            running.answer({0: running.request.payload})
-        if running.travels:
-            self._joined()
-        return FinishedRound(running)
+        return self._joined().run(posts, tag)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Add to this worker's description, which is compared with the run's when it joins."""
+        del tag
+        self._description |= json.loads(card)
+        return {0: card}
 
     def close(self) -> None:
         """`leave`."""

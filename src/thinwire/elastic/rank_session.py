@@ -40,7 +40,7 @@ from thinwire.membership import (
     SharedState,
     WorkerMetrics,
 )
-from thinwire.transport import Requests, Round, RoundTag
+from thinwire.transport import Posts, Round, RoundTag
 from thinwire.transport.address import address_text
 
 T = TypeVar("T")
@@ -293,9 +293,9 @@ class RankSession:
         self.link.key = key
         return Go(plan)
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it counts if those of all ranks of this worker do."""
-        running = self.link.run(requests, tag)
+        running = self.link.run(posts, tag)
         return running if self.ranks.size == 1 else AgreedRound(running, self.ranks)
 
     def _look(self, address: str, timeout_s: float) -> Progress:

@@ -16,15 +16,13 @@ from thinwire.elastic.timeouts import Timeouts
 from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.transport.async_task import AsyncTask
 from thinwire.transport.base import (
-    AllGather,
-    AllToAll,
     FinishedRound,
-    Request,
-    Requests,
+    Post,
+    Posts,
+    Received,
     Round,
     RoundTag,
     RunningExchange,
-    on_host,
 )
 from thinwire.transport.object_store import together
 from thinwire.transport.progress_thread import ProgressThread
@@ -57,17 +55,17 @@ class BucketGroup:
         self.names, self.rank = tuple(names), rank
         self.roll = 0
         self._progress = ProgressThread()
-        self._answers: dict[tuple[str, int], list[tuple[str, Sequence[Tensor]]]] = {}
+        self._answers: dict[tuple[str, int], list[tuple[str, Received]]] = {}
         self._old_calls: list[int] = []
         self._missed = 0
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of the present roll; what stops it discards the round here."""
-        running = RunningExchange(requests)
-        if not running.travels:
+        running = RunningExchange(posts)
+        if running.post is None:
             return FinishedRound(running)
         # Here, on the stream that has computed it.
-        running.request = on_host(running.request)
+        running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
         roll, self._answers[tag.what, tag.round] = self.roll, []
         task = AsyncTask(tag, running, lambda: self._carry(tag, roll, running))
         self._progress.submit(task)
@@ -81,7 +79,8 @@ class BucketGroup:
         """Where the messages of a round lie, which is over now; "" if they came from elsewhere."""
         for key, answers in self._answers.items():
             for place, answer in answers:
-                if list(map(id, answer)) == list(map(id, messages)):
+                is_whole = len(messages) == len(self.names)
+                if is_whole and all(messages[rank] is each for rank, each in answer.items()):
                     del self._answers[key]
                     return place
         return ""
@@ -96,19 +95,18 @@ class BucketGroup:
     async def _carry(self, tag: RoundTag, roll: int, running: RunningExchange[Any]) -> None:
         place, step = self._objects.place(roll, tag), 0
         began_s, missed = time.monotonic(), self._missed
-        is_reduction = isinstance(running.request, AllToAll)
         nbytes, forgetting = 0, asyncio.ensure_future(self._forget_calls())
         try:
-            while running.travels:
-                base = f"{place}/{step}"
-                answer, received = await self._answered(tag, roll, base, running.request)
-                nbytes += received
+            while running.post is not None:
+                post = running.post.changed(lambda payload: payload.cpu().contiguous())
+                received = await self._answered(tag, roll, f"{place}/{step}", post)
+                nbytes += sum(received[sender].nbytes for sender in post.take)
                 step += 1
-                running.answer(answer)
-                running.request = on_host(running.request)
+                running.answer(received)
         except (RuntimeError, ValueError, ThinwireError) as error:
-            # Of a reduction the others wait for this worker's result, whatever has failed.
-            await self._withdraw(f"{place}/{int(is_reduction)}/{self.rank:05}")
+            # The others may wait for this message, or for what this worker would have sent next.
+            for late in (step, step + 1):
+                await self._withdraw(f"{place}/{late}/{self.rank:05}")
             if isinstance(error, RoundDiscarded):
                 raise
             raise discarded(tag, str(error)) from error
@@ -119,33 +117,25 @@ class BucketGroup:
             # Else it is how long a worker was waited for, and says nothing of the store.
             self._timeouts.exchanged(nbytes, seconds=time.monotonic() - began_s)
 
-    async def _answered(
-        self, tag: RoundTag, roll: int, base: str, request: Request | None
-    ) -> tuple[Any, int]:
-        """The answer to `request`, and the bytes of others in it."""
-        workers, me = len(self.names), self.rank
-        match request:
-            case AllGather(payload, may_lack=may_lack):
-                puts = {f"{base}/{me:05}": payload}
-                gets = {rank: f"{base}/{rank:05}" for rank in range(workers) if rank != me}
-                found, own = await self._exchanged(roll, puts, gets, payload.numel())
-                found[me] = payload if own else absent_message()
-            case AllToAll(payloads, may_lack=may_lack):
-                others = [rank for rank in range(workers) if rank != me]
-                puts = {f"{base}/{to:05}/{me:05}": payloads[to] for to in others}
-                gets = {rank: f"{base}/{me:05}/{rank:05}" for rank in others}
-                # A shard that came too late is known to its owner, who gives up the round.
-                found, _ = await self._exchanged(roll, puts, gets, payloads[me].numel())
-                found[me] = payloads[me]
-            case _:
-                raise AssertionError(request)
-        answer = [found[rank] for rank in range(workers)]
-        late = [self.names[rank] for rank, each in found.items() if not each.numel()]
-        if late and not may_lack:
+    async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
+        """The answer to `post`; it has this worker's own message where that does not count."""
+        me, to_all = self.rank, post.is_to_all(len(self.names))
+        if to_all:
+            puts = {f"{base}/{me:05}": next(iter(post.to.values()))}
+            gets = {rank: f"{base}/{rank:05}" for rank in post.take}
+        else:
+            puts = {f"{base}/{to:05}/{me:05}": payload for to, payload in post.to.items()}
+            gets = {rank: f"{base}/{me:05}/{rank:05}" for rank in post.take}
+        found, own = await self._exchanged(roll, puts, gets, max(post.take.values(), default=0))
+        # A shard that came too late is known to its owner, who gives up the round.
+        if to_all and not own:
+            found[me] = absent_message()
+        late = [self.names[rank] for rank, each in sorted(found.items()) if not each.numel()]
+        if late and not post.allow_missing:
             raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
-        if isinstance(request, AllGather):
-            self._answers.get((tag.what, tag.round), []).append((base, answer))
-        return answer, sum(each.nbytes for rank, each in found.items() if rank != me)
+        if to_all:
+            self._answers.get((tag.what, tag.round), []).append((base, found))
+        return found
 
     async def _exchanged(
         self, roll: int, puts: Mapping[str, Tensor], gets: Mapping[int, str], nbytes: int

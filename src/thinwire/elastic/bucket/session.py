@@ -38,7 +38,7 @@ from thinwire.membership import (
     Snapshot,
     WorkerMetrics,
 )
-from thinwire.transport.base import Requests, Round, RoundTag
+from thinwire.transport.base import Posts, Round, RoundTag
 from thinwire.transport.object_store import together
 
 T = TypeVar("T")
@@ -101,10 +101,10 @@ class BucketSession:
     def _roll(self) -> Roll | None:
         return self._history.roll
 
-    def run(self, requests: Requests[T], tag: RoundTag) -> Round[T]:
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange among the workers of the round."""
         assert self.group is not None, "a round was begun"
-        return self.group.run(requests, tag)
+        return self.group.run(posts, tag)
 
     # -- joining -----------------------------------------------------------------------------------
 
