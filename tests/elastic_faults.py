@@ -3,8 +3,7 @@
 import http.client
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from thinwire.elastic.healing import HealingServer
 from thinwire.elastic.transport import Elastic
 from thinwire.loop_state import LoopState
 from thinwire.membership import Membership
-from thinwire.transport import AllGather, AllToAll, Requests, RoundTag, Transport
+from thinwire.transport import Post, Received, RoundTag, Transport, wrapped
 
 HEADER_NBYTES = 64
 
@@ -101,42 +100,40 @@ class FaultyTransport(Transport, Membership):
     def leave(self):
         self._inner.leave()
 
-    def run(self, requests, tag):
-        if tag.round:  # the workers' descriptions have number 0
-            self._exchanges += self.world_size == self._among
-        under_way = self._inner.run(self._meddled(requests, tag), tag)
-        if tag.round:
-            self._reached("started")
+    def announce(self, card, tag):
+        return self._inner.announce(card, tag)
+
+    def run(self, posts, tag):
+        self._exchanges += self.world_size == self._among
+        under_way = self._inner.run(wrapped(posts, self._meddled(tag)), tag)
+        self._reached("started")
         return under_way
 
-    def _meddled(self, requests: Requests, tag: RoundTag) -> Requests:
+    def _meddled(self, tag: RoundTag):
         """Messages are damaged before they leave or once they are here; votes are not touched."""
-        strikes, answer, reduced = self._strikes(tag), None, False
+        strikes, reduced = self._strikes(tag), False
         damage, rank = DAMAGES[self._damage["how"]], self._damage.get("from_rank")
-        while True:
-            try:
-                request = requests.send(answer)
-            except StopIteration as end:
-                return end.value
-            is_result = reduced and isinstance(request, AllGather)
+
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            nonlocal reduced
+            is_to_all = post.is_to_all(self.world_size)
+            is_result = reduced and is_to_all
+            is_message = bool(post.to) and all(map(_is_message, post.to.values()))
             if is_result:
                 self._reached("reduced")
-            match request:
-                case AllGather(payload) if _is_message(payload):
-                    if strikes and rank is None and not is_result:
-                        request = replace(request, payload=damage(payload))
-                    answer = yield request
-                    self._reached("landed")
-                    if strikes and rank is not None and rank < len(answer):
-                        answer = list(answer)
-                        answer[rank] = damage(answer[rank])
-                case AllToAll(payloads):
-                    reduced = True
-                    if strikes and rank is None:
-                        request = replace(request, payloads=[damage(p) for p in payloads])
-                    answer = yield request
-                case _:
-                    answer = yield request
+            if strikes and rank is None and is_message and not is_result:
+                post = post.changed(damage)
+            received = yield post
+            if not is_to_all:
+                reduced = True
+            elif is_message:
+                self._reached("landed")
+                if strikes and rank is not None and rank < self.world_size:
+                    by_rank = {self.rank: next(iter(post.to.values())), **received}
+                    received = {**received, rank: damage(by_rank[rank])}
+            return received
+
+        return carry
 
     def _strikes(self, tag: RoundTag) -> bool:
         rounds = self._damage["rounds"]

@@ -13,7 +13,7 @@ from elastic_http import TOKEN
 from thinwire.elastic.carrier import StreamCarrier
 from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.https import RunServer
-from thinwire.transport import AllGather, AllToAll, Swap
+from thinwire.transport import Post, to_all
 
 LARGEST = 1 << 20
 
@@ -52,36 +52,46 @@ def payload(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.uint8)
 
 
+def begun(links, rank: int, number: int, sent: torch.Tensor, timeout_s: float):
+    post = to_all(sent, rank, len(links))
+    return links[rank].backend(number, timeout_s=timeout_s).start(post, 0)
+
+
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_every_request_is_answered_as_it_is_asked(count: int, copied: bool, monkeypatch) -> None:
+def test_every_post_is_answered(count: int, copied: bool, monkeypatch) -> None:
     # As payloads on a GPU are, which are on their way to the host while they are asked for.
     monkeypatch.setattr("thinwire.elastic.carrier.lies_on_gpu", lambda _: copied)
     with linked(count) as (links, pool):
         assert {link.workers for link in links} == {count}
 
+        def answer(rank: int, number: int, post: Post) -> list[list[int]]:
+            wait = links[rank].backend(number, timeout_s=20).start(post, 0)
+            return [row.tolist() for _, row in sorted(wait().items())]
+
         def gathered(rank: int) -> list[list[int]]:
-            work = links[rank].backend(1, timeout_s=20).start(AllGather(payload(rank, 7)), 0)
-            return [row.tolist() for row in work.wait()]
+            return answer(rank, 1, to_all(payload(rank, 7), rank, count))
 
         def scattered(rank: int) -> list[list[int]]:
             # For each worker a part of another size, and for the last an empty one.
-            parts = [payload(*[10 * rank + other] * (count - 1 - other)) for other in range(count)]
-            work = links[rank].backend(2, timeout_s=20).start(AllToAll(parts), 0)
-            return [row.tolist() for row in work.wait()]
+            others = [other for other in range(count) if other != rank]
+            parts = {o: payload(*[10 * rank + o] * (count - 1 - o)) for o in others}
+            return answer(rank, 2, Post(parts, dict.fromkeys(others, count - 1 - rank)))
 
-        def swapped(rank: int) -> list[int]:
+        def swapped(rank: int) -> list[list[int]]:
             peer = rank ^ 1 if rank ^ 1 < count else rank
-            request = Swap(payload(rank), peer)
-            return links[rank].backend(3, timeout_s=20).start(request, 0).wait().tolist()
+            post = Post({}, {}) if peer == rank else Post({peer: payload(rank)}, {peer: 1})
+            return answer(rank, 3, post)
 
         everyone = range(count)
-        assert list(pool.map(gathered, everyone)) == [[[rank, 7] for rank in everyone]] * count
+        others = [[other for other in everyone if other != rank] for rank in everyone]
+        assert list(pool.map(gathered, everyone)) == [[[o, 7] for o in those] for those in others]
         assert list(pool.map(scattered, everyone)) == [
-            [[10 * other + rank] * (count - 1 - rank) for other in everyone] for rank in everyone
+            [[10 * o + rank] * (count - 1 - rank) for o in those]
+            for rank, those in enumerate(others)
         ]
         assert list(pool.map(swapped, everyone)) == [
-            [rank ^ 1 if rank ^ 1 < count else rank] for rank in everyone
+            [[rank ^ 1]] if rank ^ 1 < count else [] for rank in everyone
         ]
 
 
@@ -89,10 +99,10 @@ def test_every_request_is_answered_as_it_is_asked(count: int, copied: bool, monk
 def test_messages_of_any_size_arrive_whole_and_in_any_order(nbytes: int) -> None:
     sent = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
     with linked(2) as (links, _):
-        early = [links[0].backend(n, timeout_s=20).start(AllGather(sent), 0) for n in (1, 2)]
-        late = [links[1].backend(n, timeout_s=20).start(AllGather(sent), 0) for n in (2, 1)]
+        early = [begun(links, 0, n, sent, 20) for n in (1, 2)]
+        late = [begun(links, 1, n, sent, 20) for n in (2, 1)]
         for work in (*early, *late):
-            assert all(torch.equal(row, sent) for row in work.wait())
+            assert all(torch.equal(row, sent) for row in work().values())
 
 
 def test_a_worker_that_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
@@ -108,64 +118,65 @@ def test_a_worker_that_does_not_come_is_waited_for_no_longer_than_the_timeout() 
 def test_the_end_of_one_is_noticed_by_the_others_at_once() -> None:
     with linked(3) as (links, _):
         waiting = [
-            link.backend(1, timeout_s=30).start(AllGather(payload(1)), 0) for link in links[:2]
+            link.backend(1, timeout_s=30).start(to_all(payload(1), rank, 3), 0)
+            for rank, link in enumerate(links[:2])
         ]
         began_s = time.monotonic()
         links[2].abort()
         for work in waiting:
             with pytest.raises(RuntimeError, match=r"worker \d is gone"):
-                work.wait()
+                work()
         assert time.monotonic() - began_s < 5.0
         with pytest.raises(RuntimeError, match="given up"):
-            links[2].backend(2, timeout_s=30).start(AllGather(payload(1)), 0).wait()
+            begun(links, 2, 2, payload(1), 30)()
 
 
 def test_what_a_worker_sent_before_it_left_is_there() -> None:
     with linked(2) as (links, _):
-        last = links[1].backend(1, timeout_s=5).start(AllGather(payload(5)), 0)
-        mine = links[0].backend(1, timeout_s=5).start(AllGather(payload(4)), 0)
-        last.wait()
+        last = begun(links, 1, 1, payload(5), 5)
+        mine = begun(links, 0, 1, payload(4), 5)
+        last()
         links[1].abort()
         deadline_s = time.monotonic() + 5
         while not links[0].broken:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        assert [row.tolist() for row in mine.wait()] == [[4], [5]]
+        assert mine()[1].tolist() == [5]
 
 
 def test_what_was_not_sent_before_a_worker_left_is_noticed_at_once() -> None:
     with linked(2) as (links, _):
         large = torch.zeros(LARGEST, dtype=torch.uint8)
-        theirs = [links[1].backend(n, timeout_s=30).start(AllGather(large), 0) for n in range(1, 7)]
+        theirs = [begun(links, 1, n, large, 30) for n in range(1, 7)]
         links[0]._unsent[1].put(None)  # its thread ends: nothing more leaves
         time.sleep(0.3)
-        mine = links[0].backend(1, timeout_s=30).start(AllGather(large), 0)
+        mine = begun(links, 0, 1, large, 30)
         began_s = time.monotonic()
         links[1].abort()
         with pytest.raises(RuntimeError, match="gone"):
-            mine.wait()
+            mine()
         assert time.monotonic() - began_s < 5
         assert theirs
 
 
 def test_silence_ends_with_the_timeout_and_names_who_is_silent() -> None:
     with linked(3) as (links, _):
-        links[1].backend(1, timeout_s=5).start(AllGather(payload(1)), 0)
+        begun(links, 1, 1, payload(1), 5)
         with pytest.raises(RuntimeError, match=r"timed out: workers \[2\]"):
-            links[0].backend(1, timeout_s=0.3).start(AllGather(payload(1)), 0).wait()
+            begun(links, 0, 1, payload(1), 0.3)()
 
 
 def test_workers_that_ask_for_different_things_are_told() -> None:
     with linked(2) as (links, _):
-        one = links[0].backend(1, timeout_s=5).start(AllGather(payload(1, 2)), 0)
-        links[1].backend(1, timeout_s=5).start(AllGather(payload(1)), 0)
+        one = begun(links, 0, 1, payload(1, 2), 5)
+        begun(links, 1, 1, payload(1), 5)
         with pytest.raises(RuntimeError, match="worker 1 sent 1 bytes where 2 were expected"):
-            one.wait()
+            one()
     with linked(2) as (links, _):
-        one = links[0].backend(1, timeout_s=0.3).start(AllGather(payload(1)), 0)
-        links[1].backend(1, timeout_s=5).start(Swap(payload(1), 0), 0)
+        one = begun(links, 0, 1, payload(1), 0.3)
+        links[1].backend(1, timeout_s=5).start(Post({0: payload(1)}, {}), 1)
         with pytest.raises(RuntimeError, match="timed out"):
-            one.wait()
+            one()
 
 
 @pytest.mark.parametrize(
@@ -182,12 +193,14 @@ def test_a_member_that_sends_what_is_no_message_ends_the_link(head: bytes, becau
         stream.sendall(head)
         stream.close()
         with pytest.raises(RuntimeError, match=because):
-            link.backend(1, timeout_s=5).start(AllGather(payload(1)), 0).wait()
+            link.backend(1, timeout_s=5).start(to_all(payload(1), 0, 2), 0)()
 
 
 def test_a_member_that_sends_more_than_it_was_asked_for_ends_the_link() -> None:
     with linked(2) as (links, _):
         for number in range(10, 20):
-            links[1].backend(number, timeout_s=5).start(AllGather(torch.zeros(LARGEST).byte()), 0)
+            links[1].backend(number, timeout_s=5).start(
+                to_all(torch.zeros(LARGEST).byte(), 1, len(links)), 0
+            )
         with pytest.raises(RuntimeError, match="more than this worker asked for"):
-            links[0].backend(1, timeout_s=5).start(AllGather(payload(1)), 0).wait()
+            begun(links, 0, 1, payload(1), 5)()

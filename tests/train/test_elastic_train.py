@@ -40,7 +40,7 @@ from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import elastic as train_elastic
 from thinwire.train.workers.elastic import LighthouseConfig
-from thinwire.transport import Announce, Transport
+from thinwire.transport import Transport
 from thinwire.transport.base import FinishedRound, RunningExchange
 from training import records, run_ranked, script, stop_after
 
@@ -66,16 +66,17 @@ class FakeElastic(Transport, Membership):
         """Fields of the plan that differ from a lone worker's."""
         return {}
 
-    def run(self, requests, tag):
-        running = RunningExchange(requests)
-        while isinstance(running.request, Announce):
-            self.cards.append(json.loads(running.request.payload))
-            running.answer({0: running.request.payload})
-        return self.exchange(running, tag) if running.travels else FinishedRound(running)
+    def announce(self, card, tag):
+        self.cards.append(json.loads(card))
+        return {0: card}
+
+    def run(self, posts, tag):
+        running = RunningExchange(posts)
+        return FinishedRound(running) if running.post is None else self.exchange(running, tag)
 
     def exchange(self, running, tag):
-        while running.travels:
-            running.answer([running.request.payload])
+        while running.post is not None:
+            running.answer({})
         return FinishedRound(running)
 
     def join(self, state) -> None:

@@ -87,8 +87,8 @@ class GatherState(ExchangeState):
         rank, own, group = self._context.rank, messages[_WHOLE], self._group(tag.round)
         drops = self._context.drops_bad_messages and not self._alone
         others = [other for other in group if other != rank]
-        nbytes = dict.fromkeys(others, own.numel())
-        answer = yield Post(dict.fromkeys(others, own), nbytes, allow_missing=drops)
+        to = dict.fromkeys([rank] if self._alone else others, own)
+        answer = yield Post(to, dict.fromkeys(others, own.numel()), allow_missing=drops)
         by_rank = {rank: own, **answer}
         received = {sender: by_rank[sender] for sender in group}
         # A message may be damaged on its way to some workers only. They then vote, so that all of

@@ -57,7 +57,8 @@ class Post(NamedTuple):
     worker's own payload, where that is not as it was handed over.
 
     Args:
-        to: payload by receiver. One tensor for several receivers is stored or counted once.
+        to: payload by receiver. One tensor for several receivers is stored or counted once. A lone
+            worker's is to itself: it goes nowhere, but a store keeps it for those who come later.
         take: number of bytes by sender.
         allow_missing: the exchange judges each payload, and can go on without one: in place of one
             that is lost, forged or damaged the answer has an empty one. Otherwise that is an error.
@@ -71,7 +72,7 @@ class Post(NamedTuple):
         """Whether one tensor goes to all other workers, as in an all-gather."""
         payloads = list(self.to.values())
         is_one = all(payload is payloads[0] for payload in payloads)
-        return bool(payloads) and len(payloads) == workers - 1 and is_one
+        return len(payloads) == max(1, workers - 1) and is_one
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
         """This post with every payload changed; one tensor for several receivers stays one.
@@ -100,8 +101,8 @@ def to_all(payload: Tensor, rank: int, workers: int, *, allow_missing: bool = Fa
     {0: 5, 2: 5}
     """
     others = [other for other in range(workers) if other != rank]
-    nbytes = payload.numel()
-    return Post(dict.fromkeys(others, payload), dict.fromkeys(others, nbytes), allow_missing)
+    take = dict.fromkeys(others, payload.numel())
+    return Post(dict.fromkeys(others or [rank], payload), take, allow_missing)
 
 
 def wrapped(
@@ -189,8 +190,7 @@ class RunningExchange(Generic[T]):
     def __init__(self, posts: Posts[T]) -> None:
         self._posts = posts
         self.post: Post | None = None
-        self.finish: Callable[[], T]
-        """What is left, for the thread that waits; nothing may have to be carried any more."""
+        self._left: list[Callable[[], T]] = []
         self.answer(None)
 
     def answer(self, received: Received | None) -> None:
@@ -199,7 +199,13 @@ class RunningExchange(Generic[T]):
             # A generator that has not begun takes None alone.
             self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
         except StopIteration as end:
-            self.post, self.finish = None, end.value
+            self.post = None
+            self._left.append(end.value)
+
+    def finish(self) -> T:
+        """Do what is left, in this thread; once, when nothing has to be carried any more."""
+        # Not kept: it refers to the exchange's state, which others may replace meanwhile.
+        return self._left.pop()()
 
 
 class Round(ABC, Generic[T_co]):

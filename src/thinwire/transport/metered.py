@@ -62,7 +62,7 @@ class _MeteredRound(Round[T]):
 
         def carry(post: Post) -> Generator[Post, Received, Received]:
             nonlocal current
-            payloads = {id(payload): payload for payload in post.to.values()}
+            payloads = {id(p): p for receiver, p in post.to.items() if receiver != rank}
             current.sent_bytes += sum(p.nbytes + added for p in payloads.values())
             current = self._later
             received = yield post
