@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.elastic.carrier import Carrier, GroupLink
+from thinwire.elastic.carrier import GroupLink
 from thinwire.elastic.group import RankLink
 from thinwire.elastic.quorum import Member, Quorum, elect
 from thinwire.elastic.rank_session import Reachability
@@ -28,7 +28,7 @@ class Link(GroupLink):
         pass
 
 
-class Connecting(Carrier):
+class Connecting:
     """Connects for as long as the test wants."""
 
     def __init__(self, work: Callable[[], Any] = lambda: None) -> None:
