@@ -18,8 +18,6 @@ from thinwire.security.token import Token
 
 TOKEN = Token("a secret of many characters")
 DIALER = Dialer(TOKEN)
-
-
 OTHER = Token("another secret of many characters")
 
 

@@ -12,14 +12,8 @@ from thinwire.membership import Progress, WorkerMetrics
 from thinwire.security.token import Token
 
 TOKEN = Token("a secret of many characters")
-
-
 DESCRIPTION = {"method.sync_every": "5", "thinwire": "0.1.0"}
-
-
 OTHER = DESCRIPTION | {"method.sync_every": "10"}
-
-
 EXPIRY_S = 5.0
 
 

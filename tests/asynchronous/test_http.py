@@ -156,19 +156,14 @@ def test_a_message_that_was_damaged_on_its_way_is_sent_again(monkeypatch) -> Non
     assert len([line for line in told if "checksum" in line]) == 2
 
 
-def test_a_message_that_is_damaged_each_time_is_an_error(monkeypatch) -> None:
+def test_a_message_that_is_damaged_each_time_is_an_error() -> None:
     server = server_of(method())
     with serving(server) as http:
         peer = Peer(method(), http.port)
-        original = peer.client._post
-
-        def post(path, body):
-            return original(path, bytes(100) if path == "/arrive" else body)
-
-        monkeypatch.setattr(peer.client, "_post", post)
+        peer.worker.start(peer.client.fetch())
         with pytest.raises(tw.ExchangeError, match="refused each time"):
-            peer.client.work(peer.train)
-    assert server.stats.arrivals == 0
+            peer.client.push(torch.zeros(100, dtype=torch.uint8))
+    assert server.stats.refused == {"DAMAGED": 3}
 
 
 def test_what_is_not_finite_stops_its_worker() -> None:
@@ -245,20 +240,14 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on(tmp_path) -> None:
     assert [a.round for a in assignments[:6]] == [1, 2, 3, 4, 5, 4]
 
 
-def test_a_damaged_checkpoint_is_refused_by_its_name(tmp_path) -> None:
+def test_a_damaged_checkpoint_and_a_wait_without_a_limit_are_refused(tmp_path) -> None:
     file = tmp_path / "server.pt"
     file.write_bytes(b"no checkpoint")
-    with (
-        pytest.raises(tw.CheckpointError, match=r"go on from .*server\.pt"),
-        serving(server_of(method()), checkpoint=file),
-    ):
-        pass
-
-
-def test_a_run_that_could_wait_without_a_limit_is_refused() -> None:
-    server = AsyncServer(build_model(), method(), workers=1, total_steps=3)
-    with pytest.raises(tw.ConfigurationError, match="without lost_after_s"), serving(server):
-        pass
+    with pytest.raises(tw.CheckpointError, match=r"go on from .*server\.pt"):
+        AsyncHttpServer(server_of(method()), TOKEN, host="127.0.0.1", checkpoint=file)
+    endless = AsyncServer(build_model(), method(), workers=1, total_steps=3)
+    with pytest.raises(tw.ConfigurationError, match="without lost_after_s"):
+        AsyncHttpServer(endless, TOKEN, host="127.0.0.1")
 
 
 def test_messages_of_more_than_a_usual_request_travel() -> None:

@@ -6,7 +6,6 @@ import struct
 
 import pytest
 import torch
-from torch import Tensor
 
 from elastic_http import bits, record, same
 from thinwire.elastic.snapshot import (
@@ -139,12 +138,7 @@ def test_a_snapshot_without_tensors_travels() -> None:
 @pytest.mark.parametrize(
     ("facts", "tensors"),
     [
-        ({}, {}),
-        ({"version": True}, {}),
-        ({"version": -1}, {}),
-        ({"version": 1, "why": {1, 2}}, {}),
         ({"version": 1}, {"w": torch.zeros(1, dtype=torch.complex64)}),
-        ({"version": 1}, {"__metadata__": torch.zeros(1)}),
         ({"version": 1, "long": "x" * (16 << 20)}, {}),
     ],
 )
@@ -160,12 +154,6 @@ def test_records_come_back() -> None:
     assert len(found) == 3
     assert all(map(same, found, records))
     assert unpack_records(pack_records([])) == []
-
-
-@pytest.mark.parametrize("message", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)])
-def test_a_message_is_a_vector_of_bytes(message: Tensor) -> None:
-    with pytest.raises(ConfigurationError, match="a message is"):
-        pack_records([RoundRecord(version=1, facts={}, messages=[message])])
 
 
 def file(header: object, body: bytes = b"", length: int | None = None) -> bytes:
@@ -193,8 +181,6 @@ def test_the_file_that_is_damaged_below_is_good() -> None:
 
 
 TWO = {**described(), "v": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}
-
-
 DEEP = b"[" * 100_000
 
 
@@ -213,9 +199,7 @@ DEEP = b"[" * 100_000
         (file(b"{}".decode().encode("utf-16")), "invalid UTF-8"),
         (file(DEEP), "invalid JSON"),
         (file(b"9" * 10_000), "out of range"),
-        (file([1]), "not fully covered|invalid JSON"),
         (file({"__metadata__": 3}), "invalid JSON"),
-        (file({"__metadata__": {"facts": 3}}), "invalid JSON"),
         (file({}), "it says that it is"),
         (file(with_texts(format=None)), "it says that it is"),
         (file(with_texts(format="thinwire snapshot 2")), "it says that it is"),
@@ -229,23 +213,15 @@ DEEP = b"[" * 100_000
         (file(with_texts(), b"left over"), "not fully covered"),
         (file(described(), bytes(7)), "not fully covered"),
         (file(described(), bytes(9)), "not fully covered"),
-        (file({**described(), "v": 3}, bytes(8)), "invalid JSON"),
-        (file({**described(), "v": [[0], "F32"]}, bytes(8)), "invalid JSON"),
-        (file(described(dtype=None), bytes(8)), "invalid JSON"),
-        (file(described(shape=None), bytes(8)), "invalid JSON"),
         (file(described(data_offsets=None), bytes(8)), "invalid JSON"),
         (file(described(dtype="F33"), bytes(8)), "invalid JSON"),
-        (file(described(dtype=["F32"]), bytes(8)), "invalid JSON"),
         (file(described(dtype="F64"), bytes(8)), "invalid shape"),
         (file(described(shape=[-2]), bytes(8)), "invalid JSON"),
-        (file(described(shape=[2.0]), bytes(8)), "invalid JSON"),
         (file(described(shape=[True, 2]), bytes(8)), "invalid JSON"),
-        (file(described(shape="2"), bytes(8)), "invalid JSON"),
         (file(described(shape=[1] * 17 + [2]), bytes(8)), "the shape of 'w'"),
         (file(described(shape=[2**63, 0], data_offsets=[0, 0])), "shape"),
         (file(described(shape=[2**40, 2**40, 0], data_offsets=[0, 0])), "overflow"),
         (file(described(shape=[2**50], data_offsets=[0, 2**52]), bytes(8)), "not fully covered"),
-        (file(described(data_offsets=[0, 8, 8]), bytes(8)), "invalid JSON"),
         (file(described(data_offsets=[8, 0]), bytes(8)), "invalid offset"),
         (file(described(data_offsets=[8, 16]), bytes(16)), "invalid offset"),
         (file(TWO, bytes(8)), "invalid offset"),

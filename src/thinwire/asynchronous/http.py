@@ -50,6 +50,9 @@ class AsyncHttpServer:
         checkpoint_arrivals: arrivals between two checkpoints; workers wait while one is written.
         tell: called with a line when a worker joins, is refused, or arrives with stale work.
 
+    Attributes:
+        port: that it listens on.
+
     Raises:
         OSError: the port is taken. MismatchError: the checkpoint is of another run.
         CheckpointError: it cannot be read.
@@ -303,11 +306,14 @@ class AsyncClient:
             do="check the link, and that server and workers run the same thinwire version",
         )
 
-    def _ask(self, path: str, body: Any) -> bytes:
+    def _post(self, path: str, body: Any) -> bytes:
         largest = self._worker.anchor_nbytes + _MARGIN
         to, timeout_s = (self._dialer, self._address, path, body), self._timeout_s
+        return send_request(*to, largest=largest, timeout_s=timeout_s).body
+
+    def _ask(self, path: str, body: Any) -> bytes:
         return with_retry(
-            lambda: send_request(*to, largest=largest, timeout_s=timeout_s).body,
+            lambda: self._post(path, body),
             silence=(ExchangeError,),
             give_up_s=self._give_up_s,
             first_s=_FIRST_PAUSE_S,

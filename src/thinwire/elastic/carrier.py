@@ -38,30 +38,6 @@ class GroupLink(ABC):
         """Make everything that is under way fail soon, here and on the other workers."""
 
 
-class Carrier(ABC):
-    """Makes links; one of a worker's ranks has one.
-
-    Its methods may raise RuntimeError or ValueError: a worker could not be reached.
-    """
-
-    @abstractmethod
-    def connect(
-        self, addresses: Sequence[str], *, key: str, rank: int, timeout_s: float
-    ) -> GroupLink:
-        """A link of workers, all of which call this.
-
-        Args:
-            addresses: HOST:PORT of every worker's server, in rank order.
-            key: of this link: no other has it.
-            rank: of this worker.
-            timeout_s: for all of them to be there.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all links."""
-
-
 # -- streams ---------------------------------------------------------------------------------------
 
 _HEAD = struct.Struct("<QB3sQ")  # number of the exchange, of its post, kind, bytes
@@ -75,8 +51,11 @@ _Use: TypeAlias = Callable[[socket.socket], None]
 _Unsent: TypeAlias = "tuple[bytes, _OnHost, threading.Event]"
 
 
-class StreamCarrier(Carrier):
+class StreamCarrier:
     """Links over streams: one from every worker to every other one, that carries its messages.
+
+    One of a worker's ranks has one. Its methods may raise RuntimeError or ValueError: a worker
+    could not be reached.
 
     Two streams for a pair, because TLS of Python before 3.13 takes no reading beside writing.
 
@@ -115,7 +94,14 @@ class StreamCarrier(Carrier):
     def connect(
         self, addresses: Sequence[str], *, key: str, rank: int, timeout_s: float
     ) -> GroupLink:
-        """A stream to every other worker, and one from each."""
+        """A link of workers, all of which call this.
+
+        Args:
+            addresses: HOST:PORT of every worker's server, in rank order.
+            key: of this link: no other has it.
+            rank: of this worker.
+            timeout_s: for all of them to be there.
+        """
         until_s = time.monotonic() + timeout_s
         others = [r for r in range(len(addresses)) if r != rank]
         link = _StreamLink(rank, len(addresses), self._largest_nbytes)

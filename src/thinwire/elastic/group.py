@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from thinwire.elastic.carrier import Carrier, GroupLink
+from thinwire.elastic.carrier import GroupLink, StreamCarrier
 from thinwire.elastic.quorum import Quorum, identity_of
 from thinwire.elastic.timeouts import Timeouts, in_background
 from thinwire.errors import RoundDiscarded, ThinwireError
@@ -151,7 +151,7 @@ class RankLink:
     """
 
     def __init__(
-        self, carrier: Carrier, on_broken: Callable[[str, float], None], *, index: int = 0
+        self, carrier: StreamCarrier, on_broken: Callable[[str, float], None], *, index: int = 0
     ) -> None:
         self._carrier, self._on_broken, self._index = carrier, on_broken, index
         self._group: ElasticGroup | None = None

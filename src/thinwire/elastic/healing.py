@@ -216,9 +216,11 @@ class _SnapshotCache:
     def release(self) -> None:
         # Never wait: the holder of the lock may capture, which may wait for the caller.
         if self._lock.acquire(blocking=False):
-            if self._key is not None and self._key != self._current_key():
-                self._key, self._parts = None, []
-            self._lock.release()
+            try:
+                if self._key is not None and self._key != self._current_key():
+                    self._key, self._parts = None, []
+            finally:
+                self._lock.release()
 
     def _current_key(self) -> tuple[int, str]:
         position = self._position()

@@ -106,6 +106,21 @@ def test_a_call_is_read_as_it_was_written(call: Call) -> None:
     assert Call.read(call.text()) == call
 
 
+def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> None:
+    """A loss that was no number, too, which JSON does not know."""
+    at = '"position": {"version": 3, "step": 30, "digest": "ab", "dealt": 4, "over": false}'
+    state = '{"version": -1, "roll": 0, "writer": ""}'
+    call = f'{{"name": "a:1", "phase": "round", {at}, "lacks": false, "leaves": false, '
+    call += f'"round_s": 1.5, "settled": false, "state": {state}, "metrics": {{"sent_bytes": 7}}}}'
+    roll = f'{{"number": 4, "names": ["a:1"], "phase": "round", {at}, "new": [], "behind": [], '
+    roll += '"lacking": [], "rounds": [{"version": 3, "place": "x", "nbytes": 5, "facts": '
+    roll += f'{{"kinds": {{"1": "clipped"}}}}}}], "state": {state}, "next_state": {state}, '
+    roll += '"log_nbytes": 9, "round_s": null, "metrics": {"a:1": {"loss": NaN}}}'
+    assert Call.read(call).text() == call
+    assert Roll.read(roll).text() == roll
+    assert Call.read(call.replace("7", 'NaN, "loss": 2.5')).metrics == WorkerMetrics(loss=2.5)
+
+
 @settings(max_examples=60, deadline=None)
 @given(all_rolls)
 def test_a_roll_is_read_as_it_was_written(roll: Roll) -> None:
