@@ -19,7 +19,8 @@ from thinwire.bench.result import BenchReport, BenchTable, seconds
 from thinwire.bench.shapes import heavy_tailed
 from thinwire.codecs import E3M0, Quantise, SignLevels, SignMean, TopK
 from thinwire.codecs.kernels import RowKernel, find_kernel, kernel_backend
-from thinwire.codecs.row_format import GroupedCodec, RoundKey
+from thinwire.codecs.levels import RoundKey
+from thinwire.codecs.row_format import GroupedCodec
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK
 
@@ -160,18 +161,17 @@ class _Setting:
 
     def measure(self, codec: GroupedCodec) -> list[KernelTimes]:
         """Encode, then the mean of what was encoded."""
-        records_of = codec.row_format()
-        kernel = find_kernel(records_of, CHUNK, self._delta.device)
+        kernel = find_kernel(codec.kernel_spec(), self._delta.device)
         if kernel is None:
             return []
-        chunks, nbytes = len(self._delta), records_of.nbytes(CHUNK)
+        chunks, nbytes = len(self._delta), codec.record_nbytes(CHUNK)
         records = torch.empty(chunks, nbytes, dtype=torch.uint8, device=self._delta.device)
         self._e.zero_()
         encode = self._times(
             codec,
             "encode",
             3 * self._delta.nbytes + records.nbytes,
-            lambda: kernel.encode(self._e, records, delta=self._delta, decay=_DECAY),
+            lambda: kernel.encode(self._e, records, self._delta, _DECAY, 0),
             lambda: self._encode_by_torch(codec, records),
         )
         if isinstance(codec, TopK):
@@ -199,7 +199,7 @@ class _Setting:
         pairs = [(self._seconds(ours), self._seconds(self._copy)) for _ in range(self._repeats)]
         by_torch()
         return KernelTimes(
-            name=codec.row_format().id,
+            name=codec.record_id,
             work=work,
             moved_nbytes=moved_nbytes,
             kernel_s=[taken_s for taken_s, _ in pairs],
@@ -211,20 +211,20 @@ class _Setting:
         self._mean.copy_(self._delta)
 
     def _add(self, kernel: RowKernel, records: Tensor) -> None:
-        kernel.add_to(self._mean, [records] * self._workers, weight=1.0 / self._workers)
+        kernel.add(self._mean, None, [records] * self._workers, 1.0 / self._workers)
 
     def _encode_by_torch(self, codec: GroupedCodec, records: Tensor) -> None:
         for begin in range(0, len(records), _TORCH_ROWS):
             part = slice(begin, begin + _TORCH_ROWS)
             e = self._e[part].mul_(_DECAY).add_(self._delta[part])
-            records[part], sent = codec.row_format().write(e, RoundKey())
+            records[part], sent = codec.write(e, RoundKey())
             sent.add_to(e, weight=-1.0)
 
     def _add_by_torch(self, codec: GroupedCodec, records: Tensor) -> None:
         for begin in range(0, len(records), _TORCH_ROWS):
             part = slice(begin, begin + _TORCH_ROWS)
             of_workers = [records[part]] * self._workers
-            for numbers in codec.row_format().read(of_workers, CHUNK, RoundKey()):
+            for numbers in codec.read(of_workers, CHUNK, RoundKey()):
                 numbers.add_to(self._mean[part], weight=1.0 / self._workers)
 
 

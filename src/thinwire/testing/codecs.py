@@ -154,7 +154,7 @@ class CodecContract(ABC):
         out, senders = vector(numel + 1)[1:].clone(), torch.ones(numel)
         expected = out.clone()
         coder.add_to(expected, payloads, weight=weight)
-        coder.add_counted(out, senders, payloads, weight=weight)
+        coder.add_to(out, payloads, weight=weight, senders=senders)
         assert torch.equal(out, expected)
         moved = torch.stack([coder.coefficients(p) != 0 for p in payloads])
         assert torch.equal(senders, 1.0 + moved.sum(0))
@@ -173,7 +173,7 @@ class CodecContract(ABC):
         """As in a round without contributions."""
         out, senders = vector(4097), torch.zeros(4097)
         self.bind(4097).add_to(out, [], weight=1.0)
-        self.bind(4097).add_counted(out, senders, [], weight=1.0)
+        self.bind(4097).add_to(out, [], weight=1.0, senders=senders)
         assert torch.equal(out, vector(4097))
         assert not senders.any()
 
