@@ -73,10 +73,8 @@ class RecordingCoder(BoundCodec):
             self._into.append(Recorded(x.clone(), self.layout, round))
         return self._coder.encode_residual(x, round)
 
-    def add_to(
-        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
-    ) -> None:
-        self._coder.add_to(out, payloads, weight=weight, round=round)
+    def add_to(self, out: Tensor, payloads: Sequence[Tensor], **options: Any) -> None:
+        self._coder.add_to(out, payloads, **options)
 
 
 @final

@@ -24,10 +24,9 @@ from thinwire.codecs import (
 )
 from thinwire.codecs.bits import elias_fano_nbytes
 from thinwire.codecs.kernels import RowKernel, find_kernel
-from thinwire.codecs.row_format import GroupedCodec, RoundKey
+from thinwire.codecs.levels import RoundKey
+from thinwire.codecs.row_format import GroupedCodec
 from thinwire.errors import ExchangeError
-
-__all__ = ["CODECS", "check"]
 
 CHUNK = 4096
 DECAY, WEIGHT = 0.95, 1 / 3
@@ -36,7 +35,7 @@ GRIDS = (MidRise(), Statistical(), Linear())
 
 def _named(codec: GroupedCodec) -> str:
     grid = getattr(codec, "grid", None)
-    return codec.row_format().id + (f" {type(grid).__name__}" if grid is not None else "")
+    return codec.record_id + (f" {type(grid).__name__}" if grid is not None else "")
 
 
 CODECS: dict[str, GroupedCodec] = {
@@ -50,7 +49,7 @@ CODECS: dict[str, GroupedCodec] = {
 
 
 def rows_of_every_kind(seed: int) -> Tensor:
-    """fp32 [12, 4096]."""
+    """fp32 [14, 4096]."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(CHUNK, generator=generator)
     powers = torch.exp2(torch.randint(-9, 2, x.shape, generator=generator).float())
@@ -64,7 +63,9 @@ def rows_of_every_kind(seed: int) -> Tensor:
             x.sign() * torch.finfo(torch.float32).max / 2,
             x * 1e-38,
             x * 1e-44,
+            x * 3e-40,
             torch.full_like(x, -0.3),
+            (torch.arange(CHUNK) == 77) * -2.5,
             x.sign() * powers,
             x.abs() * (torch.rand(CHUNK, generator=generator) < 0.005),
             x.sign() * (1 + (powers < 1)) * (1 - 2**-24),  # just below levels
@@ -79,7 +80,7 @@ def check(codec: GroupedCodec, kernel: RowKernel, device: str, *, seeds: int = 1
         generator = torch.Generator().manual_seed(1000 + seed)
         rest = torch.randn(x.shape, generator=generator) * (0.2 * x.abs().amax(1, keepdim=True))
         records: list[Tensor] = []
-        for begin, end in ((0, 7), (7, 11), (11, 12)):
+        for begin, end in ((0, 7), (7, 13), (13, 14)):
             part = slice(begin, end)
             records.append(_encode(codec, kernel, device, x[part], rest[part]))
         payload = torch.cat(records)
@@ -101,12 +102,11 @@ def _encode(
 ) -> Tensor:
     """The reference's records of decay * rest + x, or of x."""
     expected = x.clone() if rest is None else rest * DECAY + x
-    record, sent = codec.row_format().write(expected, RoundKey())
+    record, sent = codec.write(expected, RoundKey())
     sent.add_to(expected, weight=-1.0)
     given = (x if rest is None else rest).to(device, copy=True)
     out = _odd(torch.full_like(record, 0xA5), device)
-    delta = None if rest is None else x.to(device)
-    kernel.encode(given, out, delta=delta, decay=DECAY)
+    kernel.encode(given, out, None if rest is None else x.to(device), DECAY, 0)
     _same("records", out, record)
     _same("residuals", given, expected)
     return record
@@ -117,14 +117,14 @@ def _encode_beside_what_is_not_finite(
 ) -> None:
     """Its row is anything; those around it are as they were without it."""
     x = x.clone()
-    expected = torch.empty(3, codec.nbytes(CHUNK), dtype=torch.uint8)
+    expected = torch.empty(3, codec.record_nbytes(CHUNK), dtype=torch.uint8)
     kept = [0, 2]
-    expected[kept], sent = codec.row_format().write(x[kept], RoundKey())
+    expected[kept], sent = codec.write(x[kept], RoundKey())
     residual = x[kept]
     sent.add_to(residual, weight=-1.0)
     x[1, ::3], x[1, 1::3] = torch.nan, -torch.inf
     given, out = x.to(device, copy=True), _odd(torch.zeros_like(expected), device)
-    kernel.encode(given, out, delta=None, decay=1.0)
+    kernel.encode(given, out, None, 1.0, 0)
     _same("records", out[kept], expected[kept])
     _same("residuals", given[kept], residual)
 
@@ -139,18 +139,12 @@ def _add(
     placed = [_odd(r, device) for r in records]
 
     def reference() -> None:
-        for numbers in codec.row_format().read(records, CHUNK, RoundKey()):
-            numbers.add_to(mean, weight=WEIGHT)
-            numbers.count_to(senders)
+        for numbers in codec.read(records, CHUNK, RoundKey()):
+            numbers.add_to(mean, weight=WEIGHT, senders=senders)
 
-    def add() -> None:
-        if counted:
-            kernel.add_counted(ours, ours_senders, placed, weight=WEIGHT)
-        else:
-            kernel.add_to(ours, placed, weight=WEIGHT)
-
+    counts = ours_senders if counted else None
     refusal = _refusal(reference)
-    found = _refusal(add)
+    found = _refusal(lambda: kernel.add(ours, counts, placed, WEIGHT))
     assert found == refusal, f"refusals: {found} for {refusal}"
     if refusal is None:
         _same("means", ours, mean)
@@ -160,7 +154,7 @@ def _add(
 def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tensor) -> None:
     """Not below the largest decoded number, not finite where a level is not, and 0 for no rows."""
     decoded = torch.zeros(len(records), CHUNK)
-    for numbers in codec.row_format().read([records], CHUNK, RoundKey()):
+    for numbers in codec.read([records], CHUNK, RoundKey()):
         numbers.add_to(decoded, weight=1.0)
     for row, record in zip(decoded, records, strict=True):
         found = float(kernel.largest(_odd(record[None], device)))
@@ -169,7 +163,7 @@ def _largest(codec: GroupedCodec, kernel: RowKernel, device: str, records: Tenso
         spoiled = records.clone()
         # The first level, an origin or a scale.
         at = elias_fano_nbytes(CHUNK, codec.k) if isinstance(codec, TopK) else 0
-        number_nbytes = 4 if codec.row_format().id == "affine-8" else 2
+        number_nbytes = 4 if codec.record_id == "affine-8" else 2
         number_bytes = (bits << 8 * (number_nbytes - 2)).to_bytes(number_nbytes, "little")
         spoiled[1, at : at + number_nbytes] = torch.tensor([*number_bytes], dtype=torch.uint8)
         found = float(kernel.largest(spoiled.to(device)))
@@ -230,7 +224,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     seeds = int(sys.argv[1])
     for name in sys.argv[2:]:
-        kernel = find_kernel(CODECS[name].row_format(), CHUNK, torch.device("cpu"))
-        assert "triton" in type(kernel).__module__
+        kernel = find_kernel(CODECS[name].kernel_spec(), torch.device("cpu"))
+        assert kernel is not None
+        assert "triton" in kernel.add.__module__
         check(CODECS[name], kernel, "cpu", seeds=seeds)
         print(name, flush=True)

@@ -8,7 +8,6 @@ from torch import nn
 
 import thinwire as tw
 from reference_loops import reference_ddp, reference_diloco, reference_sparseloco
-from thinwire.exchange.same_work import SameWorkCheck
 from toy import Team, adamw, largest_difference, loss, muon, same_bits, sgd, train_alone
 from toy import build_model as toy_model
 
@@ -116,10 +115,8 @@ def test_presets_follow_their_reference_loops(preset: str, build, workers: int) 
     assert largest_difference(ours, reference((0.7, 0.8))) > 3 * tolerance
 
 
-def test_k_workers_with_the_same_data_are_one_worker(monkeypatch) -> None:
+def test_k_workers_with_the_same_data_are_one_worker() -> None:
     """The mean of equal displacements is that displacement: K=2 copies track K=1."""
-    # Outside of such a test it is a mistake.
-    monkeypatch.setattr(SameWorkCheck, "compare", lambda *_, **__: None)
     method = tw.presets.diloco(sync_every=3)
     method = dataclasses.replace(method, outer=tw.outer.SGD(lr=0.5))
 
@@ -133,7 +130,9 @@ def test_k_workers_with_the_same_data_are_one_worker(monkeypatch) -> None:
             team.exchange()
         return team.anchor()
 
-    assert largest_difference(same_data(1), same_data(2)) < ROUNDING
+    with pytest.warns(tw.SameWorkWarning):
+        two = same_data(2)
+    assert largest_difference(same_data(1), two) < ROUNDING
 
 
 # -- codecs and feedback -------------------------------------------------------------------------

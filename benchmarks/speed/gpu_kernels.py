@@ -17,7 +17,8 @@ from speed.measuring import Report, Table, seconds
 from speed.models import heavy_tailed
 from thinwire.codecs import E3M0, Quantise, SignLevels, SignMean, TopK
 from thinwire.codecs.kernels import find_kernel, kernel_backend
-from thinwire.codecs.row_format import GroupedCodec, RoundKey
+from thinwire.codecs.levels import RoundKey
+from thinwire.codecs.row_format import GroupedCodec
 from thinwire.errors import ConfigurationError
 from thinwire.fragments.layout import CHUNK
 
@@ -93,28 +94,27 @@ class _Setting:
     def measure(self, codec: GroupedCodec) -> list[dict[str, Any]]:
         """Encode, then the mean of what was encoded; nothing where there is no kernel."""
         e, delta, out, workers = self._e, self._delta, self._mean, self._workers
-        rows = codec.row_format()
-        kernel = find_kernel(rows, CHUNK, delta.device)
+        kernel = find_kernel(codec.kernel_spec(), delta.device)
         if kernel is None:
             return []
-        nbytes = (len(delta), rows.nbytes(CHUNK))
+        nbytes = (len(delta), codec.record_nbytes(CHUNK))
         records = torch.empty(nbytes, dtype=torch.uint8, device=delta.device)
         parts = [slice(begin, begin + TORCH_ROWS) for begin in range(0, len(delta), TORCH_ROWS)]
 
         def encode_by_torch() -> None:
             for part in parts:
                 wanted = e[part].mul_(DECAY).add_(delta[part])
-                records[part], sent = rows.write(wanted, RoundKey())
+                records[part], sent = codec.write(wanted, RoundKey())
                 sent.add_to(wanted, weight=-1.0)
 
         def add_by_torch() -> None:
             for part in parts:
-                for numbers in rows.read([records[part]] * workers, CHUNK, RoundKey()):
+                for numbers in codec.read([records[part]] * workers, CHUNK, RoundKey()):
                     numbers.add_to(out[part], weight=1.0 / workers)
 
         e.zero_()
         encode = self._times(
-            lambda: kernel.encode(e, records, delta=delta, decay=DECAY),
+            lambda: kernel.encode(e, records, delta, DECAY, 0),
             encode_by_torch,
             moved_nbytes=3 * delta.nbytes + records.nbytes,
         )
@@ -122,12 +122,12 @@ class _Setting:
         if isinstance(codec, TopK):
             added_nbytes = workers * len(delta) * codec.k * 2 * SECTOR_NBYTES
         mean = self._times(
-            lambda: kernel.add_to(out, [records] * workers, weight=1.0 / workers),
+            lambda: kernel.add(out, None, [records] * workers, 1.0 / workers),
             add_by_torch,
             moved_nbytes=workers * records.nbytes + added_nbytes,
         )
         works = (("encode", encode), ("mean", mean))
-        return [{"name": rows.id, "work": work} | times for work, times in works]
+        return [{"name": codec.record_id, "work": work} | times for work, times in works]
 
     def _times(
         self, ours: Callable[[], object], by_torch: Callable[[], None], *, moved_nbytes: int

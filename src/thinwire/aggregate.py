@@ -99,7 +99,8 @@ class Payloads:
     def add_counted(self, out: Tensor, senders: Tensor, *, weight: float) -> None:
         """`add_to`, and senders += 1 wherever a worker's number is not zero."""
         if self.scales is None:
-            self.coder.add_counted(out, senders, self.payloads, weight=weight, round=self.round)
+            sent, round = self.payloads, self.round
+            self.coder.add_to(out, sent, weight=weight, round=round, senders=senders)
             return
         for worker in range(self.workers):
             numbers = self.coefficients(worker)

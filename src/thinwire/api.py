@@ -18,6 +18,7 @@ from thinwire.errors import (
     LossyReduceScatterWarning,
     MismatchError,
     NonFiniteError,
+    SameWorkWarning,
     ThinwireError,
 )
 from thinwire.exchange import Automatic, Gather, Pairs, ReduceScatter
@@ -68,6 +69,7 @@ __all__ = [
     "OuterLoop",
     "Pairs",
     "ReduceScatter",
+    "SameWorkWarning",
     "Sequential",
     "Spread",
     "Stats",

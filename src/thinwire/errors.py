@@ -76,6 +76,10 @@ class LossyReduceScatterWarning(UserWarning):
     """A method's reduce-scatter loses much of what its codec sends."""
 
 
+class SameWorkWarning(UserWarning):
+    """All workers sent the same in the first round: they train on the same data, or as one."""
+
+
 def unknown_name(
     cannot: str,
     name: str,

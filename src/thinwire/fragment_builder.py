@@ -102,7 +102,7 @@ class FragmentBuilder:
             feedback=NoFeedback(),
             aggregate=MeanOverWorkers(),
             # They may have come together.
-            refuses_same_work=False,
+            warns_of_same_work=False,
             # All wait for it: a worker that refused alone would leave the others waiting.
             refuses_own=False,
         )
@@ -160,5 +160,5 @@ class FragmentBuilder:
             votes=not self._transport.gives_all_the_same,
             has_own_anchors=self.has_own_anchors,
             # What travels are weights then, which are equal before anything was trained.
-            refuses_same_work=not self.has_own_anchors,
+            warns_of_same_work=not self.has_own_anchors,
         )

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import pytest
@@ -43,93 +42,76 @@ from thinwire.codecs.bits import (
     unpack,
     unpack_indices,
 )
-from thinwire.codecs.selection import largest, largest_reference, random_places
+from thinwire.codecs.values import largest, largest_reference
 from thinwire.fragments.layout import Layout, wire_order
 from thinwire.testing import CodecContract, vector
 from thinwire.testing.codecs import ragged_layout
 
-# name: (codec, loss, worst, widest), as CodecContract explains them
+# name: (codec, loss, worst), as CodecContract explains them; these pass all of it
 CONTRACTS = {
-    "Identity": (Identity(), 0.0, 0.0, 4.0),
-    "CastBF16": (CastBF16(), 2.0**-16, 1.0, 2.0),
-    "CastFP16": (CastFP16(), 2.0**-22, 1.0, 2.0),
-    "MidRise1Chunks": (Quantise(bits=1), 0.45, 1.0, 2.0),
-    "MidRise2Chunks": (Quantise(bits=2), 0.13, 1.0, 2.0),
-    "MidRise4Rows": (Quantise(bits=4, groups=Rows()), 0.02, 1.0, 2.0),
-    "MidRise8Blocks": (Quantise(bits=8, groups=Blocks()), 0.001, 1.001, 2.0),
-    "Statistical1Tensors": (Quantise(bits=1, grid=Statistical(), groups=Tensors()), 0.99, 1.0, 2.0),
-    "Statistical2Blocks": (Quantise(bits=2, grid=Statistical(), groups=Blocks()), 0.2, 1.0, 2.0),
-    "Statistical4Chunks": (Quantise(bits=4, grid=Statistical()), 0.02, 1.0, 2.0),
-    "Statistical8Rows": (Quantise(bits=8, grid=Statistical(), groups=Rows()), 0.002, 1.001, 2.0),
-    "Linear1Rows": (Quantise(bits=1, grid=Linear(), groups=Rows()), 12.5, 1e4, 2.0),
-    "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 1.0, 1e4, 2.0),
-    "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.03, 1e4, 2.0),
-    "Linear8Chunks": (Quantise(bits=8, grid=Linear()), 0.0002, 1e4, 2.0),
-    "Stochastic2MidRise": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.25, 4.0, 2.0),
-    "Stochastic8Linear": (
-        Quantise(bits=8, grid=Linear(), groups=Tensors(), rounding=Stochastic()),
-        0.001,
-        1e4,
-        2.0,
-    ),
-    "E3M0Chunks": (E3M0(), 0.05, 1.0, 2.0),
-    "E3M0Rows": (E3M0(groups=Rows()), 0.05, 1.0, 2.0),
-    "E3M0Stochastic": (E3M0(groups=Blocks(), rounding=Stochastic()), 0.1, 1.0, 2.0),
-    "TopKSignMeanChunks": (TopK(values=SignMean()), 0.95, 1.0, 2.0),
-    "TopKSignLevelsBlocks": (TopK(k=32, groups=Blocks()), 0.97, 1.0, 2.0),
-    "TopKBF16Tensors": (TopK(k=256, values=BF16(), groups=Tensors()), 0.85, 1.0, 2.0),
-    "TopKTensorLevelsBlocks": (TopK(k=1024, values=TensorLevels(), groups=Blocks()), 0.7, 1.0, 2.0),
-    "TopKTensorLevelsRows": (TopK(k=1000, values=TensorLevels(), groups=Rows()), 0.7, 1.0, 2.0),
-    "TopKAllTensorLevels": (TopK(k=4096, values=TensorLevels()), 0.3, 1.0, 2.0),
-    "TopKF32Chunks": (TopK(k=100, values=F32()), 0.95, 1.0, 4.0),
-    "TopKAllF32": (TopK(k=4096, values=F32(), groups=Blocks()), 0.0, 0.0, 4.0),
-    "TopKHalfSignMean": (TopK(k=2048, values=SignMean(), groups=Tensors()), 0.31, 1.0, 2.0),
-    "RandomKChunks": (RandomK(k=64), 1.0, 1.0, 2.0),
-    "RandomKF32Blocks": (RandomK(k=1000, seed=7, values=F32(), groups=Blocks()), 0.99, 1.0, 4.0),
-    "RandomKBF16Tensors": (RandomK(k=1, values=BF16(), groups=Tensors()), 1.0, 1.0, 2.0),
-    "TopKSignLevelsBlocksDCT": (TopK(k=32, groups=Blocks(), transform=DCT()), 0.97, 1.0, 2.0),
-    "TopKBF16TensorsHadamard": (
+    "Identity": (Identity(), 0.0, 0.0),
+    "CastBF16": (CastBF16(), 2.0**-16, 1.0),
+    "MidRise2Chunks": (Quantise(bits=2), 0.13, 1.0),
+    "Statistical4Rows": (Quantise(bits=4, grid=Statistical(), groups=Rows()), 0.02, 1.0),
+    "Linear8Blocks": (Quantise(bits=8, grid=Linear(), groups=Blocks()), 0.0002, 1e4),
+    "E3M0Stochastic": (E3M0(groups=Blocks(), rounding=Stochastic()), 0.1, 1.0),
+    "TopKSignLevels": (TopK(k=32, groups=Blocks()), 0.97, 1.0),
+    "TopKAllF32": (TopK(k=4096, values=F32(), groups=Blocks()), 0.0, 0.0),
+    "TopKTensorLevels": (TopK(k=1000, values=TensorLevels(), groups=Rows()), 0.7, 1.0),
+    "RandomKBF16": (RandomK(k=1, values=BF16(), groups=Tensors()), 1.0, 1.0),
+    "TopKHadamard": (
         TopK(k=256, values=BF16(), groups=Tensors(), transform=Hadamard()),
         0.85,
         1.0,
-        2.0,
     ),
-    "TopKAllF32DCT": (
-        TopK(k=4096, values=F32(), groups=Blocks(), transform=DCT()),
-        1e-12,
-        1.0,
-        4.0,
-    ),
-    "RandomKDCT": (RandomK(k=64, groups=Blocks(), transform=DCT()), 1.0, 1.0, 2.0),
-    "MidRise8RowsHadamard": (
-        Quantise(bits=8, groups=Rows(), transform=Hadamard()),
-        0.001,
-        1.001,
-        2.0,
-    ),
-    "E3M0BlocksHadamard": (E3M0(groups=Blocks(), transform=Hadamard()), 0.05, 1.0, 2.0),
     "PerRoleDCT": (
         PerRole(default=TopK(transform=DCT()), embedding=Quantise(bits=4), vector=E3M0()),
         0.95,
         1.0,
-        2.0,
     ),
-    "PerRole": (
-        PerRole(default=TopK(), embedding=Quantise(bits=4), head=CastBF16(), vector=E3M0()),
-        0.9,
-        1.0,
-        2.0,
-    ),
+}
+# These pass what depends on numbers and sizes.
+SHORTER = {
+    "CastFP16": (CastFP16(), 2.0**-22, 1.0),
+    "MidRise1Tensors": (Quantise(bits=1, groups=Tensors()), 0.5, 1.0),
+    "MidRise8Chunks": (Quantise(bits=8), 0.001, 1.001),
+    "Statistical1Tensors": (Quantise(bits=1, grid=Statistical(), groups=Tensors()), 0.99, 1.0),
+    "Statistical8Rows": (Quantise(bits=8, grid=Statistical(), groups=Rows()), 0.002, 1.001),
+    "Linear1Rows": (Quantise(bits=1, grid=Linear(), groups=Rows()), 12.5, 1e4),
+    "Linear2Tensors": (Quantise(bits=2, grid=Linear(), groups=Tensors()), 1.0, 1e4),
+    "Linear4Blocks": (Quantise(bits=4, grid=Linear(), groups=Blocks()), 0.03, 1e4),
+    "Stochastic2": (Quantise(bits=2, rounding=Stochastic(seed=3)), 0.25, 4.0),
+    "Stochastic8": (Quantise(bits=8, grid=Linear(), rounding=Stochastic()), 0.001, 1e4),
+    "E3M0Chunks": (E3M0(), 0.05, 1.0),
+    "TopKSignMean": (TopK(values=SignMean()), 0.95, 1.0),
+    "TopKHalfSignMean": (TopK(k=2048, values=SignMean(), groups=Tensors()), 0.31, 1.0),
+    "TopKF32": (TopK(k=100, values=F32()), 0.95, 1.0),
+    "TopKAllTensorLevels": (TopK(k=4096, values=TensorLevels()), 0.3, 1.0),
+    "RandomKF32": (RandomK(k=1000, seed=7, values=F32(), groups=Blocks()), 0.99, 1.0),
+    "TopKAllDCT": (TopK(k=4096, values=F32(), groups=Blocks(), transform=DCT()), 1e-12, 1.0),
+    "MidRise8Hadamard": (Quantise(bits=8, groups=Rows(), transform=Hadamard()), 0.001, 1.001),
+}
+NUMBERS_AND_SIZES = {
+    "test_payload_has_the_promised_size",
+    "test_round_trip_loses_no_more_than_it_may",
+    "test_any_finite_numbers_stay_finite_and_near",
+    "test_residual_is_what_the_payload_lacks",
+    "test_ragged_parameters_lose_no_more_than_one_long_vector",
 }
 
 
 def contract(name: str) -> type[CodecContract]:
-    codec, loss, worst, widest = CONTRACTS[name]
+    codec, loss, worst = (CONTRACTS | SHORTER)[name]
+    widest = 4.0 if "F32" in name or name in ("Identity", "TopKAllDCT") else 2.0
     members = {"make": lambda self: codec, "loss": loss, "worst": worst, "widest": widest}
+    if name in SHORTER:
+        tests = {member for member in vars(CodecContract) if member.startswith("test_")}
+        assert tests > NUMBERS_AND_SIZES
+        members |= dict.fromkeys(tests - NUMBERS_AND_SIZES)
     return type(f"Test{name}", (CodecContract,), members)
 
 
-globals().update({f"Test{name}": contract(name) for name in CONTRACTS})
+globals().update({f"Test{name}": contract(name) for name in CONTRACTS | SHORTER})
 
 
 FEW = settings(max_examples=40, derandomize=True, database=None)
@@ -165,51 +147,37 @@ def test_an_id_names_these_bytes_for_ever(codec) -> None:
     assert bytes(codec.encode(x)).hex() == GOLDEN[codec.id]
 
 
-def test_fp16_saturates_instead_of_overflowing() -> None:
-    codec = CastFP16()
-    assert codec.decode(codec.encode(torch.tensor([1e6, -1e6])), 2).tolist() == [65504.0, -65504.0]
-
-
-def test_a_codec_is_a_value() -> None:
-    assert CastBF16() == CastBF16()
-    assert TopK(k=8) != TopK(k=9)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        tw.presets.ddp().codec = Identity()
-
-
 @pytest.mark.parametrize(
-    "build",
+    ("build", "values", "word"),
     [
-        lambda: TopK(k=0),
-        lambda: TopK(k=4097),
-        lambda: RandomK(k=0),
-        lambda: RandomK(k=4097),
-        lambda: RandomK(seed=-1),
-        lambda: RandomK(values=TensorLevels()),
-        lambda: RandomK(seed=2**63),
-        lambda: Quantise(bits=3),
-        lambda: Quantise(bits=16),
-        lambda: k_for_density(0),
-        lambda: k_for_density(1.5),
-        lambda: k_for_density(1e-9),
-        lambda: k_for_density(math.nan),
+        (TopK, [{"k": 0}, {"k": 4097}], "send k="),
+        (RandomK, [{"k": 0}, {"k": 4097}], "send k="),
+        (RandomK, [{"seed": -1}, {"seed": 2**63}], "with seed"),
+        (RandomK, [{"values": TensorLevels()}], "SignLevels"),
+        (TopK, [{"values": TensorLevels(), "transform": DCT()}], "leave the transform out"),
+        (Quantise, [{"bits": 3}, {"bits": 16}], "quantise to"),
+        (k_for_density, [{"density": d} for d in (0, 1.5, 1e-9, math.nan)], "send a density"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(build) -> None:
-    with pytest.raises(tw.ConfigurationError):
-        build()
+def test_what_cannot_work_is_refused_at_construction(build, values, word) -> None:
+    for each in values:
+        with pytest.raises(tw.ConfigurationError, match=word):
+            build(**each)
 
 
 def test_different_formats_have_different_ids() -> None:
-    codecs = [codec for codec, *_ in CONTRACTS.values()]
     formats = {}
-    for codec in codecs:
+    for codec, *_ in (CONTRACTS | SHORTER).values():
         sizes = tuple(codec.nbytes(n) for n in (100, 4096, 8209))
         assert formats.setdefault(codec.id, sizes) == sizes
-    for a, b in [(TopK(k=8), TopK(k=9)), (RandomK(seed=1), RandomK(seed=2)), (E3M0(), TopK())]:
+    for a, b in [
+        (TopK(k=8), TopK(k=9)),
+        (RandomK(seed=1), RandomK(seed=2)),
+        (TopK(values=SignMean()), TopK(values=SignLevels())),
+        (TopK(groups=Blocks()), TopK(groups=Chunks())),
+    ]:
+        assert a != b
         assert a.id != b.id
-    assert TopK(values=SignMean()).id != TopK(values=SignLevels()).id
-    assert TopK(groups=Blocks()).id != TopK(groups=Chunks()).id
 
 
 # -- bits ------------------------------------------------------------------------------------------
@@ -247,33 +215,10 @@ def test_unpack_indices_inverts_pack_indices(n, data) -> None:
     assert torch.equal(unpack_indices(packed, n, k), torch.stack(rows))
 
 
-def test_indices_are_refused_with_a_bit_too_many_or_too_few() -> None:
-    packed = pack_indices(torch.tensor([[1, 5], [0, 7]]), 8)
-    for flip in (1, 1 << 4):
-        changed = packed.clone()
-        changed[1, 0] ^= flip
-        with pytest.raises(tw.ExchangeError, match="another number"):
-            unpack_indices(changed, 8, 2)
-
-
-def test_two_wrong_rows_do_not_make_up_for_each_other() -> None:
-    packed = pack_indices(torch.tensor([[1, 5], [0, 7]]), 8)
-    packed[:, 0] = torch.tensor([0b0111, 0b0001], dtype=torch.uint8)
-    with pytest.raises(tw.ExchangeError, match="another number"):
-        unpack_indices(packed, 8, 2)
-
-
 @pytest.mark.parametrize("indices", [[0, 20], [3, 3], [4, 2], [19, 30]])
 def test_indices_out_of_range_or_order_are_refused(indices) -> None:
     with pytest.raises(tw.ExchangeError, match="ascend"):
         unpack_indices(pack_indices(torch.tensor([indices]), 31), 20, 2)
-
-
-@pytest.mark.parametrize(("values", "nbytes"), [(SignMean(), 74), (SignLevels(), 84)])
-def test_a_chunk_of_64_values_takes(values, nbytes) -> None:
-    assert elias_fano_nbytes(4096, 64) == 64
-    assert TopK(k=64, values=values).nbytes(4096) == nbytes
-    assert TopK(k=64, values=values).nbytes(3 * 4096) == 3 * nbytes
 
 
 # -- selection -------------------------------------------------------------------------------------
@@ -304,9 +249,8 @@ def test_largest_is_its_reference_among_ties(seed, k, levels) -> None:
     assert torch.equal(largest(x, k), largest_reference(x, k))
 
 
-@pytest.mark.parametrize("columns", [64, 4096])
-def test_nan_compares_as_largest(columns) -> None:
-    x = vector(columns)[None]
+def test_nan_compares_as_largest() -> None:
+    x = vector(4096)[None]
     x[0, 5], x[0, 9], x[0, 11] = torch.nan, -torch.nan, torch.inf
     assert largest(x, 3).tolist() == largest_reference(x, 3).tolist() == [[5, 9, 11]]
 
@@ -329,12 +273,6 @@ def test_what_lies_beyond_a_short_chunk_is_never_sent() -> None:
         chunks = -(-layout.numel // 4096)
         places = sent_places(codec, x, layout)
         assert (chunks - 1) * 64 <= len(places) <= chunks * 64
-
-
-def test_global_top_k_takes_the_largest_of_a_whole_tensor() -> None:
-    x = torch.cat([vector(4096), 100 * vector(4096)])
-    assert min(sent_places(TopK(k=64, values=F32(), groups=Tensors()), x)) >= 4096
-    assert min(sent_places(TopK(k=64, values=F32()), x)) < 4096
 
 
 @pytest.mark.parametrize("shape", [(128, 192), (130, 200)])
@@ -364,15 +302,6 @@ def test_random_places_follow_the_round() -> None:
     assert not torch.equal(sent[1], sent[2])
     other = RandomK(k=64, seed=6, values=F32()).bind(Layout.vector(x.numel()))
     assert sent[1].tolist() != other.decode(other.encode(x, 1), 1).nonzero()[:, 0].tolist()
-
-
-def test_random_places_are_spread_evenly() -> None:
-    counts = torch.zeros(64)
-    for number in range(2000):
-        counts[random_places(columns=64, k=8, seed=1, round_number=number)] += 1
-    # 250 expected of each, with a deviation of 15
-    assert counts.sum() == 16_000
-    assert float((counts - 250).abs().max()) < 75
 
 
 # -- rounding --------------------------------------------------------------------------------------
@@ -483,16 +412,6 @@ def test_bin_means_lower_the_error(grid, bits) -> None:
     assert means < relative_error(Quantise(bits=bits, grid=OnGrid(grid)), GAUSSIAN)
 
 
-def test_the_statistical_grid_has_a_level_in_the_middle_of_the_row() -> None:
-    origin, step = Statistical().place(GAUSSIAN[None], 2)
-    assert float(origin + 2 * step) == pytest.approx(float(GAUSSIAN.mean()), abs=1e-4)
-    codec = Quantise(bits=2, grid=Statistical())
-    decoded = codec.decode(codec.encode(GAUSSIAN[:4096]), 4096)
-    shares = decoded.unique(return_counts=True)[1] / 4096
-    assert len(shares) == 4
-    assert 0.5 < float(shares[2]) < 0.6
-
-
 @pytest.mark.parametrize("grid", [Linear(), Statistical(), MidRise()])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_a_row_whose_step_underflows_is_not_made_larger(grid, bits) -> None:
@@ -593,14 +512,6 @@ def test_levels_for_each_row_lose_less_of_gaussian_numbers_than_the_published_on
     )
     assert 0.005 < relative_error_of(levels, kept) < 0.01
     assert 0.015 < relative_error_of(published, kept) < 0.025
-
-
-def test_sign_levels_lose_less_than_sign_mean() -> None:
-    mean, levels, exact = (
-        relative_error(TopK(values=values), GAUSSIAN)
-        for values in (SignMean(), SignLevels(), F32())
-    )
-    assert exact < levels < mean
 
 
 # -- layouts ---------------------------------------------------------------------------------------

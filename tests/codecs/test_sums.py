@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinwire.codecs.sums import root_mean_square, sum_by_halves
+from thinwire.codecs.levels import root_mean_square, sum_by_halves
 
 
 def test_the_second_half_is_added_to_the_first() -> None:

@@ -33,10 +33,9 @@ from thinwire.codecs import (
     register,
     registry,
 )
-from thinwire.codecs.cast import saturating_cast
-from thinwire.codecs.levels import bin_means, mean_and_sigma
-from thinwire.codecs.selection import random_places
-from thinwire.codecs.sums import root_mean_square
+from thinwire.codecs.bits import saturating_cast
+from thinwire.codecs.levels import bin_means, mean_and_sigma, root_mean_square
+from thinwire.codecs.values import random_places
 from thinwire.errors import ConfigurationError, ExchangeError
 from thinwire.exchange.message import Header, Kind, open_message
 from thinwire.fragments.layout import Layout, wire_order

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,32 +26,25 @@ class BoundCodec(ABC):
         nbytes: payload size in bytes: exact, and the same for any numbers.
     """
 
+    pieces: Sequence[CodecPiece]
+    """Parts of the vector that are encoded apart from each other, in the payload's order.
+
+    By default one: all of it.
+    """
+
     def __init__(self, id: str, layout: Layout, nbytes: int) -> None:
         self.id, self.layout, self.nbytes = id, layout, nbytes
+        whole = Span(0, layout.numel)
+        self.pieces = (CodecPiece(part=whole, codec=self, where=slice(0, nbytes)),)
 
-    @property
-    def pieces(self) -> Sequence[CodecPiece]:
-        """Parts of the vector that are encoded apart from each other, in the payload's order.
-
-        By default one: all of it.
-        """
-        return self._one_piece
-
-    @cached_property
-    def _one_piece(self) -> tuple[CodecPiece, ...]:
-        whole = Span(0, self.layout.numel)
-        return (CodecPiece(part=whole, codec=self, where=slice(0, self.nbytes)),)
-
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
         """Load and compile what encodes vectors on `device`, before the first of them is there.
 
         By default nothing.
         """
-        del device
 
     def as_numbers(self, payload: Tensor) -> Tensor | None:
         """`payload` as the fp32 [numel] that it is, to be read or written; None if it is not."""
-        del payload
         return None
 
     # -- encoding ----------------------------------------------------------------------------------
@@ -96,7 +88,13 @@ class BoundCodec(ABC):
 
     @abstractmethod
     def add_to(
-        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
+        self,
+        out: Tensor,
+        payloads: Sequence[Tensor],
+        *,
+        weight: float,
+        round: int = 0,
+        senders: Tensor | None = None,
     ) -> None:
         """out += weight * coefficients(payload), one payload after the other in the order given.
 
@@ -105,35 +103,11 @@ class BoundCodec(ABC):
             payloads: uint8 [nbytes] each.
             weight: the product is rounded before it is added, so that no machine fuses the two.
             round: in which the payloads were encoded.
+            senders: fp32 [numel], if given; += 1 wherever a payload's number is not zero.
 
         Raises:
             ExchangeError: a payload is not one of this codec.
         """
-
-    def add_counted(
-        self,
-        out: Tensor,
-        senders: Tensor,
-        payloads: Sequence[Tensor],
-        *,
-        weight: float,
-        round: int = 0,
-    ) -> None:
-        """`add_to`, and senders += 1 wherever a payload's number is not zero.
-
-        Args:
-            out: as in `add_to`.
-            senders: fp32 [numel]; changed in place.
-            payloads: as in `add_to`.
-            weight: as in `add_to`.
-            round: as in `add_to`.
-
-        Raises:
-            ExchangeError: a payload is not one of this codec.
-        """
-        self.add_to(out, payloads, weight=weight, round=round)
-        for payload in payloads:
-            senders += self.coefficients(payload, round) != 0
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         """A bound on the magnitudes of the coefficients, fp32 []; inf or NaN if one is not finite.
@@ -202,20 +176,10 @@ class PiecewiseCodec(BoundCodec):
     """
 
     def __init__(
-        self,
-        id: str,
-        layout: Layout,
-        pieces: Sequence[CodecPiece],
-        *,
-        is_exact: bool = False,
+        self, id: str, layout: Layout, pieces: Sequence[CodecPiece], *, is_exact: bool = False
     ) -> None:
         super().__init__(id, layout, max((piece.where.stop for piece in pieces), default=0))
-        self._pieces, self._is_exact = tuple(pieces), is_exact
-
-    @property
-    def pieces(self) -> Sequence[CodecPiece]:
-        """The pieces."""
-        return self._pieces
+        self.pieces, self._is_exact = tuple(pieces), is_exact
 
     def prepare(self, device: torch.device) -> None:
         """Prepare all pieces."""
@@ -235,29 +199,22 @@ class PiecewiseCodec(BoundCodec):
             piece.part.write(x, part)
 
     def add_to(
-        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
-    ) -> None:
-        """Add part by part."""
-        for piece, sent in self._split(payloads):
-            part = piece.part.read(out)
-            piece.codec.add_to(part, sent, weight=weight, round=round)
-            piece.part.write(out, part)
-
-    def add_counted(
         self,
         out: Tensor,
-        senders: Tensor,
         payloads: Sequence[Tensor],
         *,
         weight: float,
         round: int = 0,
+        senders: Tensor | None = None,
     ) -> None:
-        """Add and count part by part."""
+        """Add part by part."""
         for piece, sent in self._split(payloads):
-            part, counted = piece.part.read(out), piece.part.read(senders)
-            piece.codec.add_counted(part, counted, sent, weight=weight, round=round)
+            part = piece.part.read(out)
+            counted = None if senders is None else piece.part.read(senders)
+            piece.codec.add_to(part, sent, weight=weight, round=round, senders=counted)
             piece.part.write(out, part)
-            piece.part.write(senders, counted)
+            if senders is not None and counted is not None:
+                piece.part.write(senders, counted)
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
         """Those of all pieces."""
@@ -293,6 +250,16 @@ class PiecewiseCodec(BoundCodec):
             yield piece, [payload[piece.where] for payload in payloads]
 
 
+def laid_out(parts: Iterable[tuple[VectorPart, BoundCodec]]) -> list[CodecPiece]:
+    """The pieces of a payload in which those of `parts` follow each other."""
+    pieces: list[CodecPiece] = []
+    end = 0
+    for part, codec in parts:
+        begin, end = end, end + codec.nbytes
+        pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
+    return pieces
+
+
 def squared_norm_of(x: Tensor) -> Tensor:
     """The sum of the squares of `x`, fp64 []: squares leave the range of fp32 before numbers do.
 
@@ -303,18 +270,6 @@ def squared_norm_of(x: Tensor) -> Tensor:
     tensor(2.5000e+61, dtype=torch.float64)
     """
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
-
-
-def pieces_of(codec: BoundCodec, *, start: int) -> list[CodecPiece]:
-    """The pieces of `codec`, whose payload lies at byte `start` of a longer one."""
-    return [
-        CodecPiece(
-            part=piece.part,
-            codec=piece.codec,
-            where=slice(start + piece.where.start, start + piece.where.stop),
-        )
-        for piece in codec.pieces
-    ]
 
 
 class Codec(ABC):
@@ -388,3 +343,66 @@ def check_payload(coder: BoundCodec, payload: Tensor) -> None:
         f"not {str(payload.dtype).removeprefix('torch.')} {list(payload.shape)}",
         do="check that all workers run the same method and thinwire version",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRole(Codec):
+    """Parameters are written by the codec of their role: matrix, embedding, head or vector.
+
+    Args:
+        default: for roles without a codec of their own.
+        embedding: for embeddings, and heads tied to one.
+        head: for the output head.
+        vector: for norms' gains and biases.
+
+    >>> from thinwire.codecs.cast import CastBF16, Identity
+    >>> codec = PerRole(default=CastBF16(), vector=Identity())
+    >>> codec.bind(Layout.of({"w": (2, 2), "b": (2,)})).nbytes
+    16
+    """
+
+    default: Codec
+    embedding: Codec | None = None
+    head: Codec | None = None
+    vector: Codec | None = None
+
+    @property
+    def id(self) -> str:
+        """The ids of all its codecs."""
+        return f"per-role({','.join(f'{role}={codec.id}' for role, codec in self._codecs())})"
+
+    @property
+    def sharding_loss(self) -> str | None:
+        """What shards lose, by the first of the codecs that loses anything; None without a loss."""
+        return next((c.sharding_loss for _, c in self._codecs() if c.sharding_loss), None)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any of the codecs is."""
+        return any(codec.is_sparse for _, codec in self._codecs())
+
+    def payload_nbytes(self, layout: Layout) -> int:
+        """Those of all codecs together."""
+        return sum(c.payload_nbytes(self._part(layout, role)) for role, c in self._codecs())
+
+    def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
+        """The default's segments first, then those of each role that has its own codec."""
+        pieces: list[CodecPiece] = []
+        end = 0
+        for role, codec in self._codecs():
+            bound = codec.bind(self._part(layout, role), device=device)
+            for piece in bound.pieces:
+                where = slice(end + piece.where.start, end + piece.where.stop)
+                pieces.append(replace(piece, where=where))
+            end += bound.nbytes
+        return PiecewiseCodec(self.id, layout, pieces)
+
+    def _codecs(self) -> list[tuple[str, Codec]]:
+        roles = {"embedding": self.embedding, "head": self.head, "vector": self.vector}
+        own = [(role, codec) for role, codec in roles.items() if codec is not None]
+        return [("default", self.default), *own]
+
+    def _part(self, layout: Layout, role: str) -> Layout:
+        """The segments that the codec of `role` writes."""
+        own = {each for each, _ in self._codecs()}
+        return layout.where(lambda s: (s.role if s.role in own else "default") == role)

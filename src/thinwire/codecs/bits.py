@@ -1,4 +1,4 @@
-"""Small numbers to bytes: planar packing, and Elias-Fano codes of sorted indices.
+"""Numbers to bytes: floats as they are, planar packing, and Elias-Fano codes of sorted indices.
 
 Planar: of n codes of b bits, byte j holds the codes j, j + m, j + 2m, ... from its lowest bits up,
 where m = ceil(n b / 8) is the number of bytes. Codes past the end count as 0.
@@ -11,6 +11,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.errors import ExchangeError
+
+
+def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round `x` to the nearest `dtype`; beyond its range, to its largest finite value.
+
+    An infinity made by rounding would poison every worker's sum.
+
+    >>> saturating_cast(torch.tensor([1e30]), torch.float16)
+    tensor([65504.], dtype=torch.float16)
+    """
+    if dtype == torch.float32:
+        return x
+    limit = torch.finfo(dtype).max
+    return x.clamp(-limit, limit).to(dtype)
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """Rows of numbers as rows of bytes: [rows, n] to uint8 [rows, n * itemsize]."""
+    return x.contiguous().view(torch.uint8)
+
+
+def floats(records: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Rows of bytes as rows of numbers in fp32; copied, because a view needs aligned memory.
+
+    Args:
+        records: uint8, [rows, n].
+        dtype: of the numbers.
+    """
+    return records.clone(memory_format=torch.contiguous_format).view(dtype).float()
+
+
+def look_up(levels: Tensor, codes: Tensor) -> Tensor:
+    """The levels [rows, 2^bits] that codes [rows, n] (uint8) name: fp32 [rows, n]."""
+    return levels.float().gather(1, codes.to(torch.int64))
 
 
 def packed_nbytes(count: int, bits: int) -> int:
@@ -28,6 +62,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     >>> pack(torch.tensor([[1, 2, 3]], dtype=torch.uint8), 4).tolist()
     [[49, 2]]
     """
+    if bits == 8:
+        return codes
     per_byte, n = 8 // bits, codes.shape[1]
     m = packed_nbytes(n, bits)
     if m * per_byte != n:
@@ -45,6 +81,8 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     >>> unpack(torch.tensor([[49, 2]], dtype=torch.uint8), 4, 3).tolist()
     [[1, 2, 3]]
     """
+    if bits == 8:
+        return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
     planes = (packed[:, None, :] >> shifts) & (2**bits - 1)
     return planes.flatten(1)[:, :count]
@@ -109,24 +147,18 @@ def unpack_indices(packed: Tensor, n: int, k: int) -> Tensor:
     indices = places - torch.arange(k, device=packed.device)
     indices <<= low
     if low:
+        # Added up while they are narrow: widening every plane would cost most of the decoding.
         planes = unpack(packed[:, high_bytes:], 1, low * k).view(rows, low, k)
-        indices |= _from_planes(planes)
+        planes = planes if low <= 8 else planes.to(torch.int32)
+        lowest = planes[:, 0].clone()
+        for plane in range(1, low):
+            lowest |= planes[:, plane] << plane
+        indices |= lowest.to(torch.int64)
     descend = (indices[:, 1:] <= indices[:, :-1]).any() | (indices[:, -1] >= n).any()
     # Asked for together: each answer is a wait of the host for the device.
     if any(answers := torch.stack([wrong_number, descend]).tolist()):
         raise no_indices(n, k, wrong_number=answers[0])
     return indices
-
-
-def _from_planes(planes: Tensor) -> Tensor:
-    """Planes of bits [rows, l, k], lowest first, as numbers [rows, k]."""
-    low = planes.shape[1]
-    # Added up while they are narrow: widening every plane would cost most of the decoding.
-    planes = planes if low <= 8 else planes.to(torch.int32)
-    total = planes[:, 0].clone()
-    for plane in range(1, low):
-        total |= planes[:, plane] << plane
-    return total.to(torch.int64)
 
 
 def no_indices(n: int, k: int, *, wrong_number: bool) -> ExchangeError:

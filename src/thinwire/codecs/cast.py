@@ -13,26 +13,14 @@ from thinwire.blocks import block_numel, spans
 from thinwire.codecs.base import (
     BoundCodec,
     Codec,
-    CodecPiece,
     PiecewiseCodec,
     check_payload,
+    laid_out,
     squared_norm_of,
 )
+from thinwire.codecs.bits import saturating_cast
+from thinwire.codecs.grouping import append_range
 from thinwire.fragments.layout import Layout
-
-
-def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round `x` to the nearest `dtype`; beyond its range, to its largest finite value.
-
-    An infinity made by rounding would poison every worker's sum.
-
-    >>> saturating_cast(torch.tensor([1e30]), torch.float16)
-    tensor([65504.], dtype=torch.float16)
-    """
-    if dtype == torch.float32:
-        return x
-    limit = torch.finfo(dtype).max
-    return x.clamp(-limit, limit).to(dtype)
 
 
 class _CastSpan(BoundCodec):
@@ -47,7 +35,6 @@ class _CastSpan(BoundCodec):
         return payload.view(torch.float32) if self._dtype == torch.float32 and is_aligned else None
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        del round
         out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
 
     def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
@@ -55,39 +42,29 @@ class _CastSpan(BoundCodec):
         self.add_to(x, [out], weight=-1.0)
 
     def add_to(
-        self, out: Tensor, payloads: Sequence[Tensor], *, weight: float, round: int = 0
-    ) -> None:
-        del round
-        scaled = torch.empty_like(out)
-        for payload in payloads:
-            out += torch.mul(self._values(payload).float(), weight, out=scaled)
-
-    def add_counted(
         self,
         out: Tensor,
-        senders: Tensor,
         payloads: Sequence[Tensor],
         *,
         weight: float,
         round: int = 0,
+        senders: Tensor | None = None,
     ) -> None:
-        del round
+        scaled = torch.empty_like(out)
         for payload in payloads:
             values = self._values(payload).float()
-            out += values * weight
-            senders += values != 0
+            out += torch.mul(values, weight, out=scaled)
+            if senders is not None:
+                senders += values != 0
 
     def coefficients(self, payload: Tensor, round: int = 0) -> Tensor:
-        del round
         return self._values(payload).float()
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
-        del round
         low, high = self._values(payload).aminmax()
         return torch.maximum(-low, high).float()
 
     def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
-        del round
         return squared_norm_of(self._values(payload))
 
     def _values(self, payload: Tensor) -> Tensor:
@@ -98,35 +75,21 @@ class _CastSpan(BoundCodec):
         return payload.view(self._dtype)
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], stop)
-        elif stop > start:
-            merged.append((start, stop))
-    return merged
-
-
 class _Cast(Codec):
-    _itemsize: ClassVar[int] = 2
-
     _dtype: torch.dtype
     """Type of a number on the wire."""
 
     def payload_nbytes(self, layout: Layout) -> int:
-        """All numbers of the segments, without torch's types."""
-        return self._itemsize * sum(s.numel for s in layout.segments)
+        """All numbers of the segments."""
+        return self._dtype.itemsize * sum(s.numel for s in layout.segments)
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
-        ranges = _merged([(s.start, s.stop) for s in layout.segments])
-        pieces: list[CodecPiece] = []
-        end = 0
-        for part in (p for a, b in ranges for p in spans(a, b, block_numel(device))):
-            codec = _CastSpan(self.id, part.numel, self._dtype)
-            begin, end = end, end + codec.nbytes
-            pieces.append(CodecPiece(part=part, codec=codec, where=slice(begin, end)))
+        ranges: list[tuple[int, int]] = []
+        for s in layout.segments:
+            append_range(ranges, s.start, s.stop)
+        parts = [p for a, b in ranges for p in spans(a, b, block_numel(device))]
+        pieces = laid_out((p, _CastSpan(self.id, p.numel, self._dtype)) for p in parts)
         return PiecewiseCodec(self.id, layout, pieces, is_exact=True)
 
 
@@ -137,8 +100,6 @@ class Identity(_Cast):
     >>> Identity().decode(Identity().encode(torch.tensor([1.5])), 1)
     tensor([1.5000])
     """
-
-    _itemsize: ClassVar[int] = 4
 
     id = "identity/f32"
 

@@ -97,14 +97,6 @@ class _Tiles(VectorPart):
 class Grouping(ABC):
     """A rule for which numbers share a record."""
 
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The rows of `sections` without their places: of each section, (rows, columns).
-
-        All sizes follow from these. The groupings of this package count and lay out nothing.
-        """
-        for section in self.sections(layout):
-            yield [(batch.rows, batch.columns) for batch in section]
-
     id: str
     """Part of the codec's id."""
 
@@ -112,21 +104,26 @@ class Grouping(ABC):
     """Whether a record covers a whole parameter, whatever its size: by default not."""
 
     @abstractmethod
-    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
-        """The batches of a layout; each element of its segments is in exactly one of them.
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
+        """The batches of each parameter, then those of leftovers that parameters share.
 
         Args:
-            layout: of the vector.
+            layout: of the vector; each element of its segments is in exactly one batch.
             numel: of a batch at most, unless a record is larger. It decides no bytes.
         """
 
-    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
-        """The same rows in the same order: a list for each parameter, and one for its leftovers.
+    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
+        """The same rows in the same order, without what divides parameters."""
+        for section in self.sections(layout, numel):
+            yield from section
 
-        By default without leftovers.
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The rows of `sections` without their places: of each section, (rows, columns).
+
+        All sizes follow from these. The groupings of this package count and lay out nothing.
         """
-        for s in layout.segments:
-            yield list(self.batches(Layout(segments=(s,), numel=layout.numel), numel))
+        for section in self.sections(layout):
+            yield [(batch.rows, batch.columns) for batch in section]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,21 +134,19 @@ class Tensors(Grouping):
     [6, 3]
     """
 
+    id = "tensor"
+
+    spans_tensors = True
+
     def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
         """A row per parameter."""
         for s in layout.segments:
             yield [(1, s.numel)] if s.numel else []
 
-    id = "tensor"
-
-    spans_tensors = True
-
-    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """A batch of one row per parameter."""
-        del numel
         for s in layout.segments:
-            if s.numel:
-                yield RowBatch(Span(s.start, s.stop), 1, s.numel)
+            yield [RowBatch(Span(s.start, s.stop), 1, s.numel)] if s.numel else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,22 +157,57 @@ class Rows(Grouping):
     [(3, 2), (1, 3)]
     """
 
+    id = "row"
+
     def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
         """The rows of each parameter."""
         for s in layout.segments:
             yield [s.matrix] if s.numel else []
 
-    id = "row"
-
-    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """Batches of whole rows of a parameter."""
         for s in layout.segments:
-            if s.numel:
-                yield from _strips([(s.start, s.stop)], s.matrix[1], numel)
+            rows = _strips([(s.start, s.stop)], s.matrix[1], numel) if s.numel else ()
+            yield list(rows)
+
+
+class _WithLeftovers(Grouping):
+    """Records of 4096 numbers of each parameter; what is left of all parameters shares chunks."""
+
+    @abstractmethod
+    def _inside(self, s: Segment) -> int:
+        """How many numbers of a parameter are in records of its own."""
+
+    @abstractmethod
+    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
+        """The batches of these records."""
+
+    @abstractmethod
+    def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
+        """The ranges of all other numbers."""
+
+    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
+        """The records of each parameter, then the chunks of the leftovers."""
+        left = 0
+        for s in layout.segments:
+            inside = self._inside(s)
+            yield [(inside // CHUNK, CHUNK)] if inside else []
+            left += s.numel - inside
+        whole, rest = divmod(left, CHUNK)
+        yield [(rows, columns) for rows, columns in ((whole, CHUNK), (1, rest)) if rows and columns]
+
+    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
+        """The records of each parameter, then the chunks of the leftovers."""
+        left: list[tuple[int, int]] = []
+        for s in layout.segments:
+            yield list(self._own(s, numel))
+            for start, stop in self._left(s):
+                append_range(left, start, stop)
+        yield list(_strips(left, CHUNK, numel))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunks(Grouping):
+class Chunks(_WithLeftovers):
     """Runs of 4096 elements of a parameter; the leftovers of all parameters share further chunks.
 
     First the whole chunks of every parameter of 4096 elements or more. Then the leftovers (the ends
@@ -188,39 +218,31 @@ class Chunks(Grouping):
     [(2, 4096), (1, 811)]
     """
 
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The whole chunks of each parameter, then those of the leftovers."""
-        left = 0
-        for s in layout.segments:
-            yield _chunks_in(s.numel - s.numel % CHUNK)
-            left += s.numel % CHUNK
-        yield _chunks_in(left)
-
     id = "chunk"
 
     def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
-        """Runs of whole chunks, then the leftovers."""
+        """Runs of whole chunks, then the leftovers: neighbouring parameters share batches."""
         whole: list[tuple[int, int]] = []
         left: list[tuple[int, int]] = []
         for s in layout.segments:
-            end = s.start + s.numel // CHUNK * CHUNK
-            _append(whole, s.start, end)
-            _append(left, end, s.stop)
+            end = s.start + self._inside(s)
+            append_range(whole, s.start, end)
+            append_range(left, end, s.stop)
         yield from _strips(whole, CHUNK, numel)
         yield from _strips(left, CHUNK, numel)
 
-    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
-        """The whole chunks of each parameter, then the leftovers of all."""
-        left: list[tuple[int, int]] = []
-        for s in layout.segments:
-            end = s.start + s.numel // CHUNK * CHUNK
-            yield list(_strips([(s.start, end)], CHUNK, numel))
-            _append(left, end, s.stop)
-        yield list(_strips(left, CHUNK, numel))
+    def _inside(self, s: Segment) -> int:
+        return s.numel - s.numel % CHUNK
+
+    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
+        return _strips([(s.start, s.start + self._inside(s))], CHUNK, numel)
+
+    def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
+        yield s.start + self._inside(s), s.stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blocks(Grouping):
+class Blocks(_WithLeftovers):
     """64x64 blocks of matrices; edges, vectors and other leftovers share chunks of 4096.
 
     The blocks of a matrix follow each other row by row, and so do the elements of a block.
@@ -233,84 +255,42 @@ class Blocks(Grouping):
     [(2, 4096), (1, 128)]
     """
 
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The blocks of each parameter, then the chunks of the leftovers."""
-        left = 0
-        for s in layout.segments:
-            rows, columns = s.matrix
-            inside = (rows // _SIDE) * (columns // _SIDE) * CHUNK
-            yield _chunks_in(inside)
-            left += s.numel - inside
-        yield _chunks_in(left)
-
     id = "block"
 
-    def batches(self, layout: Layout, numel: int = _BATCH) -> Iterator[RowBatch]:
-        """Rows of blocks, then the leftovers."""
-        for section in self.sections(layout, numel):
-            yield from section
+    def _inside(self, s: Segment) -> int:
+        rows, columns = s.matrix
+        return (rows // _SIDE) * (columns // _SIDE) * CHUNK
 
-    def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
-        """The blocks of each parameter, then the leftovers of all."""
-        left: list[tuple[int, int]] = []
-        for s in layout.segments:
-            yield list(_blocks(s, numel))
-            for start, stop in _edges(s):
-                _append(left, start, stop)
-        yield list(_strips(left, CHUNK, numel))
+    def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
+        rows, width = s.matrix
+        down, across = rows // _SIDE, width // _SIDE
+        step = max(1, numel // (max(1, across) * CHUNK))
+        for first in range(0, down if across else 0, step):
+            count, start = min(step, down - first), s.start + first * _SIDE * width
+            if across * _SIDE == width:
+                part: VectorPart = Span(start, start + count * _SIDE * width)
+                tiled = across if across > 1 else 0  # 64 columns: each block is one contiguous run
+                yield RowBatch(part, count * across, CHUNK, is_block=True, across=tiled)
+            else:
+                part = _Tiles(start, down=count, across=across, width=width)
+                yield RowBatch(part, count * across, CHUNK, is_block=True)
+
+    def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
+        """The right edge row by row, then the rows below."""
+        rows, columns = s.matrix
+        covered = columns // _SIDE * _SIDE
+        below = rows // _SIDE * _SIDE if covered else 0
+        for row in range(below if covered < columns else 0):
+            yield s.start + row * columns + covered, s.start + (row + 1) * columns
+        yield s.start + below * columns, s.stop
 
 
-def _chunks_in(numel: int) -> list[tuple[int, int]]:
-    """(rows, columns) of `numel` numbers cut into chunks, of which the last may be shorter."""
-    whole, rest = divmod(numel, CHUNK)
-    return [(rows, columns) for rows, columns in ((whole, CHUNK), (1, rest)) if rows and columns]
+def append_range(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Append the places from `start` to before `stop`, to the last range if it ends there.
 
-
-def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:
-    """Rows over `ranges` laid one after the other, a batch at a time, a short row last.
-
-    Short ranges share batches: a batch costs some microseconds, whatever is in it.
+    >>> append_range(found := [(0, 2)], 2, 5), found
+    (None, [(0, 5)])
     """
-    waiting = sum(b - a for a, b in ranges)
-    queue = list(reversed([(a, b) for a, b in ranges if a < b]))
-    step = max(1, numel // columns)
-    while waiting:
-        width = min(columns, waiting)
-        rows = min(step, waiting // width)
-        taken = _take(queue, rows * width)
-        waiting -= rows * width
-        part = Span(*taken[0]) if len(taken) == 1 else Ranges(taken)
-        yield RowBatch(part, rows, width)
-
-
-def _blocks(s: Segment, numel: int) -> Iterator[RowBatch]:
-    rows, width = s.matrix
-    down, across = rows // _SIDE, width // _SIDE
-    if not across:
-        return
-    step = max(1, numel // (across * CHUNK))
-    for first in range(0, down, step):
-        count, start = min(step, down - first), s.start + first * _SIDE * width
-        if across * _SIDE == width:
-            part: VectorPart = Span(start, start + count * _SIDE * width)
-            tiled = across if across > 1 else 0  # 64 columns: each block is one contiguous run
-            yield RowBatch(part, count * across, CHUNK, is_block=True, across=tiled)
-        else:
-            part = _Tiles(start, down=count, across=across, width=width)
-            yield RowBatch(part, count * across, CHUNK, is_block=True)
-
-
-def _edges(s: Segment) -> Iterator[tuple[int, int]]:
-    """Ranges of `s` outside its whole blocks: the right edge row by row, then the rows below."""
-    rows, columns = s.matrix
-    covered = columns // _SIDE * _SIDE
-    below = rows // _SIDE * _SIDE if covered else 0
-    for row in range(below if covered < columns else 0):
-        yield s.start + row * columns + covered, s.start + (row + 1) * columns
-    yield s.start + below * columns, s.stop
-
-
-def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
     if start == stop:
         return
     if ranges and ranges[-1][1] == start:
@@ -319,14 +299,25 @@ def _append(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
         ranges.append((start, stop))
 
 
-def _take(queue: list[tuple[int, int]], numel: int) -> list[tuple[int, int]]:
-    """Remove the first `numel` elements from the ranges in `queue` (last range first)."""
-    taken: list[tuple[int, int]] = []
-    while numel:
-        a, b = queue.pop()
-        middle = min(b, a + numel)
-        taken.append((a, middle))
-        numel -= middle - a
-        if middle < b:
-            queue.append((middle, b))
-    return taken
+def _strips(ranges: Iterable[tuple[int, int]], columns: int, numel: int) -> Iterator[RowBatch]:
+    """Rows over `ranges` laid one after the other, a batch at a time, a short row last.
+
+    Short ranges share batches: a batch costs some microseconds, whatever is in it.
+    """
+    waiting = sum(b - a for a, b in ranges)
+    queue = [(a, b) for a, b in ranges if a < b][::-1]
+    step = max(1, numel // columns)
+    while waiting:
+        width = min(columns, waiting)
+        rows = min(step, waiting // width)
+        waiting -= rows * width
+        taken, missing = list[tuple[int, int]](), rows * width
+        while missing:
+            a, b = queue.pop()
+            middle = min(b, a + missing)
+            taken.append((a, middle))
+            missing -= middle - a
+            if middle < b:
+                queue.append((middle, b))
+        part = Span(*taken[0]) if len(taken) == 1 else Ranges(taken)
+        yield RowBatch(part, rows, width)

@@ -1,20 +1,24 @@
-"""Where the levels of a quantiser lie: linear, statistical, mid-rise.
+"""Levels of a quantiser: sums of rows, grids (linear, statistical, mid-rise) and rounding.
 
 A grid says for each row an origin, a step and whether levels are bin means; then
 
     code  = clamp(floor((x - origin) / step + r), 0, 2^bits - 1)     r = 1/2, or uniform in [0, 1)
     value = origin + code * step, or the mean of the row's numbers with that code
+
+Levels are sums, and the order in which a library adds is its own affair: another processor, another
+version, other bytes. Two numbers have one sum, so an order that only ever adds two leaves nothing
+open.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from thinwire.codecs.sums import root_mean_square, sum_by_halves
 
 MAX_STEPS = {1: 1.596, 2: 0.9957, 4: 0.3352, 8: 0.0308}
 """By bits: the step, in sigmas, of the uniform quantiser of a Gaussian with least squared error.
@@ -27,6 +31,100 @@ TINY = 3e-39
 
 FAR = 0.5 * torch.finfo(torch.float32).max
 """An origin and all steps together stay finite if neither is larger."""
+
+
+# -- sums ----------------------------------------------------------------------------------------
+
+
+def sum_by_halves(x: Tensor) -> Tensor:
+    """The sum of each row, by adding its second half to its first until one number is left.
+
+    A row is followed by zeros up to a power of two of numbers. A sum of zeros is +0.
+
+    Args:
+        x: fp32 [rows, n] with n >= 1.
+
+    Returns:
+        fp32 [rows, 1].
+
+    >>> sum_by_halves(torch.tensor([[1e8, 1.0, -1e8, 1.0, 3.0]]))  # (1e8 + 3 - 1e8) + (1 + 1)
+    tensor([[2.]])
+    """
+    n = x.shape[1]
+    half = 1 << max(0, (n - 1).bit_length() - 1)
+    if n == 2 * half:
+        total = x[:, :half] + x[:, half:]
+    else:
+        total = x[:, :half].clone()
+        total[:, : n - half].add_(x[:, half:])
+    while half > 1:
+        half //= 2
+        total[:, :half].add_(total[:, half : 2 * half])
+    return total[:, :1] + 0.0  # -0 + 0 is +0
+
+
+def root_mean_square(x: Tensor) -> Tensor:
+    """sqrt(mean(x^2)) of each row, for numbers of any size that fp32 has.
+
+    With n numbers and s = 2^-floor(log2(max |x|)), within 2^-126 .. 2^126:
+
+        sqrt(sum_by_halves((s x)^2)) * (1 / sqrt(n)) / s
+
+    Args:
+        x: fp32 [rows, n] with n >= 1.
+
+    Returns:
+        fp32 [rows, 1].
+
+    >>> root_mean_square(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
+    tensor([[3.5355e+30],
+            [0.0000e+00]])
+    """
+    scaled = x.abs()
+    exponent = (254 - (scaled.amax(1, keepdim=True).view(torch.int32) >> 23)).clamp_(1, 253)
+    scale, inverse = ((e << 23).view(torch.float32) for e in (exponent, 254 - exponent))
+    total = sum_by_halves(scaled.mul_(scale).square_())
+    # torch's root in fp32 may be an ulp off (Intel's VML); taken in fp64 it is correctly rounded.
+    root = total.double().sqrt_().float()
+    return root.mul_(1.0 / math.sqrt(x.shape[1])).mul_(inverse)
+
+
+def mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (over n) of each row, [rows, 1]."""
+    mean = sum_by_halves(x * (1.0 / x.shape[1]))
+    # Halved: a number and the mean may lie at opposite ends of the range of fp32.
+    half = x * 0.5 - mean * 0.5
+    return mean, 2.0 * root_mean_square(half)
+
+
+def steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
+    """(x - origin) / step, and 0 where the step is too small to divide by."""
+    inverse = torch.where(step > TINY, 1.0 / step, torch.zeros_like(step))
+    # Scaled apart: x - origin may overflow where x / step and origin / step do not.
+    return x * inverse - origin * inverse
+
+
+def bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
+    """The mean of each code's numbers, or its level if no number has the code: [rows, 2^bits].
+
+    One masked sum per code: a scatter would add in an order that differs from run to run on a GPU.
+    """
+    placed, inside = codes.to(torch.float32), torch.empty_like(x)
+    # A sum of numbers near the float range must not overflow; a power of two costs no precision.
+    room = 2.0 ** x.shape[1].bit_length()
+    scaled = x * (1.0 / room)
+    # Counted exactly, whatever the order: fp32 has no odd numbers beyond 2^24.
+    counter = torch.float32 if x.shape[1] <= 2**24 else torch.float64
+    means: list[Tensor] = []
+    for code in range(levels.shape[1]):
+        torch.eq(placed, code, out=inside)
+        count = inside.sum(1, keepdim=True, dtype=counter).float()
+        mean = sum_by_halves(inside.mul_(scaled)) / count.clamp(min=1) * room
+        means.append(torch.where(count > 0, mean, levels[:, code : code + 1]))
+    return torch.cat(means, 1)
+
+
+# -- grids ---------------------------------------------------------------------------------------
 
 
 class Levels(ABC):
@@ -106,36 +204,68 @@ class MidRise(Levels):
         return step * (0.5 - 2 ** (bits - 1)), step
 
 
-def mean_and_sigma(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (over n) of each row, [rows, 1]."""
-    mean = sum_by_halves(x * (1.0 / x.shape[1]))
-    # Halved: a number and the mean may lie at opposite ends of the range of fp32.
-    half = x * 0.5 - mean * 0.5
-    return mean, 2.0 * root_mean_square(half)
+# -- rounding ------------------------------------------------------------------------------------
 
 
-def steps(x: Tensor, origin: Tensor, step: Tensor) -> Tensor:
-    """(x - origin) / step, and 0 where the step is too small to divide by."""
-    inverse = torch.where(step > TINY, 1.0 / step, torch.zeros_like(step))
-    # Scaled apart: x - origin may overflow where x / step and origin / step do not.
-    return x * inverse - origin * inverse
+class RoundKey(NamedTuple):
+    """The seed of a batch's shared random numbers, which all workers draw alike.
 
-
-def bin_means(x: Tensor, codes: Tensor, levels: Tensor) -> Tensor:
-    """The mean of each code's numbers, or its level if no number has the code: [rows, 2^bits].
-
-    One masked sum per code: a scatter would add in an order that differs from run to run on a GPU.
+    Args:
+        round: number of the exchange.
+        row: index of the batch's first record in the payload.
     """
-    placed, inside = codes.to(torch.float32), torch.empty_like(x)
-    # A sum of numbers near the float range must not overflow; a power of two costs no precision.
-    room = 2.0 ** x.shape[1].bit_length()
-    scaled = x * (1.0 / room)
-    # Counted exactly, whatever the order: fp32 has no odd numbers beyond 2^24.
-    counter = torch.float32 if x.shape[1] <= 2**24 else torch.float64
-    means: list[Tensor] = []
-    for code in range(levels.shape[1]):
-        torch.eq(placed, code, out=inside)
-        count = inside.sum(1, keepdim=True, dtype=counter).float()
-        mean = sum_by_halves(inside.mul_(scaled)) / count.clamp(min=1) * room
-        means.append(torch.where(count > 0, mean, levels[:, code : code + 1]))
-    return torch.cat(means, 1)
+
+    round: int = 0
+    row: int = 0
+
+
+class Rounding(ABC):
+    """The r of floor(t + r), where t is a number in steps of the grid."""
+
+    unbiased: bool
+    """Whether rounding is right on average; then levels must stay on the grid."""
+
+    @abstractmethod
+    def offsets(self, like: Tensor, key: RoundKey) -> Tensor | float:
+        """r for every number of `like`: fp32 of its shape, or one for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nearest(Rounding):
+    """r = 1/2: to the nearest level, ties upwards.
+
+    >>> Nearest().offsets(torch.zeros(2), RoundKey())
+    0.5
+    """
+
+    unbiased = False
+
+    def offsets(self, like: Tensor, key: RoundKey) -> float:
+        """One half."""
+        return 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stochastic(Rounding):
+    """r uniform in [0, 1), from a seed that all workers share and the round.
+
+    Levels then stay on the grid: bin means would bring the bias back. Numbers beyond the grid are
+    still clamped.
+
+    Args:
+        seed: shared by all workers.
+
+    >>> r = Stochastic(seed=3).offsets(torch.zeros(2), RoundKey(round=1))
+    >>> bool((r == Stochastic(seed=3).offsets(torch.zeros(2), RoundKey(round=1))).all())
+    True
+    """
+
+    seed: int = 0
+
+    unbiased = True
+
+    def offsets(self, like: Tensor, key: RoundKey) -> Tensor:
+        """One number for each, drawn on the host so that every device draws the same."""
+        state = (self.seed * 1_000_003 + key.round) * 1_000_003 + key.row
+        draws = torch.rand(like.shape, generator=torch.Generator().manual_seed(state % 2**63))
+        return draws.to(like.device)

@@ -6,43 +6,25 @@ that builds a codec from an id.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any
 
-from thinwire.codecs.base import Codec
+from thinwire.codecs.base import Codec, PerRole
 from thinwire.codecs.cast import CastBF16, CastFP16, Identity
 from thinwire.codecs.grouping import Blocks, Chunks, Grouping, Rows, Tensors
-from thinwire.codecs.per_role import PerRole
 from thinwire.codecs.quantise import E3M0, Quantise
 from thinwire.codecs.sparse import RandomK, TopK
 from thinwire.codecs.transforms import DCT, Hadamard, Transform
 from thinwire.codecs.values import BF16, F32, SignLevels, SignMean, TensorLevels, Values
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 
 _FAMILY = re.compile(r"[^/(]*?(?=[/(]|-\d|$)")
-_GROUPS: Mapping[str, Grouping] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
-_VALUES: Mapping[str, Values] = {
+_ELEMENTWISE: dict[str, Codec] = {c.id: c for c in (Identity(), CastBF16(), CastFP16())}
+_GROUPS: dict[str, Grouping] = {g.id: g for g in (Tensors(), Rows(), Chunks(), Blocks())}
+_VALUES: dict[str, Values] = {
     v.id: v for v in (SignMean(), SignLevels(), TensorLevels(), BF16(), F32())
 }
-_TRANSFORMS: Mapping[str, Transform] = {t.id: t for t in (DCT(), Hadamard())}
-# These formats can be listed; the others have arbitrary numbers in their ids.
-_WITHOUT_NUMBERS: Mapping[str, Codec] = {
-    codec.id: codec
-    for codec in (
-        Identity(),
-        CastBF16(),
-        CastFP16(),
-        *(
-            codec
-            for g in _GROUPS.values()
-            for t in (None, *_TRANSFORMS.values())
-            for codec in (
-                E3M0(groups=g, transform=t),
-                *(Quantise(bits=b, groups=g, transform=t) for b in (1, 2, 4, 8)),
-            )
-        ),
-    )
-}
+_TRANSFORMS: dict[str, Transform] = {t.id: t for t in (DCT(), Hadamard())}
 _ROLES = {"default", "embedding", "head", "vector"}
 
 
@@ -59,15 +41,15 @@ def from_id(id: str) -> Codec:
     >>> from_id("per-role(default=table-2/row,vector=identity/f32)").vector
     Identity()
     """
-    build = _FAMILIES.get(_family(id))
-    if build is None:
+    family = _family(id)
+    if family not in _FAMILIES:
         raise _unknown(id, f"there are only the families {', '.join(sorted(_FAMILIES))}")
     try:
-        codec = build(id)
+        codec = _FAMILIES[family](id)
     except ConfigurationError:
         raise
     except (LookupError, ValueError) as error:
-        raise _unknown(id, f"it is not an id of the family {_family(id)!r}") from error
+        raise _unknown(id, f"it is not an id of the family {family!r}") from error
     if codec.id != id:
         raise _unknown(id, f"the codec that it describes has the id {codec.id!r}")
     return codec
@@ -88,18 +70,18 @@ def register(family: str, build: Callable[[str], Codec]) -> None:
     Traceback (most recent call last):
     thinwire.errors.ConfigurationError: cannot register codecs 'cast'; because the family is...
     """
-    if not family or _family(family) != family:
-        raise ConfigurationError(
-            f"register codecs {family!r}",
-            because='a family is the part before the first "/", "(" or "-" and digit of an id',
-            do="pass a word, such as 'mine' for ids like 'mine-4/chunk'",
-        )
-    if family in _FAMILIES:
-        raise ConfigurationError(
-            f"register codecs {family!r}",
-            because="the family is taken, and an id must always name the same format",
-            do="choose another name",
-        )
+    check(
+        bool(family) and _family(family) == family,
+        f"register codecs {family!r}",
+        because='a family is the part before the first "/", "(" or "-" and digit of an id',
+        do="pass a word, such as 'mine' for ids like 'mine-4/chunk'",
+    )
+    check(
+        family not in _FAMILIES,
+        f"register codecs {family!r}",
+        because="the family is taken, and an id must always name the same format",
+        do="choose another name",
+    )
     _FAMILIES[family] = build
 
 
@@ -117,60 +99,48 @@ def _unknown(id: str, because: str) -> ConfigurationError:
     )
 
 
-def _topk(id: str) -> Codec:
-    k, *parts = id.removeprefix("topk-").split("/")
-    return TopK(k=int(k), **_sparse_parts(*parts))
-
-
-def _randomk(id: str) -> Codec:
-    numbers, *parts = id.removeprefix("randomk-").split("/")
-    k, seed = numbers.split("-seed-")
-    return RandomK(k=int(k), seed=int(seed), **_sparse_parts(*parts))
-
-
-class _SparseParts(TypedDict):
-    values: Values
-    groups: Grouping
-    transform: Transform | None
-
-
-def _sparse_parts(*parts: str) -> _SparseParts:
-    """What follows the numbers of an id."""
-    values, groups, *transform = parts
-    if len(transform) > 1:
-        raise ValueError("an id has one transform at most")
-    return {
-        "values": _VALUES[values],
-        "groups": _GROUPS[groups],
-        "transform": _TRANSFORMS[transform[0]] if transform else None,
-    }
+def _of_rows(id: str) -> Codec:
+    """A codec of rows: RECORD[-NUMBER...][/VALUES]/GROUPS[/TRANSFORM]."""
+    record, *parts = id.split("/")
+    family, *numbers = record.split("-")
+    options: dict[str, Any] = {}
+    if family in ("topk", "randomk"):
+        options["values"] = _VALUES[parts.pop(0)] if parts else None
+    groups, *transform = parts
+    options["groups"] = _GROUPS[groups]
+    if transform:
+        (name,) = transform
+        options["transform"] = _TRANSFORMS[name]
+    if record == "e3m0":
+        return E3M0(**options)
+    if family == "topk":
+        (k,) = numbers
+        return TopK(k=int(k), **options)
+    if family == "randomk":
+        k, _, seed = numbers
+        return RandomK(k=int(k), seed=int(seed), **options)
+    bits = {"table-1": 1, "table-2": 2, "table-4": 4, "affine-8": 8}
+    return Quantise(bits=bits[record], **options)
 
 
 def _per_role(id: str) -> Codec:
     inside = id.removeprefix("per-role(").removesuffix(")")
-    codecs: dict[str, Codec] = {}
-    for part in _split_outside_parentheses(inside):
-        role, _, codec_id = part.partition("=")
-        codecs[role] = from_id(codec_id)
-    if unknown := codecs.keys() - _ROLES:
+    parts, depth = [""], 0
+    for sign in inside:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:  # a comma within parentheses belongs to a codec's own id
+            parts.append("")
+        else:
+            parts[-1] += sign
+    ids = dict(part.split("=", 1) for part in parts)
+    if unknown := ids.keys() - _ROLES:
         raise ValueError(f"no such roles: {unknown}")
+    codecs = {role: from_id(codec_id) for role, codec_id in ids.items()}
     return PerRole(default=codecs.pop("default"), **codecs)
 
 
-def _split_outside_parentheses(text: str) -> Iterator[str]:
-    """The parts of `text` between commas, where those within parentheses do not count."""
-    depth = begin = 0
-    for place, sign in enumerate(text):
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0:
-            yield text[begin:place]
-            begin = place + 1
-    yield text[begin:]
-
-
 _FAMILIES: dict[str, Callable[[str], Codec]] = {
-    **dict.fromkeys(map(_family, _WITHOUT_NUMBERS), _WITHOUT_NUMBERS.__getitem__),
-    "topk": _topk,
-    "randomk": _randomk,
+    **dict.fromkeys(map(_family, _ELEMENTWISE), _ELEMENTWISE.__getitem__),
+    **dict.fromkeys(("table", "affine", "e3m0", "topk", "randomk"), _of_rows),
     "per-role": _per_role,
 }

@@ -1,20 +1,126 @@
-"""How the values that a sparse codec keeps are written."""
+"""What a sparse codec keeps of a row: which numbers (the k largest, or k at random), and how they
+are written."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.cast import saturating_cast
-from thinwire.codecs.levels import bin_means, mean_and_sigma, steps
-from thinwire.codecs.row_format import Raw, RowFormat, bytes_of, floats
-from thinwire.codecs.sums import sum_by_halves
+from thinwire.codecs.bits import (
+    bytes_of,
+    floats,
+    look_up,
+    pack,
+    packed_nbytes,
+    saturating_cast,
+    unpack,
+)
+from thinwire.codecs.levels import bin_means, mean_and_sigma, steps, sum_by_halves
+
+_PER_GROUP = 8
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Indices of the k numbers of largest magnitude of each row, ascending; ties to the lowest.
+
+    One more than k is selected: where it equals the k-th, values alone do not decide, and those few
+    rows are done again with the index as second key. A GPU takes that key for all rows.
+
+    Args:
+        x: fp32 [rows, columns].
+        k: 1 <= k <= columns.
+
+    Returns:
+        int64 [rows, k].
+
+    >>> largest(torch.tensor([[1.0, -3.0, 3.0, 3.0]]), 2).tolist()
+    [[1, 2]]
+    """
+    rows, columns = x.shape
+    if k == columns:
+        return torch.arange(k, device=x.device).repeat(rows, 1)
+    # Of non-negative floats the bits have the order of the numbers, and comparing them is faster.
+    bits = x.abs().view(torch.int32)
+    if not x.is_cpu:  # to look for ties would be to wait for the device
+        return _largest_with_ties(bits, k).sort(1).values
+    values, indices = _top(bits, k + 1)
+    least, where = values.min(1, keepdim=True)
+    tied = ((values == least).sum(1) > 1).nonzero()[:, 0]
+    chosen = indices.scatter(1, where, indices[:, k:])[:, :k]
+    if len(tied):
+        chosen[tied] = _largest_with_ties(bits[tied], k)
+    return chosen.sort(1).values
+
+
+def largest_reference(x: Tensor, k: int) -> Tensor:
+    """What `largest` computes, by sorting every row.
+
+    >>> largest_reference(torch.tensor([[1.0, -3.0, 3.0, 3.0]]), 2).tolist()
+    [[1, 2]]
+    """
+    order = torch.sort(x.abs(), dim=1, descending=True, stable=True).indices
+    return order[:, :k].sort(1).values
+
+
+def _top(bits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row with their indices, in any order.
+
+    They lie in the k groups with the largest maxima, so two small selections do for a large one.
+    """
+    rows, columns = bits.shape
+    groups = columns // _PER_GROUP
+    if columns % _PER_GROUP or 2 * k > groups:
+        return bits.topk(k, sorted=False)
+    grouped = bits.view(rows, _PER_GROUP, groups)
+    group = grouped.amax(1).topk(k, sorted=False).indices
+    candidates = grouped.gather(2, group[:, None, :].expand(rows, _PER_GROUP, k))
+    values, place = candidates.view(rows, _PER_GROUP * k).topk(k, sorted=False)
+    member = torch.div(place, k, rounding_mode="floor")
+    return values, member * groups + group.gather(1, place - member * k)
+
+
+def _largest_with_ties(bits: Tensor, k: int) -> Tensor:
+    columns = bits.shape[1]
+    from_the_end = torch.arange(columns - 1, -1, -1, device=bits.device)
+    keys = (bits.to(torch.int64) << 32) | from_the_end
+    return keys.topk(k, sorted=False).indices
+
+
+def random_places(*, columns: int, k: int, seed: int, round_number: int) -> Tensor:
+    """k places out of `columns`, ascending: those whose hash is smallest, ties to the lowest.
+
+    The hash of place i is the output of SplitMix64 for the state s + (i + 1) g, where
+    g = 0x9E3779B97F4A7C15 and s is its output for the state seed + (round + 1) g; all mod 2^64.
+
+    Returns:
+        int64 [k], the same on every machine.
+
+    Source: G. Steele, D. Lea, C. Flood (2014), Fast splittable pseudorandom number generators.
+
+    >>> random_places(columns=10, k=3, seed=0, round_number=1).tolist()
+    [1, 3, 9]
+    """
+    import numpy as np  # slow to import, and only random places need it
+
+    state = _splitmix(np.uint64(seed % 2**64), np.uint64(round_number + 1))[0]
+    hashes = _splitmix(state, np.arange(1, columns + 1, dtype=np.uint64))
+    order = np.argsort(hashes, kind="stable")[:k]
+    return torch.from_numpy(np.sort(order))
+
+
+def _splitmix(state: Any, steps: Any) -> Any:
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        z = state + np.atleast_1d(steps) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
 
 
 class Values(ABC):
@@ -23,8 +129,8 @@ class Values(ABC):
     id: str
     """Part of the codec's id."""
 
-    verbatim: RowFormat = Raw(number="bf16")
-    """The format of whole rows whose sparse record would not be smaller."""
+    verbatim: torch.dtype = torch.bfloat16
+    """Type of the plain numbers of rows whose sparse record would not be smaller."""
 
     spans_rows: bool = False
     """Whether the kept values of all rows of a tensor are written as one: by default not."""
@@ -104,11 +210,13 @@ class SignLevels(Values):
         ]
         levels = _level(torch.cat(means, 1).clamp(min=0))
         codes = high.to(torch.uint8) | (negative.to(torch.uint8) << 1)
-        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), _pick(levels.float(), codes)
+        signed = torch.cat([levels, -levels], 1)
+        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), look_up(signed, codes)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
         """One of two levels with a sign."""
-        return _pick(floats(packed[:, :4]), unpack(packed[:, 4:], 2, k))
+        levels = floats(packed[:, :4])
+        return look_up(torch.cat([levels, -levels], 1), unpack(packed[:, 4:], 2, k))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,11 +249,11 @@ class TensorLevels(Values):
         step = sigma * (6.0 / 4 * math.sqrt(k / max(1, k - 1)))
         codes = (steps(values, mean, step) + 2.0).round_().clamp_(0, 3).to(torch.uint8)
         levels = bin_means(values, codes, mean.expand(-1, 4))
-        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), _look_up(levels, codes)
+        return torch.cat([bytes_of(levels), pack(codes, 2)], 1), look_up(levels, codes)
 
     def read(self, packed: Tensor, k: int) -> Tensor:
         """One of four levels."""
-        return _look_up(floats(packed[:, :16], torch.float32), unpack(packed[:, 16:], 2, k))
+        return look_up(floats(packed[:, :16], torch.float32), unpack(packed[:, 16:], 2, k))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +277,6 @@ class BF16(Values):
 
     def read(self, packed: Tensor, k: int) -> Tensor:
         """Widened exactly."""
-        del k
         return floats(packed)
 
 
@@ -183,7 +290,7 @@ class F32(Values):
 
     id = "f32"
 
-    verbatim: ClassVar[RowFormat] = Raw(number="f32")
+    verbatim: ClassVar[torch.dtype] = torch.float32
 
     def nbytes(self, k: int) -> int:
         """4 k."""
@@ -195,7 +302,6 @@ class F32(Values):
 
     def read(self, packed: Tensor, k: int) -> Tensor:
         """Their bytes as numbers."""
-        del k
         return floats(packed, torch.float32)
 
 
@@ -203,14 +309,5 @@ def _level(x: Tensor) -> Tensor:
     return saturating_cast(x, torch.bfloat16)
 
 
-def _look_up(levels: Tensor, codes: Tensor) -> Tensor:
-    return levels.gather(1, codes.to(torch.int64))
-
-
 def _signed(magnitudes: Tensor, negative: Tensor) -> Tensor:
     return torch.where(negative, -magnitudes, magnitudes)
-
-
-def _pick(levels: Tensor, codes: Tensor) -> Tensor:
-    magnitudes = torch.where((codes & 1).bool(), levels[:, 1:], levels[:, :1])
-    return _signed(magnitudes, (codes & 2).bool())

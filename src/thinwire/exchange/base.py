@@ -42,7 +42,7 @@ class ExchangeContext:
         votes: whether they vote on it, because a message may have reached some of them only; else
             the transport gives all of them the same bytes, and they find the same.
         has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
-        refuses_same_work: workers that all send the same in the first round are an error.
+        warns_of_same_work: warn if all workers send the same in the first round.
         refuses_own: what this worker would send is an error if it is not finite; else it is sent,
             and all workers hear of it.
     """
@@ -58,7 +58,7 @@ class ExchangeContext:
     drops_bad_messages: bool = False
     votes: bool = True
     has_own_anchors: bool = False
-    refuses_same_work: bool = True
+    warns_of_same_work: bool = True
     refuses_own: bool = True
 
     def header(

@@ -59,7 +59,7 @@ class GatherState(ExchangeState):
         self._feedback = context.feedback.bind(context.layout.numel, context.storage)
         # A lone worker sends its message to no other, so the message needs no header.
         self._alone = context.workers == 1
-        self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
+        self._same_work = SameWorkCheck(is_due=context.warns_of_same_work)
 
     def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
         """Encode `delta` as one message, named `whole`."""
@@ -159,7 +159,7 @@ class GatherState(ExchangeState):
         aggregate, device = self._context.aggregate, self._context.storage.device
         mean, unusable = aggregate_valid(aggregate, payloads, device, mine=mine)
         self._same_work.compare(payloads)
-        self._same_work.refuse(tag)
+        self._same_work.warn()
         clipped = clipped_of(aggregate, payloads, unusable)
         return RoundResult(
             mean=mean,

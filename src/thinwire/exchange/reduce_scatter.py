@@ -109,7 +109,7 @@ class _ReduceScatterState(ExchangeState):
     def __init__(self, context: ExchangeContext, sizes: Sizes, owner_feedback: Feedback) -> None:
         super().__init__(sizes)
         self._context, self._rank = context, context.rank
-        self._same_work = SameWorkCheck(is_due=context.refuses_same_work)
+        self._same_work = SameWorkCheck(is_due=context.warns_of_same_work)
         pieces = context.layout.cut(context.workers)
         self._shards = [slice(start, start + piece.numel) for start, piece in pieces]
         device = context.storage.device
@@ -180,7 +180,7 @@ class _ReduceScatterState(ExchangeState):
         joined = attempt(lambda: self._joined(answer, results, tag, is_checked=drops))
 
         def finish() -> RoundResult:
-            self._same_work.refuse(tag)
+            self._same_work.warn()
             self._owner.finished()
             mean = joined()
             return RoundResult(mean=mean, left_out=left_out, messages=results, clipped=clipped)

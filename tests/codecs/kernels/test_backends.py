@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.codecs import BF16, E3M0, Levels, Quantise, Stochastic, TopK
-from thinwire.codecs.kernels import VARIABLE, backends, find_kernel, kernel_backend
+from thinwire.codecs import BF16, E3M0, Levels, Quantise, Stochastic, TopK, kernels
+from thinwire.codecs.kernels import VARIABLE, find_kernel, kernel_backend
 from thinwire.errors import ConfigurationError
+from thinwire.fragments.layout import Layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-TWO_BITS = Quantise(bits=2).row_format()
+TWO_BITS = Quantise(bits=2).kernel_spec()
 
 
 @pytest.fixture(autouse=True)
 def chosen_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    backends._backend.cache_clear()
+    kernels._backend.cache_clear()
     yield
-    backends._backend.cache_clear()
+    kernels._backend.cache_clear()
 
 
 @pytest.fixture
@@ -30,12 +31,13 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in [n for n in sys.modules if n.startswith("thinwire.codecs.kernels.numba")]:
         monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(kernels, name.rpartition(".")[2], raising=False)
 
 
 def test_numba_is_taken_on_cpus() -> None:
     numba = pytest.importorskip("numba")
     assert kernel_backend(CPU) == f"numba {numba.__version__}"
-    assert find_kernel(TWO_BITS, 4096, CPU) is find_kernel(TWO_BITS, 4096, CPU)
+    assert find_kernel(TWO_BITS, CPU) is find_kernel(TWO_BITS, CPU) is not None
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,25 @@ class MyGrid(Levels):
     ids=lambda codec: codec.id,
 )
 def test_other_formats_have_no_kernel(codec) -> None:
-    assert find_kernel(codec.row_format(), 4096, CPU) is None
+    assert find_kernel(codec.kernel_spec(), CPU) is None
 
 
 def test_rows_of_other_lengths_have_no_kernel() -> None:
-    assert find_kernel(TWO_BITS, 4095, CPU) is None
+    kernel_of = [
+        piece.codec._kernel(CPU) for piece in Quantise(bits=2).bind(Layout.vector(4097)).pieces
+    ]
+    assert kernel_of == [find_kernel(TWO_BITS, CPU), None]
 
 
 def test_torch_can_be_forced(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "torch")
-    assert find_kernel(TWO_BITS, 4096, CPU) is None
+    assert find_kernel(TWO_BITS, CPU) is None
     assert kernel_backend(CPU) == kernel_backend(CUDA) == "torch"
 
 
 @pytest.mark.usefixtures("without_numba")
 def test_without_numba_torch_is_taken() -> None:
-    assert find_kernel(TWO_BITS, 4096, CPU) is None
+    assert find_kernel(TWO_BITS, CPU) is None
     assert kernel_backend(CPU) == "torch"
 
 
@@ -83,20 +88,20 @@ def test_without_numba_torch_is_taken() -> None:
 def test_a_forced_backend_that_is_missing_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setenv(VARIABLE, "numba")
     with pytest.raises(ConfigurationError, match=r"pip install 'thinwire\[fast\]'"):
-        find_kernel(TWO_BITS, 4096, CPU)
+        find_kernel(TWO_BITS, CPU)
 
 
-def test_an_unknown_backend_is_refused(monkeypatch) -> None:
-    monkeypatch.setenv(VARIABLE, "nunba")
-    with pytest.raises(ConfigurationError, match="did you mean 'numba'"):
-        kernel_backend(CPU)
-
-
-def test_a_forced_backend_of_another_device_is_refused(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "device", "words"),
+    [("nunba", CPU, "did you mean 'numba'"), ("numba", CUDA, "THINWIRE_KERNELS=numba on cuda")],
+)
+def test_a_backend_that_is_unknown_or_of_another_device_is_refused(
+    name: str, device: torch.device, words: str, monkeypatch
+) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setenv(VARIABLE, "numba")
-    with pytest.raises(ConfigurationError, match="THINWIRE_KERNELS=numba on cuda"):
-        find_kernel(TWO_BITS, 4096, CUDA)
+    monkeypatch.setenv(VARIABLE, name)
+    with pytest.raises(ConfigurationError, match=words):
+        kernel_backend(device)
 
 
 def test_numba_is_imported_only_for_a_format_that_has_a_kernel() -> None:
@@ -104,9 +109,9 @@ def test_numba_is_imported_only_for_a_format_that_has_a_kernel() -> None:
 import sys, torch
 from thinwire.codecs import BF16, Quantise, TopK
 from thinwire.codecs.kernels import find_kernel
-find_kernel(TopK(values=BF16()).row_format(), 4096, torch.device("cpu"))
+find_kernel(TopK(values=BF16()).kernel_spec(), torch.device("cpu"))
 assert "numba" not in sys.modules
-found = find_kernel(Quantise(bits=2).row_format(), 4096, torch.device("cpu"))
+found = find_kernel(Quantise(bits=2).kernel_spec(), torch.device("cpu"))
 assert (found is not None) == ("numba" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -1,23 +1,132 @@
-"""Kernels: row formats in one pass over memory, with the bytes of the plain torch path."""
+"""Kernels: rows of 4096 numbers in one pass over memory, with the bytes of the plain torch path.
 
-from thinwire.codecs.kernels.backends import VARIABLE, find_kernel, kernel_backend
-from thinwire.codecs.kernels.base import (
-    AffineSpec,
-    E3M0Spec,
-    KernelSpec,
-    RowKernel,
-    TableSpec,
-    TopKSpec,
-)
+A backend (numba on CPUs, Triton on GPUs) is a module `<name>_backend` in this folder with `NAME`
+(with its version), `supports(device)` and `build(spec)`, which gives a table of functions. It is
+imported when a kernel is first asked for, so that no run waits for a compiler without need.
+"""
 
-__all__ = [
-    "VARIABLE",
-    "AffineSpec",
-    "E3M0Spec",
-    "KernelSpec",
-    "RowKernel",
-    "TableSpec",
-    "TopKSpec",
-    "find_kernel",
-    "kernel_backend",
-]
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.levels import Levels
+from thinwire.errors import ConfigurationError, check, unknown_name
+
+__all__ = ["VARIABLE", "KernelSpec", "RowKernel", "find_kernel", "kernel_backend"]
+
+VARIABLE = "THINWIRE_KERNELS"
+"""The environment variable that names the backend to use on every device."""
+
+_BY_DEVICE = {"cpu": "numba", "cuda": "triton"}
+
+
+class KernelSpec(NamedTuple):
+    """What a codec does to rows of 4096 numbers, for kernels that do the same.
+
+    Only codecs that round to nearest have one.
+
+    Args:
+        family: what the record is: of `TopK`; of `Quantise`, with up to 4 bits and with 8; of
+            `E3M0`.
+        nbytes: of a record.
+        number: k of Top-k, else the bits of a code.
+        grid: of `Quantise`: where the levels lie.
+        two_levels: of `TopK`: `SignLevels`, otherwise `SignMean`.
+    """
+
+    family: Literal["topk", "table", "affine", "e3m0"]
+    nbytes: int
+    number: int = 4
+    grid: Levels | None = None
+    two_levels: bool = False
+
+
+class RowKernel(NamedTuple):
+    """Functions that encode rows of 4096 numbers to records, and add up what records stand for.
+
+    They give the bytes, residuals and means of a codec's `write` and `read`, bit for bit: these are
+    the reference. They may not fuse a product with a sum, nor reorder a sum: sums are taken by
+    halves (`thinwire.codecs.levels`). They keep nothing between calls, and threads may call one at
+    the same time. All tensors of a call lie on one device. Rows of numbers (fp32 [rows, 4096]) and
+    records (uint8 [rows, nbytes]) follow each other without gaps; records may begin at any byte. No
+    rows are fine.
+
+    Args:
+        encode: (x, out, delta, decay, across): x = decay * x + delta; out = records of x;
+            x = x - decode(out). The product is rounded before the sum; without a delta x stays as
+            it is, whatever the decay. The caller sees that the sum is finite: a row that is not
+            gets any bytes and any residual, but does not disturb other rows. Where `across` is not
+            0, a row is a block of 64x64 of a matrix that lies row by row, `across` blocks side by
+            side: `x` and `delta` are [rows / across * 64, across * 64], whatever their shape, and
+            records are those of the blocks row by row.
+        add: (out, senders, records, weight): out += weight * decode(r) for one worker's records
+            after the other's, the product rounded first; senders (if there are any) += 1 wherever a
+            worker's decoded number is not zero. `ExchangeError` if some bytes are no record; `out`
+            and `senders` are then unusable.
+        largest: (records): a number that no |decoded number| exceeds, without decoding them: that
+            of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
+            `ExchangeError` as above.
+    """
+
+    encode: Callable[[Tensor, Tensor, Tensor | None, float, int], None]
+    add: Callable[[Tensor, Tensor | None, Sequence[Tensor], float], None]
+    largest: Callable[[Tensor], Tensor]
+
+
+def find_kernel(spec: KernelSpec | None, device: torch.device) -> RowKernel | None:
+    """The kernel that does what a spec describes, compiled; None if torch has to.
+
+    Raises:
+        ConfigurationError: THINWIRE_KERNELS names a backend that is unknown, not installed or not
+            for this device.
+    """
+    backend = None if spec is None else _backend(device.type)
+    return None if backend is None else backend.build(spec)
+
+
+def kernel_backend(device: torch.device) -> str:
+    """The name of a device's backend, with its version: "torch" where there is no other.
+
+    Raises:
+        ConfigurationError: as `find_kernel`.
+    """
+    backend = _backend(device.type)
+    return "torch" if backend is None else backend.NAME
+
+
+@cache
+def _backend(device_type: str) -> Any:
+    """The backend's module, chosen once for each type of device; None is torch."""
+    forced = os.environ.get(VARIABLE, "")
+    known = ["torch", *_BY_DEVICE.values()]
+    if forced and forced not in known:
+        raise unknown_name(f"encode with {VARIABLE}={forced}", forced, known)
+    name = forced or _BY_DEVICE.get(device_type, "torch")
+    if name == "torch":
+        return None
+    try:
+        backend = import_module(f"thinwire.codecs.kernels.{name}_backend")
+    except ImportError as error:
+        if not forced:
+            return None
+        raise ConfigurationError(
+            f"encode with {VARIABLE}={forced}",
+            because=f"it cannot be imported ({error})",
+            do="pip install 'thinwire[fast]' (numba; triton comes with torch for GPUs), or unset "
+            f"{VARIABLE}",
+        ) from error
+    is_supported = backend.supports(torch.device(device_type))
+    check(
+        is_supported or not forced,
+        f"encode with {VARIABLE}={forced} on {device_type}",
+        because=f"{backend.NAME} does not run there",
+        do=f"unset {VARIABLE}: then each device has its own kernels",
+    )
+    return backend if is_supported else None

@@ -16,19 +16,11 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import no_indices
-from thinwire.codecs.kernels import numba_blocks as blocks
-from thinwire.codecs.kernels import numba_e3m0 as e3m0
-from thinwire.codecs.kernels import numba_table as table
+from thinwire.codecs.kernels import KernelSpec, RowKernel
+from thinwire.codecs.kernels import numba_dense as dense
+from thinwire.codecs.kernels import numba_rows as shared
 from thinwire.codecs.kernels import numba_topk as topk
-from thinwire.codecs.kernels.base import (
-    AffineSpec,
-    E3M0Spec,
-    KernelSpec,
-    RowKernel,
-    TableSpec,
-    TopKSpec,
-)
-from thinwire.codecs.levels import MAX_STEPS, Levels, Linear, MidRise, Statistical
+from thinwire.codecs.levels import MAX_STEPS, Linear, MidRise, Statistical
 from thinwire.fragments.layout import CHUNK
 
 NAME = f"numba {numba.__version__}"
@@ -37,7 +29,20 @@ _F = np.float32
 _T = TypeVar("_T")
 _FEW = 32  # rows that are not worth a second thread
 _NO_ROWS = np.empty((0, CHUNK), np.float32)
-_NO_BLOCKS = np.empty((0, blocks.SIDE, 1, blocks.SIDE), np.float32)
+_NO_BLOCKS = np.empty((0, shared.SIDE, 1, shared.SIDE), np.float32)
+
+_FUNCTIONS: dict[str, tuple[Any, Any, Any]] = {
+    "topk": (topk.encode, topk.add, topk.largest),
+    "table": (dense.table_encode, dense.table_add, dense.table_largest),
+    "affine": (dense.affine_encode, dense.affine_add, dense.affine_largest),
+    "e3m0": (dense.e3m0_encode, dense.e3m0_add, dense.e3m0_largest),
+}
+# By grid: the kernels' number for it, and for each number of bits the factor of its step.
+_GRIDS: dict[type, tuple[int, dict[int, float]]] = {
+    MidRise: (dense.MID_RISE, MAX_STEPS),
+    Linear: (dense.LINEAR, {bits: 1.0 / (2**bits - 1) for bits in MAX_STEPS}),
+    Statistical: (dense.STATISTICAL, {bits: 6.0 / 2**bits for bits in MAX_STEPS}),
+}
 
 
 def supports(device: torch.device) -> bool:
@@ -49,120 +54,75 @@ def supports(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def build(spec: KernelSpec, device: torch.device) -> RowKernel | None:
-    """The kernel for a row format, compiled, or None if numba has no kernel for it."""
-    del device
-    return _build(spec)
-
-
 @cache
-def _build(spec: KernelSpec) -> RowKernel | None:
-    match spec:
-        case TopKSpec() if spec.k <= topk.MOST:
-            settings = (spec.k, spec.two_levels)
-            return _NumbaKernel(spec, topk, settings, settings)
-        case TableSpec() if grid := _grid(spec.grid, spec.bits):
-            return _NumbaKernel(spec, table, (spec.bits, *grid), (spec.bits,))
-        case AffineSpec() if grid := _grid(spec.grid, 8):
-            return _NumbaKernel(spec, _Affine, grid, ())
-        case E3M0Spec():
-            return _NumbaKernel(spec, e3m0, (), ())
+def build(spec: KernelSpec) -> RowKernel | None:
+    """The kernel for a spec, compiled, or None if numba has no kernel for it."""
+    match spec.family:
+        case "topk" if spec.number <= topk.MOST:
+            settings = (spec.number, spec.two_levels)
+            return _kernel(spec, settings, settings)
+        case "e3m0":
+            return _kernel(spec, (), ())
+        case "table" | "affine" if type(spec.grid) in _GRIDS:
+            grid, factors = _GRIDS[type(spec.grid)]
+            bits = (spec.number,) if spec.family == "table" else ()
+            return _kernel(spec, (*bits, grid, _F(factors[spec.number])), bits)
         case _:
             return None
 
 
-def _grid(grid: Levels, bits: int) -> tuple[int, Any] | None:
-    """Which grid it is, and the factor of its step; None if it is another."""
-    match grid:
-        case MidRise():
-            return table.MID_RISE, _F(MAX_STEPS[bits])
-        case Linear():
-            return table.LINEAR, _F(1.0 / (2**bits - 1))
-        case Statistical():
-            return table.STATISTICAL, _F(6.0 / 2**bits)
-        case _:
-            return None
+def _kernel(spec: KernelSpec, to_encode: tuple[Any, ...], to_add: tuple[Any, ...]) -> RowKernel:
+    """A family's functions with the settings of a spec."""
+    run_encode, run_add, run_largest = _FUNCTIONS[spec.family]
 
-
-class _Affine:
-    encode, add, largest = table.affine_encode, table.affine_add, table.affine_largest
-
-
-class _NumbaKernel(RowKernel):
-    """The functions `encode`, `add` and `largest` of a module, with the settings of a format."""
-
-    def __init__(
-        self, spec: KernelSpec, functions: Any, to_encode: tuple[Any, ...], to_add: tuple[Any, ...]
-    ) -> None:
-        self._spec, self._functions = spec, functions
-        self._to_encode, self._to_add = to_encode, to_add
-        # Compiled now, and not in the middle of the first round.
-        numbers, records = torch.empty(0, CHUNK), torch.empty(0, spec.nbytes, dtype=torch.uint8)
-        self.encode_blocks(numbers, records, 1, delta=None, decay=1.0)
-        self.encode(numbers, records, delta=None, decay=1.0)
-        self.add_to(numbers, [records], weight=1.0)
-        self.largest(records)
-
-    def encode(self, x: Tensor, out: Tensor, *, delta: Tensor | None, decay: float) -> None:
-        numbers, records = x.numpy(), out.numpy()
-        added = _NO_ROWS if delta is None else delta.numpy()
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
+        shape = (len(x) // across, shared.SIDE, across, shared.SIDE) if across else x.shape
+        numbers, records = x.view(shape).numpy(), out.numpy()
+        nothing = _NO_BLOCKS if across else _NO_ROWS
+        added = nothing if delta is None else delta.view(shape).numpy()
 
         def some_rows(first: int, last: int) -> None:
             rows = slice(first, last)
-            self._functions.encode(
-                numbers[rows], added[rows], _F(decay), records[rows], *self._to_encode
-            )
-
-        _over_rows(len(numbers), some_rows)
-
-    def encode_blocks(
-        self, x: Tensor, out: Tensor, across: int, *, delta: Tensor | None, decay: float
-    ) -> None:
-        shape = (len(x) // across, blocks.SIDE, across, blocks.SIDE)
-        numbers, records = x.view(shape).numpy(), out.numpy()
-        added = _NO_BLOCKS if delta is None else delta.view(shape).numpy()
+            run_encode(numbers[rows], added[rows], _F(decay), records[rows], *to_encode)
 
         def some_blocks(first: int, last: int) -> None:
-            scratch = np.empty((blocks.AT_ONCE, blocks.SIDE, blocks.SIDE), np.float32)
-            for at in range(first, last, blocks.AT_ONCE):
-                end = min(at + blocks.AT_ONCE, last)
+            scratch = np.empty((shared.AT_ONCE, shared.SIDE, shared.SIDE), np.float32)
+            for at in range(first, last, shared.AT_ONCE):
+                end = min(at + shared.AT_ONCE, last)
                 some = scratch[: end - at]
                 rows = some.reshape(-1, CHUNK)
-                blocks.gather(some, numbers, added, _F(decay), at)
-                self._functions.encode(rows, _NO_ROWS, _F(1), records[at:end], *self._to_encode)
-                blocks.scatter(some, numbers, at)
+                shared.gather(some, numbers, added, _F(decay), at)
+                run_encode(rows, _NO_ROWS, _F(1), records[at:end], *to_encode)
+                shared.scatter(some, numbers, at)
 
-        _over_rows(len(records), some_blocks)
+        _over_rows(len(records), some_blocks if across else some_rows)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:
-        self._add(out, _NO_ROWS, records, weight)
-
-    def add_counted(
-        self, out: Tensor, senders: Tensor, records: Sequence[Tensor], *, weight: float
-    ) -> None:
-        self._add(out, senders.numpy(), records, weight)
-
-    def _add(self, out: Tensor, senders: Any, records: Sequence[Tensor], weight: float) -> None:
-        numbers, nbytes = out.numpy(), self._spec.nbytes
-        addresses = np.array([r.data_ptr() for r in records], np.int64)
+    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
+        numbers, counts = out.numpy(), _NO_ROWS if senders is None else senders.numpy()
+        addresses, nbytes = np.array([r.data_ptr() for r in records], np.int64), spec.nbytes
 
         def some_rows(first: int, last: int) -> int:
-            starts = addresses + first * nbytes
-            return self._functions.add(
-                numbers[first:last], senders[first:last], starts, nbytes, _F(weight), *self._to_add
-            )
+            rows, starts = slice(first, last), addresses + first * nbytes
+            return run_add(numbers[rows], counts[rows], starts, nbytes, _F(weight), *to_add)
 
-        self._check(_over_rows(len(numbers), some_rows))
+        refuse(_over_rows(len(numbers), some_rows))
 
-    def largest(self, records: Tensor) -> Tensor:
-        wrong, bits = self._functions.largest(records.numpy(), *self._to_add)
-        self._check([wrong])
+    def largest(records: Tensor) -> Tensor:
+        wrong, bits = run_largest(records.numpy(), *to_add)
+        refuse([wrong])
         return torch.tensor(bits, dtype=torch.int32).view(torch.float32)
 
-    def _check(self, wrong: Sequence[int]) -> None:
-        if any(wrong):
-            assert isinstance(self._spec, TopKSpec)
-            raise no_indices(CHUNK, self._spec.k, wrong_number=topk.WRONG_NUMBER in wrong)
+    def refuse(wrong: Sequence[int]) -> None:
+        if any(wrong):  # only of Top-k
+            raise no_indices(CHUNK, spec.number, wrong_number=topk.WRONG_NUMBER in wrong)
+
+    # Compiled now, and not in the middle of the first round.
+    rows, records = torch.empty(0, CHUNK), torch.empty(0, spec.nbytes, dtype=torch.uint8)
+    for across in (0, 1):
+        encode(rows, records, None, 1.0, across)
+    add(rows, None, [records], 1.0)
+    largest(records)
+    return RowKernel(encode, add, largest)
 
 
 @cache

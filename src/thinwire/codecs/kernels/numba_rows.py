@@ -1,4 +1,4 @@
-"""What numba kernels share: bits of floats, sums by halves, bf16, feedback.
+"""What numba kernels share: bits of floats, sums by halves, bf16, feedback, blocks of a matrix.
 
 Functions here and in the files beside it take rows of constant length, in loops that begin at 0: so
 that no index can be negative, and LLVM makes vectors of them. Nothing is fused or reordered, for no
@@ -27,6 +27,14 @@ _F, _I = np.float32, np.int32
 _N = 4096
 EIGHTH = 512
 """An eighth of a row: what three halvings leave."""
+
+AT_ONCE = 8
+"""Blocks of 64x64 that are in the cache together: 128 KiB."""
+
+SIDE = 64
+"""Rows and columns of a block."""
+
+_U = np.uint64  # an index that cannot be negative
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -163,19 +171,6 @@ def sum_of_eighth(eighth, scratch):
 
 
 @compiled
-def scaled_sum(x, scale, eighth, scratch):
-    """The sum of scale * x; `eighth`: 512 float32 of scratch."""
-    n = EIGHTH
-    a, b, c, d = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n : 4 * n]
-    e, f, g, h = x[4 * n : 5 * n], x[5 * n : 6 * n], x[6 * n : 7 * n], x[7 * n : 8 * n]
-    for j in range(EIGHTH):
-        even = (a[j] * scale + e[j] * scale) + (c[j] * scale + g[j] * scale)
-        odd = (b[j] * scale + f[j] * scale) + (d[j] * scale + h[j] * scale)
-        eighth[j] = even + odd
-    return sum_of_eighth(eighth, scratch)
-
-
-@compiled
 def _square(x, scale):
     y = x * scale
     return y * y
@@ -183,7 +178,7 @@ def _square(x, scale):
 
 @compiled
 def root_mean_square(x, largest, eighth, scratch):
-    """`thinwire.codecs.sums.root_mean_square` of a row; `largest`: its `largest_bits`."""
+    """`thinwire.codecs.levels.root_mean_square` of a row; `largest`: its `largest_bits`."""
     exponent = min(max(_I(254) - (largest >> _I(23)), _I(1)), _I(253))
     s, inverse = float_of(exponent << _I(23)), float_of((_I(254) - exponent) << _I(23))
     n = EIGHTH
@@ -195,3 +190,38 @@ def root_mean_square(x, largest, eighth, scratch):
         eighth[j] = even + odd
     root = _F(math.sqrt(sum_of_eighth(eighth, scratch)))
     return root * _F(1.0 / 64) * inverse
+
+
+# -- blocks of a matrix that lies row by row -------------------------------------------------------
+
+
+@compiled
+def gather(blocks, x, delta, decay, first):
+    """blocks = those of decay * x + delta from the block `first` on; of x if there is no delta.
+
+    `blocks` is [n, 64, 64]; `x` and `delta` are [down, 64, across, 64].
+    """
+    across = x.shape[2]
+    for i in range(len(blocks)):
+        down, right = _U((first + i) // across), _U((first + i) % across)
+        if len(delta):
+            for r in range(SIDE):
+                for j in range(SIDE):
+                    blocks[_U(i), _U(r), _U(j)] = (
+                        decay * x[down, _U(r), right, _U(j)] + delta[down, _U(r), right, _U(j)]
+                    )
+        else:
+            for r in range(SIDE):
+                for j in range(SIDE):
+                    blocks[_U(i), _U(r), _U(j)] = x[down, _U(r), right, _U(j)]
+
+
+@compiled
+def scatter(blocks, x, first):
+    """The blocks of x from `first` on = blocks; shapes as in `gather`."""
+    across = x.shape[2]
+    for i in range(len(blocks)):
+        down, right = _U((first + i) // across), _U((first + i) % across)
+        for r in range(SIDE):
+            for j in range(SIDE):
+                x[down, _U(r), right, _U(j)] = blocks[_U(i), _U(r), _U(j)]

@@ -246,7 +246,7 @@ def _put_values(x, record, places, k, two_levels, scaled, masked):
 
 @compiled
 def encode(x, delta, decay, out, k, two_levels):
-    """Encode rows; see `RowKernel.encode`. No row of `delta`: nothing is added."""
+    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
     low_bits, high, low = _sizes(k)
     places, where = np.empty(_N, np.int32), np.empty(_N + 1, np.int32)
     groups, found = np.empty(_GROUPS, np.int32), np.empty(_N + 1, np.int32)
@@ -296,12 +296,8 @@ def add(out, senders, addresses, nbytes, weight, k, two_levels):
             values = record[high + low :]
             a = get_bf16(values, 0)
             b = get_bf16(values, 2) if two_levels else a
-            levels[0], levels[1], levels[2], levels[3] = (
-                a * weight,
-                b * weight,
-                -a * weight,
-                -b * weight,
-            )
+            levels[0], levels[1] = a * weight, b * weight
+            levels[2], levels[3] = -a * weight, -b * weight
             _add_levels(x, places, values, levels, k, two_levels)
             if len(senders):
                 levels[0] = levels[2] = _F(a != 0)

@@ -1,22 +1,40 @@
-"""The mean of rows whose records hold a code for each number: all workers in one kernel."""
+"""Tables of 1, 2 and 4 bits, lines of 8 bits and E3M0 for GPUs: one kernel a call.
+
+The grid of a row, the codes of its numbers, the bin means and the residual come from one reading of
+it: a program keeps the row in registers. The mean takes all workers in one kernel.
+"""
 
 # The bodies of kernels are Triton's language, whose types Python's do not describe.
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from abc import ABC
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.codecs.kernels.base import RowKernel
-from thinwire.codecs.kernels.triton_ops import addresses, launch
+from thinwire.codecs.bits import floats
+from thinwire.codecs.kernels import KernelSpec, RowKernel
+from thinwire.codecs.kernels.triton_ops import (
+    bf16_bits,
+    bf16_to_float,
+    by_halves,
+    inverse,
+    is_tiny,
+    largest_magnitude,
+    launch,
+    load_bf16,
+    load_row,
+    store_bytes,
+    with_blocks,
+)
+from thinwire.codecs.levels import FAR, MAX_STEPS, Linear, MidRise, Statistical
 
-WARPS = 4
-"""For a row of 4096 numbers: 32 a lane, and sums by halves cross warps in two of twelve steps."""
+_FAR = tl.constexpr(FAR)
 
 
 @triton.jit(do_not_specialize=["workers"])
@@ -51,39 +69,202 @@ def _add(
         tl.store(senders + place, count)
 
 
-class DenseKernel(RowKernel, ABC):
-    """A kernel for records that begin with some bytes, such as levels, before planar codes.
+@triton.constexpr_function
+def _max_step(bits):
+    return MAX_STEPS[bits]
 
-    Args:
-        head: bytes before the codes.
-        bits: of a code.
-        value_of: device function of a record's address and codes, which gives their numbers.
-    """
 
-    def __init__(self, *, head: int, bits: int, value_of: Any) -> None:
-        self._head, self._bits, self._value_of = head, bits, value_of
+@triton.jit
+def _root_mean_square(x):
+    """Of x [4096]: squares are taken of numbers scaled by a power of two to below 2."""
+    magnitude = tl.abs(x)
+    most = tl.max(magnitude, 0).to(tl.int32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(254 - (most >> 23), 1), 253)
+    scaled = magnitude * (exponent << 23).to(tl.float32, bitcast=True)
+    total = by_halves(scaled * scaled, 4096)
+    back = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return tl.sqrt_rn(total) * (1.0 / 64) * back
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:
-        """All workers in one pass over `out`."""
-        self._add(out, None, records, weight)
 
-    def add_counted(
-        self, out: Tensor, senders: Tensor, records: Sequence[Tensor], *, weight: float
-    ) -> None:
-        """All workers in one pass over `out` and `senders`."""
-        self._add(out, senders, records, weight)
+@triton.jit
+def _mid_rise(x, bits: tl.constexpr):
+    step = _root_mean_square(x) * _max_step(bits)
+    if bits == 8:
+        step = tl.maximum(step, tl.max(tl.abs(x), 0) * (2.0 / 255))
+    return step * (0.5 - 2 ** (bits - 1)), step
 
-    def _add(
-        self, out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float
-    ) -> None:
+
+@triton.jit
+def _statistical(x, bits: tl.constexpr):
+    mean = by_halves(x * (1.0 / 4096), 4096)
+    sigma = 2.0 * _root_mean_square(x * 0.5 - mean * 0.5)
+    step = sigma * (6.0 / 2**bits)
+    return mean - step * 2 ** (bits - 1), step
+
+
+@triton.jit
+def _linear(x, bits: tl.constexpr):
+    low, high = tl.min(x, 0) + 0.0, tl.max(x, 0) + 0.0  # -0 + 0 is +0
+    share: tl.constexpr = 1.0 / (2.0**bits - 1.0)
+    return low, high * share - low * share
+
+
+@triton.jit
+def _within_reach(origin, step, bits: tl.constexpr):
+    """Origin and step such that all levels are finite; for a tiny step, one level for all."""
+    top: tl.constexpr = 2.0**bits - 1.0
+    flat = (step > 0) & is_tiny(step)
+    nearest = tl.maximum(origin, 0.0) + tl.minimum(origin + top * step, 0.0)
+    origin = tl.minimum(tl.maximum(tl.where(flat, nearest, origin), -_FAR), _FAR)
+    return origin, tl.minimum(tl.where(flat, 0.0, step), _FAR / top)
+
+
+@triton.jit
+def _codes(x, origin, step, bits: tl.constexpr):
+    """floor((x - origin) / step + 1/2), clamped."""
+    per_step = inverse(step)
+    steps = x * per_step - origin * per_step + 0.5
+    return tl.minimum(tl.maximum(steps, 0.0), 2.0**bits - 1.0).to(tl.int32)
+
+
+@triton.jit
+def _level_of(record, code):
+    # The levels of a row are in one line of the cache.
+    return load_bf16(record + 2 * code)
+
+
+@triton.jit
+def _encode_table(
+    x, delta, decay, out, bits: tl.constexpr, place: tl.constexpr, means: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    i = row * 4096 + tl.arange(0, 4096)
+    per_byte: tl.constexpr = 8 // bits
+    nbytes: tl.constexpr = 512 * bits
+    record = out + row * (2 * 2**bits + nbytes)
+    number = load_row(x, delta, decay, i)
+    origin, step = place(number, bits)
+    origin, step = _within_reach(origin, step, bits)
+    codes = _codes(number, origin, step, bits)
+    scaled = number * (1.0 / 8192)
+    for code in range(2**bits):
+        level = origin + step * code
+        here = codes == code
+        if means:
+            count = tl.sum(here.to(tl.int32), 0).to(tl.float32)
+            mean = by_halves(tl.where(here, scaled, 0.0), 4096)
+            mean = tl.div_rn(mean, tl.maximum(count, 1.0)) * 8192.0
+            level = tl.where(count > 0, mean, level)
+        store_bytes(record + 2 * code, bf16_bits(level), 2)
+    plane = tl.arange(0, per_byte)[:, None]
+    packed = tl.sum(tl.reshape(codes, (per_byte, nbytes)) << (bits * plane), 0)
+    tl.store(record + 2 * 2**bits + tl.arange(0, nbytes), packed.to(tl.uint8))
+    # Levels are read again from where they were written: kept, they would take a register a number.
+    tl.debug_barrier()
+    tl.store(x + i, number - _level_of(record, codes))
+
+
+@triton.jit
+def _encode_affine(x, delta, decay, out, place: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, 4096)
+    record = out + row * 4104
+    number = load_row(x, delta, decay, row * 4096 + column)
+    origin, step = place(number, 8)
+    origin, step = _within_reach(origin, step, 8)
+    codes = _codes(number, origin, step, 8)
+    store_bytes(record, origin.to(tl.int32, bitcast=True), 4)
+    store_bytes(record + 4, step.to(tl.int32, bitcast=True), 4)
+    tl.store(record + 8 + column, codes.to(tl.uint8))
+    tl.store(x + row * 4096 + column, number - (codes.to(tl.float32) * step + origin))
+
+
+@triton.jit
+def _load_float(where):
+    """The fp32 number at an address that may be odd."""
+    bits = tl.load(where).to(tl.int32) | (tl.load(where + 1).to(tl.int32) << 8)
+    bits |= tl.load(where + 2).to(tl.int32) << 16
+    return (bits | (tl.load(where + 3).to(tl.int32) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _point_of(record, code):
+    return code.to(tl.float32) * _load_float(record + 4) + _load_float(record)
+
+
+@triton.jit
+def _power(code, scale):
+    """+-scale * 2^(code - 7) with the sign of bit 3, and 0 for code 0, also of a scale of NaN."""
+    magnitude = code & 7
+    power = ((magnitude + 120) << 23).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude > 0, power * scale, 0.0).to(tl.int32, bitcast=True)
+    return (value ^ ((code & 8) << 28)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _encode_e3m0(x, delta, decay, out):
+    row = tl.program_id(0).to(tl.int64)
+    # Two planes: byte j has the codes j and j + 2048.
+    plane, column = tl.arange(0, 2)[:, None], tl.arange(0, 2048)[None, :]
+    place = row * 4096 + plane * 2048 + column
+    number = load_row(x, delta, decay, place)
+    bits = number.to(tl.int32, bitcast=True)
+    most = tl.max(tl.max(bits & 0x7FFFFFFF, 1), 0)
+    scale_bits = bf16_bits(most.to(tl.float32, bitcast=True))
+    scale = bf16_to_float(scale_bits)
+    magnitude = tl.minimum(tl.abs(number) * inverse(scale), 1.0)
+    # The level below, 2^(below - 7), by the exponent; the next one is 2^-6 or as much farther on.
+    below = tl.minimum(tl.maximum((magnitude.to(tl.int32, bitcast=True) >> 23) - 120, 0), 6)
+    level = tl.where(below > 0, ((below + 120) << 23).to(tl.float32, bitcast=True), 0.0)
+    inverse_width = ((134 - tl.maximum(below, 1)) << 23).to(tl.float32, bitcast=True)
+    up = ((magnitude - level) * inverse_width + 0.5 >= 1.0).to(tl.int32)
+    code = (below + up) | ((bits >> 28) & 8)
+    record = out + row * 2050
+    store_bytes(record, scale_bits, 2)
+    packed = tl.sum(code << (4 * plane), 0).to(tl.uint8)
+    tl.store(record + 2 + tl.arange(0, 2048), packed)
+    tl.store(x + place, number - _power(code, scale))
+
+
+@triton.jit
+def _power_of(record, code):
+    return _power(code, load_bf16(record))
+
+
+_PLACING: dict[type, Any] = {MidRise: _mid_rise, Statistical: _statistical, Linear: _linear}
+
+
+def build(spec: KernelSpec) -> RowKernel | None:
+    """The kernel for a spec; None for grids of other packages."""
+    bits, place = spec.number, _PLACING.get(type(spec.grid))
+    if spec.family == "e3m0":
+        head, value_of, run = 2, _power_of, partial(launch, _encode_e3m0)
+    elif place is None:
+        return None
+    elif spec.family == "affine":
+        head, value_of = 8, _point_of
+        run = partial(launch, _encode_affine, place=place)
+    else:
+        head, value_of, means = 2 * 2**bits, _level_of, spec.grid and spec.grid.means
+        run = partial(launch, _encode_table, bits=bits, place=place, means=means)
+
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
+        run(len(x), x, delta, decay, out)
+
+    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
         if not records:
             return
-        launch(
-            _add,
-            len(out),
-            *(out, senders, addresses(records), len(records), weight),
-            head=self._head,
-            bits=self._bits,
-            value_of=self._value_of,
-            num_warps=WARPS,
-        )
+        # Where each worker's records begin, without waiting for the device: one kernel then reads
+        # any number of payloads, with none of them copied.
+        begins = torch.tensor([r.data_ptr() for r in records], pin_memory=out.is_cuda)
+        begins = begins.to(out.device, non_blocking=True)
+        arguments = (out, senders, begins, len(records), weight)
+        launch(_add, len(out), *arguments, head=head, bits=bits, value_of=value_of)
+
+    def largest(records: Tensor) -> Tensor:
+        if spec.family != "affine":  # the largest level, whether a code names it or not
+            return largest_magnitude(floats(records[:, :head]))
+        origin, step = floats(records[:, :8], torch.float32).split(1, 1)
+        return largest_magnitude(torch.cat([origin, 255.0 * step + origin], 1))
+
+    return RowKernel(with_blocks(encode), add, largest)

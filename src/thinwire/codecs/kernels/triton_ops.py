@@ -12,7 +12,7 @@ A program of a kernel handles one row. Row numbers are int64: payloads may have 
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false, reportArgumentType=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.codecs.levels import TINY
+
+Encode = Callable[[Tensor, Tensor, Tensor | None, float, int], None]
 
 _TINY = tl.constexpr(TINY)
 
@@ -91,7 +93,13 @@ def load_row(x, delta, decay, place):
     return row
 
 
-def launch(kernel: Any, rows: int, *arguments: Any, num_warps: int, **constants: Any) -> None:
+WARPS = 4
+"""For a row of 4096 numbers: 32 a lane, and sums by halves cross warps in two of twelve steps."""
+
+
+def launch(
+    kernel: Any, rows: int, *arguments: Any, num_warps: int = WARPS, **constants: Any
+) -> None:
     """Start one program a row, on the device of the first argument and on its current stream."""
     if not rows:
         return
@@ -99,14 +107,24 @@ def launch(kernel: Any, rows: int, *arguments: Any, num_warps: int, **constants:
         kernel[(rows,)](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
 
 
-def addresses(records: Sequence[Tensor]) -> Tensor:
-    """Where each worker's records begin: int64 [workers] on their device, without waiting for it.
+def with_blocks(encode: Encode) -> Encode:
+    """`encode` of rows, which also takes a matrix whose rows are blocks: it copies them.
 
-    One kernel then reads any number of payloads, with none of them copied.
+    What is left of a block is copied back.
     """
-    device = records[0].device
-    begins = torch.tensor([r.data_ptr() for r in records], pin_memory=device.type == "cuda")
-    return begins.to(device, non_blocking=True)
+
+    def of_blocks(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
+        if not across:
+            encode(x, out, delta, decay, 0)
+            return
+        shape = (len(x) // across, 64, across, 64)
+        blocks = x.view(shape).transpose(1, 2)
+        rows = blocks.clone(memory_format=torch.contiguous_format).view(x.shape)
+        added = None if delta is None else delta.view(shape).transpose(1, 2).reshape(x.shape)
+        encode(rows, out, added, decay, 0)
+        blocks.copy_(rows.view(blocks.shape))
+
+    return of_blocks
 
 
 def largest_magnitude(levels: Tensor) -> Tensor:

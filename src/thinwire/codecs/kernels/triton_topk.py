@@ -13,15 +13,15 @@ where the other bits of its number lie, so that none has to be moved to its plac
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.codecs.bits import no_indices
-from thinwire.codecs.kernels.base import RowKernel, TopKSpec
-from thinwire.codecs.kernels.triton_dense import WARPS
+from thinwire.codecs.bits import floats, no_indices
+from thinwire.codecs.kernels import KernelSpec, RowKernel
 from thinwire.codecs.kernels.triton_ops import (
     bf16_bits,
     bf16_to_float,
@@ -32,8 +32,8 @@ from thinwire.codecs.kernels.triton_ops import (
     load_row,
     log2,
     store_bytes,
+    with_blocks,
 )
-from thinwire.codecs.row_format import floats
 from thinwire.fragments.layout import CHUNK
 
 
@@ -183,15 +183,7 @@ def _check(records, wrong, nbytes, k: tl.constexpr):
 
 
 @triton.jit
-def _add(
-    out,
-    senders,
-    records,
-    wrong,
-    weight,
-    k: tl.constexpr,
-    two_levels: tl.constexpr,
-):
+def _add(out, senders, records, wrong, weight, k: tl.constexpr, two_levels: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     values_at: tl.constexpr = k // 4 + (12 - log2(k)) * k // 8
     code_bits: tl.constexpr = 2 if two_levels else 1
@@ -206,75 +198,44 @@ def _add(
         tl.store(senders + where, count + (value != 0).to(tl.float32), mask=named)
 
 
-class TritonTopK(RowKernel):
-    """`TopK` with `SignLevels` or `SignMean`, for k a power of two from 16 to 2048.
+def build(spec: KernelSpec) -> RowKernel | None:
+    """The kernel for a spec; None unless k is a power of two from 16 to 2048.
 
-    Args:
-        spec: of the format.
+    Then parts of a record have the sizes that Triton's tensors can have.
     """
+    k, two_levels = spec.number, spec.two_levels
+    if not 16 <= k <= 2048 or k & (k - 1):
+        return None
+    # One warp does for few numbers, and waits for no other.
+    constants: dict[str, Any] = {"k": k, "two_levels": two_levels, "num_warps": max(1, k // 128)}
 
-    def __init__(self, spec: TopKSpec) -> None:
-        self._spec = spec
-        # One warp does for few numbers, and waits for no other.
-        self._warps = max(1, spec.k // 128)
-
-    @staticmethod
-    def supports(spec: TopKSpec) -> bool:
-        """Whether parts of a record have the sizes that Triton's tensors can have."""
-        return 16 <= spec.k <= 2048 and spec.k & (spec.k - 1) == 0
-
-    def encode(self, x: Tensor, out: Tensor, *, delta: Tensor | None, decay: float) -> None:
+    def encode(x: Tensor, out: Tensor, delta: Tensor | None, decay: float, across: int) -> None:
         """Choose, then write: numbers change lanes between the two, through memory."""
-        k, rows = self._spec.k, len(x)
-        places = torch.empty(rows * k, dtype=torch.int32, device=x.device)
-        kept = torch.empty(rows * k, device=x.device)
-        launch(_choose, rows, x, delta, decay, places, kept, k=k, num_warps=WARPS)
-        launch(
-            _write,
-            rows,
-            *(x, out, places, kept),
-            k=k,
-            two_levels=self._spec.two_levels,
-            num_warps=self._warps,
-        )
+        places = torch.empty(len(x) * k, dtype=torch.int32, device=x.device)
+        kept = torch.empty(len(x) * k, device=x.device)
+        launch(_choose, len(x), x, delta, decay, places, kept, k=k)
+        launch(_write, len(x), x, out, places, kept, **constants)
 
-    def add_to(self, out: Tensor, records: Sequence[Tensor], *, weight: float) -> None:
+    def add(out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float) -> None:
         """One kernel a worker, for the places that were sent; the host waits once, at the end."""
-        self._add(out, None, records, weight)
-
-    def add_counted(
-        self, out: Tensor, senders: Tensor, records: Sequence[Tensor], *, weight: float
-    ) -> None:
-        """As `add_to`."""
-        self._add(out, senders, records, weight)
-
-    def _add(
-        self, out: Tensor, senders: Tensor | None, records: Sequence[Tensor], weight: float
-    ) -> None:
         wrong = torch.zeros(2, dtype=torch.int32, device=out.device)
         for record in records:
-            launch(
-                _add,
-                len(out),
-                *(out, senders, record, wrong, weight),
-                k=self._spec.k,
-                two_levels=self._spec.two_levels,
-                num_warps=self._warps,
-            )
-        self._refuse(wrong)
+            launch(_add, len(out), out, senders, record, wrong, weight, **constants)
+        refuse(wrong)
 
-    def largest(self, records: Tensor) -> Tensor:
+    def largest(records: Tensor) -> Tensor:
         """The largest level, once all places have been looked at."""
         wrong = torch.zeros(2, dtype=torch.int32, device=records.device)
-        nbytes = self._spec.nbytes
-        launch(_check, len(records), records, wrong, nbytes, k=self._spec.k, num_warps=self._warps)
-        self._refuse(wrong)
-        codes = self._spec.k // (4 if self._spec.two_levels else 8)
-        levels = 4 if self._spec.two_levels else 2
-        begin = nbytes - codes - levels
+        warps = constants["num_warps"]
+        launch(_check, len(records), records, wrong, spec.nbytes, k=k, num_warps=warps)
+        refuse(wrong)
+        codes, levels = k // (4 if two_levels else 8), 4 if two_levels else 2
+        begin = spec.nbytes - codes - levels
         return largest_magnitude(floats(records[:, begin : begin + levels]))
 
-    def _refuse(self, wrong: Tensor) -> None:
+    def refuse(wrong: Tensor) -> None:
         wrong_number, wrong_places = wrong.tolist()
         if wrong_number or wrong_places:
-            raise no_indices(CHUNK, self._spec.k, wrong_number=bool(wrong_number))
+            raise no_indices(CHUNK, k, wrong_number=bool(wrong_number))
+
+    return RowKernel(with_blocks(encode), add, largest)

@@ -1,4 +1,4 @@
-"""Tables of 1, 2 and 4 bits, and lines of 8, on all grids: rows of 4096 numbers."""
+"""Dense records of rows of 4096 numbers: tables of 1, 2 and 4 bits, lines of 8, and E3M0."""
 # pyright: basic
 
 import numpy as np
@@ -9,6 +9,7 @@ from thinwire.codecs.kernels.numba_rows import (
     bits_of,
     compiled,
     float_of,
+    fold,
     get_bf16,
     get_f32,
     largest_bits,
@@ -16,7 +17,6 @@ from thinwire.codecs.kernels.numba_rows import (
     put_f32,
     records_at,
     root_mean_square,
-    scaled_sum,
     sum_of_eighth,
 )
 from thinwire.codecs.levels import FAR, TINY
@@ -44,11 +44,15 @@ def _range(x):
 
 
 @compiled
-def _sigma(x, mean, centred, eighth, scratch):
+def _mean_and_sigma(x, centred, eighth, scratch):
+    for i in range(_N):
+        centred[i] = x[i] * _F(1.0 / _N)
+    fold(centred, eighth)
+    mean = sum_of_eighth(eighth, scratch)
     middle = mean * _F(0.5)
     for i in range(_N):
         centred[i] = x[i] * _F(0.5) - middle
-    return _F(2) * root_mean_square(centred, largest_bits(centred), eighth, scratch)
+    return mean, _F(2) * root_mean_square(centred, largest_bits(centred), eighth, scratch)
 
 
 @compiled
@@ -69,8 +73,8 @@ def _place(x, grid, bits, factor, centred, eighth, scratch):
         low, high = _range(x)
         origin, step = low, high * factor - low * factor
     else:
-        mean = scaled_sum(x, _F(1.0 / _N), eighth, scratch)
-        step = _sigma(x, mean, centred, eighth, scratch) * factor
+        mean, sigma = _mean_and_sigma(x, centred, eighth, scratch)
+        step = sigma * factor
         origin = mean - step * half
     if step > _F(0) and step <= _F(TINY):
         origin = max(origin, _F(0)) + min(origin + top * step, _F(0))
@@ -128,19 +132,13 @@ def _bin_mean(x, codes, code, level, eighth, scratch):
 
 
 @compiled
-def pack_nibbles(codes, packed):
-    """4096 codes of 4 bits."""
-    a, b = codes[: _N // 2], codes[_N // 2 : _N]
-    for j in range(_N // 2):
-        packed[j] = np.uint8(a[j] | b[j] << 4)
-
-
-@compiled
 def _pack(codes, packed, bits):
     """Planar: byte j has the codes j, j + m, j + 2m, ... from its lowest bits up."""
     m = len(packed)
     if bits == 4:
-        pack_nibbles(codes, packed)
+        a, b = codes[:m], codes[m : 2 * m]
+        for j in range(m):
+            packed[j] = np.uint8(a[j] | b[j] << 4)
     elif bits == 2:
         a, b, c, d = codes[:m], codes[m : 2 * m], codes[2 * m : 3 * m], codes[3 * m : 4 * m]
         for j in range(m):
@@ -162,47 +160,7 @@ def _pick_of_four(q, a, b, c, d):
 
 
 @compiled
-def _take_off(x, codes, levels, bits):
-    """x -= levels[codes]."""
-    a, b, c, d = levels[0], levels[1], levels[2], levels[3]
-    if bits < 4:
-        for i in range(_N):
-            x[i] -= _pick_of_four(codes[i], a, b, c, d)
-        return
-    e, f, g, h = levels[4], levels[5], levels[6], levels[7]
-    p, q, r, s = levels[8], levels[9], levels[10], levels[11]
-    t, u, v, w = levels[12], levels[13], levels[14], levels[15]
-    for i in range(_N):
-        code = codes[i]
-        low = _pick_of_four(code, e, f, g, h) if code & 4 else _pick_of_four(code, a, b, c, d)
-        high = _pick_of_four(code, t, u, v, w) if code & 4 else _pick_of_four(code, p, q, r, s)
-        x[i] -= high if code & 8 else low
-
-
-@compiled
-def encode(x, delta, decay, out, bits, grid, factor):
-    """Encode rows; see `RowKernel.encode`. No row of `delta`: nothing is added."""
-    count = 1 << bits
-    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
-    eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
-    levels = np.zeros(16, np.float32)
-    for row in range(len(x)):
-        numbers, record = x[row], out[row]
-        if len(delta):
-            add_feedback(numbers, delta[row], decay)
-        origin, step = _place(numbers, grid, bits, factor, centred, eighth, scratch)
-        _codes_of(numbers, origin, step, _F(count - 1), codes)
-        for code in range(count):
-            level = origin + step * _F(code)
-            if grid != LINEAR:
-                level = _bin_mean(numbers, codes, _I(code), level, eighth, scratch)
-            levels[code] = put_bf16(record, 2 * code, level)
-        _pack(codes, record[2 * count :], bits)
-        _take_off(numbers, codes, levels, bits)
-
-
-@compiled
-def add_sixteen(part, packed, shift, levels):
+def _add_sixteen(part, packed, shift, levels):
     """part += levels[packed >> shift], where `shift` is 0 or 4."""
     a, b, c, d = levels[0], levels[1], levels[2], levels[3]
     e, f, g, h = levels[4], levels[5], levels[6], levels[7]
@@ -220,8 +178,8 @@ def _add_levels(x, packed, levels, bits):
     """x += levels[codes]."""
     m = len(packed)
     if bits == 4:
-        add_sixteen(x[:m], packed, 0, levels)
-        add_sixteen(x[m : 2 * m], packed, 4, levels)
+        _add_sixteen(x[:m], packed, 0, levels)
+        _add_sixteen(x[m : 2 * m], packed, 4, levels)
         return
     a, b, c, d = levels[0], levels[1], levels[2], levels[3]
     for plane in range(8 // bits):
@@ -235,7 +193,30 @@ def _add_levels(x, packed, levels, bits):
 
 
 @compiled
-def add(out, senders, addresses, nbytes, weight, bits):
+def table_encode(x, delta, decay, out, bits, grid, factor):
+    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
+    count = 1 << bits
+    codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
+    eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
+    levels = np.zeros(16, np.float32)
+    for row in range(len(x)):
+        numbers, record = x[row], out[row]
+        if len(delta):
+            add_feedback(numbers, delta[row], decay)
+        origin, step = _place(numbers, grid, bits, factor, centred, eighth, scratch)
+        _codes_of(numbers, origin, step, _F(count - 1), codes)
+        for code in range(count):
+            level = origin + step * _F(code)
+            if grid != LINEAR:
+                level = _bin_mean(numbers, codes, _I(code), level, eighth, scratch)
+            levels[code] = -put_bf16(record, 2 * code, level)
+        packed = record[2 * count : 2 * count + _N * bits // 8]
+        _pack(codes, packed, bits)
+        _add_levels(numbers, packed, levels, bits)
+
+
+@compiled
+def table_add(out, senders, addresses, nbytes, weight, bits):
     """Add the records at `addresses`; 0, for any bytes are a record.
 
     No row of `senders`: nothing is counted.
@@ -256,7 +237,7 @@ def add(out, senders, addresses, nbytes, weight, bits):
 
 
 @compiled
-def largest(records, bits):
+def table_largest(records, bits):
     """0, and the bits of the largest magnitude of a level."""
     most = _I(0)
     for row in range(len(records)):
@@ -270,7 +251,7 @@ def largest(records, bits):
 
 @compiled
 def affine_encode(x, delta, decay, out, grid, factor):
-    """As `encode`, with 8 bits."""
+    """As `table_encode`, with 8 bits."""
     codes, centred = np.empty(_N, np.int32), np.empty(_N, np.float32)
     eighth, scratch = np.empty(EIGHTH, np.float32), np.empty(72, np.float32)
     for row in range(len(x)):
@@ -290,7 +271,7 @@ def affine_encode(x, delta, decay, out, grid, factor):
 
 @compiled
 def affine_add(out, senders, addresses, nbytes, weight):
-    """As `add`, with 8 bits."""
+    """As `table_add`, with 8 bits."""
     for row in range(len(out)):
         for address in addresses:
             record = records_at(address, len(out), nbytes)[row]
@@ -313,4 +294,83 @@ def affine_largest(records):
         origin, step = get_f32(records[row], 0), get_f32(records[row], 4)
         end = _F(255) * step + origin
         most = max(most, bits_of(origin) & _MAGNITUDE, bits_of(end) & _MAGNITUDE)
+    return 0, most
+
+
+# -- E3M0 ------------------------------------------------------------------------------------------
+
+
+@compiled
+def _exponents_of(x, inverse, codes):
+    """The nearest of 0 and 2^-6 ... 2^0 times the scale, as its exponent in 3 bits; then the sign.
+
+    Half of the way between two powers of two is where the upper half of the mantissa begins. Half
+    of the way from 0 to 2^-6 is 2^-7, less the half of an ulp that the reference's sum rounds up.
+    """
+    for i in range(_N):
+        t = abs(x[i]) * inverse
+        u = bits_of(t if t < _F(1) else _F(1))
+        power = ((u + _I(0x400000)) >> _I(23)) - _I(120)
+        codes[i] = max(power, _I(u >= _I(0x3BFFFFFF))) | (bits_of(x[i]) >> _I(28) & _I(8))
+
+
+@compiled
+def _value(code, scale):
+    """+-2^(c - 7) * scale, or +-0."""
+    magnitude = code & _I(7)
+    product = float_of((magnitude + _I(120)) << _I(23)) * scale
+    # A damaged record may have a negative scale, whose sign the code then turns.
+    return float_of(bits_of(product if magnitude else _F(0)) ^ (code & _I(8)) << _I(28))
+
+
+@compiled
+def e3m0_encode(x, delta, decay, out):
+    """Encode rows; see `RowKernel`. No row of `delta`: nothing is added."""
+    codes = np.empty(_N, np.int32)
+    for row in range(len(x)):
+        numbers, record = x[row], out[row]
+        if len(delta):
+            add_feedback(numbers, delta[row], decay)
+        scale = put_bf16(record, 0, float_of(largest_bits(numbers)))
+        _exponents_of(numbers, _F(1) / scale if scale > _F(TINY) else _F(0), codes)
+        _pack(codes, record[2 : 2 + _N // 2], 4)
+        for i in range(_N):
+            numbers[i] -= _value(codes[i], scale)
+
+
+@compiled
+def _add_row(x, packed, scale, weight):
+    a, b = x[: _N // 2], x[_N // 2 : _N]
+    for j in range(_N // 2):
+        a[j] += _value(_I(packed[j] & 15), scale) * weight
+    for j in range(_N // 2):
+        b[j] += _value(_I(packed[j] >> 4), scale) * weight
+
+
+@compiled
+def e3m0_add(out, senders, addresses, nbytes, weight):
+    """Add the records at `addresses`; 0, for any bytes are a record.
+
+    No row of `senders`: nothing is counted.
+    """
+    counts = np.empty(16, np.float32)
+    for row in range(len(out)):
+        for address in addresses:
+            record = records_at(address, len(out), nbytes)[row]
+            scale, packed = get_bf16(record, 0), record[2 : 2 + _N // 2]
+            _add_row(out[row], packed, scale, weight)
+            if len(senders):
+                for code in range(16):
+                    counts[code] = _F(_value(_I(code), scale) != 0)
+                _add_sixteen(senders[row, : _N // 2], packed, 0, counts)
+                _add_sixteen(senders[row, _N // 2 :], packed, 4, counts)
+    return 0
+
+
+@compiled
+def e3m0_largest(records):
+    """0, and the bits of the largest magnitude of a scale."""
+    most = _I(0)
+    for row in range(len(records)):
+        most = max(most, bits_of(get_bf16(records[row], 0)) & _MAGNITUDE)
     return 0, most
