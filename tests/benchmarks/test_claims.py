@@ -202,7 +202,7 @@ def test_a_small_run_of_the_gpu_setting_trains_here(tmp_path):
     text.write_text("\n".join(str(n * n) for n in range(20_000)))
     setting = module("claim_settings").GPU
     config = module("claim_arms").arms(setting)["muloco 2 bit"]
-    from thinwire.experiments.configuring import with_changes
+    from thinwire.experiments.grid import with_changes
 
     tiny = with_changes(
         config,

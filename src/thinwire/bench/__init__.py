@@ -11,7 +11,6 @@ from thinwire.bench.simulation import (
     PlainLoopReport,
     plain_loop,
     simulation,
-    stacked_simulation,
 )
 
 __all__ = [
@@ -34,5 +33,4 @@ __all__ = [
     "round_memory",
     "round_scaling",
     "simulation",
-    "stacked_simulation",
 ]

@@ -48,28 +48,6 @@ def simulation(*, workers: int = 4, steps: int = 10, repeats: int = 9) -> BenchR
     )
 
 
-def stacked_simulation(*, workers: int = 8, steps: int = 10, repeats: int = 9) -> BenchResult:
-    """K simulated workers stacked into one set of matrices against the same workers on threads.
-
-    Both run the laptop recipe's DiLoCo with all the machine's cores.
-
-    Args:
-        workers: K.
-        steps: inner steps of a repetition; a multiple of H has whole rounds.
-        repeats: repetitions of each, in turns.
-    """
-    config = replace(laptop("diloco"), workers=workers)
-    stacked_config = replace(config, machine=replace(config.machine, simulation="stacked"))
-    ours_s, baseline_s = _in_turns(stacked_config, config, steps=steps, repeats=repeats)
-    return BenchResult(
-        name="stacked-simulation",
-        ours=f"{workers} stacked workers",
-        baseline="the same workers on threads",
-        ours_s=ours_s,
-        baseline_s=baseline_s,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlainLoopReport(BenchReport):
     """CPU seconds of a step of the whole batch, by inner optimizer and by who takes it.
@@ -106,7 +84,7 @@ class PlainLoopReport(BenchReport):
 def plain_loop(
     *, workers: Sequence[int] = (1, 4, 8), steps: int = 10, repeats: int = 15
 ) -> PlainLoopReport:
-    """K stacked workers against a loop without thinwire: the same model, batches and clipping.
+    """K simulated workers against a loop without thinwire: the same model, batches and clipping.
 
     The loop takes the whole batch at once and steps with torch's own fused AdamW, or with torch's
     Muon for the hidden matrices; in a second form, with K of each, which is what K workers have to
@@ -129,10 +107,8 @@ def plain_loop(
 def _plain_loop(
     config: TrainConfig, workers: Sequence[int], *, steps: int, repeats: int
 ) -> dict[str, list[float]]:
-    machine = replace(config.machine, simulation="stacked", threads=1)
-    groups = {
-        f"K={k} stacked": _group(replace(config, workers=k, machine=machine)) for k in workers
-    }
+    machine = replace(config.machine, threads=1)
+    groups = {f"K={k}": _group(replace(config, workers=k, machine=machine)) for k in workers}
     steppers = {_PLAIN: _plain_step(config)}
     for k in workers:
         if k > 1:

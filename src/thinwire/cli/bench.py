@@ -28,7 +28,6 @@ class BenchCommand:
         Literal[
             "all",
             "simulation",
-            "stacked-simulation",
             "plain-loop",
             "muon",
             "round",
@@ -49,7 +48,6 @@ class BenchCommand:
 
         benches = {
             "simulation": bench.simulation,
-            "stacked-simulation": bench.stacked_simulation,
             "plain-loop": bench.plain_loop,
             "muon": bench.muon,
             "round": bench.round,
