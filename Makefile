@@ -13,7 +13,7 @@ help:  ## list the targets
 
 demo: .venv/.ready  ## train one small model seven ways on this machine and report on loss and bytes
 	$(BIN)/thinwire compare --methods $(DEMO) --workers 4 --steps 400 --seeds 0 \
-	  --simulation stacked --jobs 2 --out runs/demo
+	  --jobs 2 --out runs/demo
 	$(BIN)/thinwire report runs/demo --out runs/demo/report.html
 
 test: .venv/.ready  ## run the tests for every merge, at most five minutes

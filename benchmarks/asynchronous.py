@@ -31,7 +31,7 @@ from setting import setting as machine
 from thinwire import outer
 from thinwire.asynchronous import AsyncOptions, WorkerSpeeds
 from thinwire.experiments import Rates, estimate, paired_difference
-from thinwire.experiments.configuring import with_changes, with_rates
+from thinwire.experiments.grid import with_changes, with_rates
 from thinwire.method import Method
 from thinwire.runs.folder import write_json
 from thinwire.train.asynchronous import AsyncTraining
@@ -77,7 +77,6 @@ class Job:
             "seed": self.seed,
             "steps": self.steps,
             "periods.evaluate_steps": EVALUATE_STEPS,
-            "periods.statistics_steps": 0,
             "periods.checkpoint_steps": 0,
         }
         return with_changes(SMALL.config(self._with_outer(method)), changes)

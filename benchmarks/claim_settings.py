@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.codecs import Identity
 from thinwire.experiments import Experiment, Rates, Tuning, product
-from thinwire.experiments.configuring import with_changes, with_rates
+from thinwire.experiments.grid import with_changes, with_rates
 from thinwire.method import Method
 from thinwire.train.config import TrainConfig
 from thinwire.train.recipes import laptop
@@ -153,11 +153,9 @@ SMALL = Setting(
     changes={
         "steps": 480,
         "schedule.warmup_steps": 20,
-        "machine.simulation": "stacked",
         # A run has one core, on any machine: with more, sums have another order.
         "machine.threads": 1,
         "periods.log_steps": 10,
-        "periods.statistics_steps": 10,
         "periods.evaluate_steps": 80,
         "periods.checkpoint_steps": 240,
         "periods.keep_checkpoints": 1,
@@ -185,9 +183,7 @@ GPU = Setting(
         "schedule.warmup_steps": 100,
         "machine.device": "cuda",
         "machine.precision": "bf16",
-        "machine.simulation": "stacked",
         "periods.log_steps": 30,
-        "periods.statistics_steps": 30,
         "periods.evaluate_steps": 300,
         # What a command that runs out of time has to do again.
         "periods.checkpoint_steps": 150,

@@ -2,7 +2,7 @@
 
     python benchmarks/newton_schulz.py OUT [--steps 400] [--seeds 0,1,2]    a minute a run
 
-Every row is the laptop recipe's MuLoCo with four stacked workers and another iteration in the inner
+Every row is the laptop recipe's MuLoCo with four workers and another iteration in the inner
 Muon, with the learning rates that were tuned for the first.
 """
 
@@ -38,7 +38,7 @@ def configuration(name: str, *, seed: int, steps: int) -> TrainConfig:
     return dataclasses.replace(
         config,
         method=dataclasses.replace(config.method, inner=inner),
-        machine=dataclasses.replace(config.machine, simulation="stacked", threads=1),
+        machine=dataclasses.replace(config.machine, threads=1),
         periods=Periods(),
         seed=seed,
         steps=steps,

@@ -6,7 +6,7 @@ python benchmarks/trust.py OUT --steps 20 --cost-steps 20 --seeds 0       all co
 The laptop recipe's DiLoCo, cut short: K = 4, 12 rounds of 10 inner steps, three seeds. The
 last worker trains as the others do and sends something else: what it does is a part of the
 exchange (`OneDishonest`), so that it is encoded, sealed, checked and combined as any contribution
-is. Workers are stacked on one core. What trimming costs among honest workers is measured over all
+is. Workers share one core. What trimming costs among honest workers is measured over all
 of the recipe's steps, too; the other rules change no bit there.
 """
 
@@ -171,7 +171,7 @@ def config_of(behaviour: str, protection: str, *, seed: int, steps: int) -> Trai
         method=method,
         steps=steps,
         seed=seed,
-        machine=Machine(device="cpu", threads=1, simulation="stacked"),
+        machine=Machine(device="cpu", threads=1),
     )
 
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from setting import write_runs
 from thinwire.aggregate import MeanOverWorkers
-from thinwire.train.config import TrainConfig
+from thinwire.train.config import TrainConfig, WarmupCosine
 from thinwire.train.recipes import laptop
-from thinwire.train.schedule import WarmupCosine
 from thinwire.train.trainer import resume
 
 SEEDS = (0, 1, 2)

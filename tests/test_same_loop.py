@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from forked import Forked
 from processes import free_port
-from thinwire.train.config import Periods
-from thinwire.train.schedule import WarmupCosine
+from thinwire.train.config import Periods, WarmupCosine
 from thinwire.train.trainer import train
 from training import corpus, records, tiny
 

@@ -85,7 +85,7 @@ def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> lis
         "from thinwire.codecs import *\nfrom thinwire.outer import SGD, GradientAveraging, Gossip\n"
         "from thinwire.inner import AdamW, Muon, NewtonSchulz\n"
         "from thinwire.train.config import *\nfrom thinwire.train.data import Data\n"
-        "from thinwire.train.models import Model\nfrom thinwire.train.schedule import *\n"
+        "from thinwire.train.models import Model\nfrom thinwire.train.config import *\n"
         "from thinwire.train import trainer\n"
         f"trainer.{begin}({tiny_config!r}, Path({str(out)!r}))\n"
     )

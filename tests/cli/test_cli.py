@@ -14,13 +14,13 @@ FLAGS = {
     "train": """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps
         global-batch inner-lr keep-checkpoints log-steps method model out outer-device outer-lr
         outer-momentum
-        precision recipe resume seed sequence-length simulation statistics-steps steps sync-every
+        precision recipe resume seed sequence-length steps sync-every
         tensorboard threads timeout-s tokenizer trackio wandb warmup-steps worker-size workers
         elastic identity min-workers patience token-file bucket run-name worker""",
     "compare": """accumulate baseline bits checkpoint-steps clip-norm compile corpus density device
         evaluate-steps experiment global-batch inner-lr jobs keep-checkpoints log-steps methods
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
-        simulation statistics-steps steps sync-every threads timeout-s tokenizer tune warmup-steps
+        steps sync-every threads timeout-s tokenizer tune warmup-steps
         worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
         elastic encode-time from get-price json latency layers methods mfu model out parameters

@@ -16,8 +16,8 @@ from run_folders import config_of, write_run
 from thinwire.cli import main
 from thinwire.cli import report as command
 from thinwire.experiments import Experiment, compare
-from thinwire.runs import planned
-from thinwire.runs.planned import find_planned_runs, is_over, note_planned_runs, was_killed
+from thinwire.runs import find
+from thinwire.runs.find import find_planned_runs, is_over, note_planned_runs, was_killed
 from thinwire.runs.status import RunState
 
 LIVE = 'id="live"'
@@ -148,7 +148,7 @@ def test_a_comparison_is_gone_with_its_process_of_this_machine(tmp_path) -> None
     assert not was_killed([tmp_path])
     assert note_process(tmp_path, own | {"began": own["began"] + "0"})  # its number is another's
     with subprocess.Popen(["sleep", "60"]) as comparison:
-        killed = own | {"pid": comparison.pid, "began": planned._began(comparison.pid)}
+        killed = own | {"pid": comparison.pid, "began": find._began(comparison.pid)}
         assert not note_process(tmp_path, killed)
         comparison.kill()
         until(lambda: was_killed([tmp_path]))  # also while its parent has not asked how it ended
@@ -163,7 +163,7 @@ def test_a_comparison_is_gone_with_its_process_of_this_machine(tmp_path) -> None
 def test_a_comparison_that_was_killed_is_not_waited_for(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "_PERIOD_S", 0.01)
     monkeypatch.setattr(command, "_SILENT_S", 0.05)
-    monkeypatch.setattr(planned, "_began", lambda _: "")
+    monkeypatch.setattr(find, "_began", lambda _: "")
     runs, page = tmp_path / "runs", tmp_path / "page.html"
     unfinished(runs / "diloco-seed0", "diloco")
     assert note_process(runs, {"host": socket.gethostname(), "pid": 7, "began": "7"})

@@ -7,9 +7,8 @@ import pytest
 from thinwire import outer
 from thinwire.errors import ConfigurationError
 from thinwire.experiments import Experiment, load_experiment
-from thinwire.experiments.configuring import with_rates
 from thinwire.experiments.experiment import Rates
-from thinwire.experiments.grid import configure, specs_of
+from thinwire.experiments.grid import configure, specs_of, with_rates
 from thinwire.train import recipes
 
 

@@ -16,12 +16,11 @@ from thinwire.experiments.grid import configure, specs_of
 from thinwire.experiments.runners import PlannedRun, no_observer
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.status import status_of
-from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.checkpoints import locked
+from thinwire.train.config import Periods, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
-from thinwire.train.folder_lock import locked
 from thinwire.train.observers import Observer
 from thinwire.train.recipes import laptop
-from thinwire.train.schedule import WarmupCosine
 
 
 @pytest.fixture
@@ -124,25 +123,6 @@ def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path, tiny) -> Non
     assert trouble["diloco-seed0"].why == "machine.threads is 3 there and 2 here"
 
 
-def test_jobs_and_what_cannot_be_sent(tmp_path) -> None:
-    with pytest.raises(ConfigurationError, match="0 jobs"):
-        ParallelRunner(0)
-
-    @dataclasses.dataclass(frozen=True)
-    class Local(inner.InnerOptimizer):
-        def build(self, model):
-            raise AssertionError
-
-    def recipe(text: str) -> TrainConfig:
-        config = laptop(text)
-        return dataclasses.replace(config, method=dataclasses.replace(config.method, inner=Local()))
-
-    with pytest.raises(ConfigurationError, match="--jobs 1"):
-        compare(
-            Experiment(recipe=recipe, methods=("diloco",)), tmp_path, no_observer, ParallelRunner(1)
-        )
-
-
 @final
 class Heard(Observer):
     """What it is told of a run, in the order in which it is told."""
@@ -204,7 +184,9 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
         return dataclasses.replace(config, method=slots) if text == "local" else config
 
     experiment = Experiment(recipe=recipe, methods=("diloco", "local"))
-    with pytest.raises(ConfigurationError, match="send local seed 0 to another process"):
+    with pytest.raises(ConfigurationError, match="0 jobs"):
+        ParallelRunner(0)
+    with pytest.raises(ConfigurationError, match=r"send local seed 0 to another process.*--jobs 1"):
         compare(experiment, tmp_path / "out", no_observer, ParallelRunner(1))
     assert not (tmp_path / "out").exists()
 

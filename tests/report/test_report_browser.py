@@ -25,7 +25,7 @@ from thinwire.plan.simulate import simulate
 from thinwire.plan.topology import TOPOLOGIES
 from thinwire.plan.traffic import traffic
 from thinwire.report.link_replay import LinkReplay
-from thinwire.runs.planned import note_planned_runs
+from thinwire.runs.find import note_planned_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -11,8 +11,7 @@ from run_folders import change, config_of, write_run
 from thinwire.errors import CheckpointError, MismatchError
 from thinwire.method import RENAMED_SLOTS, Method, with_present_names
 from thinwire.runs.folder import RunFolder
-from thinwire.runs.identity import identity_fields
-from thinwire.runs.schema import read_finished, read_object
+from thinwire.runs.schema import identity_fields, read_finished, read_object
 from thinwire.runs.status import RunState, read_run, status_of
 from thinwire.runs.variants import variants_of
 
@@ -39,7 +38,6 @@ def test_a_committed_run_folder_reads_as_what_it_was() -> None:
     assert not summary.is_elastic
     assert [record.step for record in run.records] == [5, 10, 15, 20]
     assert [record.rounds for record in run.records] == [0, 0, 3, 10]
-    assert run.records[1].statistics["cosine"] == {0: 0.8235248258710308}
     assert sum(run.memory_bytes.values()) / run.memory_bytes["live_weights"] == pytest.approx(
         5, rel=1e-3
     )
@@ -47,13 +45,19 @@ def test_a_committed_run_folder_reads_as_what_it_was() -> None:
 
 
 def test_what_makes_a_run_another_one_has_not_changed() -> None:
-    fields = identity_fields(json.loads((OLD / "config.json").read_text()))
+    described = json.loads((OLD / "config.json").read_text())
+    fields = identity_fields(described)
+    assert "machine.simulation" not in fields  # it was "threads", as all runs are today
+    described["machine"]["simulation"] = "stacked"
+    assert identity_fields(described) == fields | {"machine.simulation": "stacked"}
+    fields["machine.simulation"] = "threads"
     kept = {name: value for name, value in fields.items() if not name.endswith("kind")}
     text = json.dumps(kept, sort_keys=True)
     assert (
         hashlib.sha256(text.encode()).hexdigest()
         == "c3f0d014a07b3ec525688114291a6f1eed489309e1a769b8031f6ae37fb61485"
     )
+    del fields["machine.simulation"]
     assert identity_fields(fields) == fields  # as a checkpoint holds them
 
 
@@ -97,11 +101,9 @@ def test_a_damaged_folder_is_refused_when_a_run_is_resumed(tmp_path) -> None:
         RunFolder(tmp_path / "run").workers()
 
 
-def test_fragments_are_read_from_the_names_of_statistics(tmp_path) -> None:
-    noted = {"cosine/0": 1.0, "cosine/12": 2.0, "cosine/x": 3.0, "cosine": 4.0}
-    run = read_run(write_run(tmp_path / "run", config_of("diloco"), **noted)).run
-    assert run is not None
-    assert run.records[0].statistics == {"cosine": {0: 1.0, 12: 2.0}}
+def test_a_run_that_noted_what_runs_no_longer_note_reads(tmp_path) -> None:
+    noted = {"cosine/0": 1.0, "pseudo_gradient_norm/12": 2.0, "x": 3.0}
+    assert read_run(write_run(tmp_path / "run", config_of("diloco"), **noted)).run is not None
 
 
 @pytest.mark.parametrize(
@@ -119,26 +121,9 @@ def test_what_no_run_writes_is_refused(tmp_path, text: str, why: str) -> None:
         read_object(tmp_path / "config.json")
 
 
-def test_a_number_beyond_all_floats_is_refused(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", config_of("diloco"))
-    change(folder / "summary.json", wait_s=10**400)
-    with pytest.raises(CheckpointError, match="wait_s 1000"):
-        read_finished(folder)
-
-
 def test_counts_of_contributions_are_read_by_member_whatever_its_name(tmp_path) -> None:
     told = {"a.b@host": {"outlier": 2, "clipped": 1}, "": {}}
     folder = write_run(tmp_path / "run", config_of("diloco"))
     assert read_finished(folder).summary.contributions == {}  # as in earlier versions
     change(folder / "summary.json", contributions=told)
     assert read_finished(folder).summary.contributions == told
-
-
-@pytest.mark.parametrize(
-    "told", [[], 3, {"a": 3}, {"a": {"outlier": -1}}, {"a": {"outlier": "1"}}, {"a": [1]}]
-)
-def test_damaged_counts_of_contributions_are_refused(tmp_path, told) -> None:
-    folder = write_run(tmp_path / "run", config_of("diloco"))
-    change(folder / "summary.json", contributions=told)
-    with pytest.raises(CheckpointError, match=r"summary\.json has "):
-        read_finished(folder)

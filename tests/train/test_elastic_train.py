@@ -32,10 +32,9 @@ from thinwire.elastic.group import discarded
 from thinwire.membership import Go, Membership, Over, Phase, RoundPlan
 from thinwire.runs.folder import RunFolder
 from thinwire.train import launch
-from thinwire.train.checkpoints.files import Checkpoints
+from thinwire.train.checkpoints import Checkpoints, locked
 from thinwire.train.config import Periods
 from thinwire.train.data import Data
-from thinwire.train.folder_lock import locked
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import elastic as train_elastic
@@ -480,7 +479,7 @@ def test_a_run_that_began_without_a_limit_goes_on_without_it(
 ) -> None:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_dropping_outliers", lambda config: config)
+        patch.setattr(launch, "_drops_outliers", lambda _: True)
         stop_elastic(make(), out, monkeypatch, 13)
     assert resume(make(), out, elastic=ELASTIC)["steps"] == 20
     assert aggregate_of(out) == {"kind": "MeanOverWorkers"}
@@ -763,7 +762,7 @@ def test_a_killed_process_holds_nothing(tmp_path) -> None:
     out = tmp_path / "run"
     hold = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from thinwire.train.folder_lock import locked\n"
+        "from thinwire.train.checkpoints import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", hold, str(out)], stdout=subprocess.PIPE)

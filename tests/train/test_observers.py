@@ -12,10 +12,10 @@ import thinwire as tw
 from thinwire.elastic.events import EventLog
 from thinwire.runs.folder import RunFolder
 from thinwire.train.observers import (
-    EventForwarder,
     FolderWriter,
     Observer,
     Terminal,
+    forward_events,
     tensorboard,
     trackio,
     wandb,
@@ -189,7 +189,7 @@ class Listener(Observer):
 def test_every_event_is_told_once_in_order_also_those_kept_from_before() -> None:
     log, listeners = EventLog(), [Listener(), Listener()]
     log.note("joined", round=0, why="first")
-    EventForwarder(log, listeners)
+    forward_events(log, listeners)
     assert [listener.heard for listener in listeners] == [["first"]] * 2
     log.note("committed", round=1, why="second")
     log.note("left", round=1, why="third")
@@ -199,7 +199,7 @@ def test_every_event_is_told_once_in_order_also_those_kept_from_before() -> None
 
 def test_events_that_cannot_be_written_disturb_nobody(tmp_path, caplog) -> None:
     log = EventLog()
-    EventForwarder(log, [FolderWriter(RunFolder(tmp_path / "gone"))])
+    forward_events(log, [FolderWriter(RunFolder(tmp_path / "gone"))])
     log.note("left", round=1, who=("bob",))
     assert "cannot write to" in caplog.text
     assert [event.kind for event in log.events] == ["left"]

@@ -4,9 +4,12 @@ import json
 import os
 import pickle
 import random
+import re
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -284,98 +287,85 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_lost(
     assert resume(tiny(), out)["outer_digest"] == train(tiny(), tmp_path / "b")["outer_digest"]
 
 
-STRAY = (
-    "step-00000009 (copy).worker-0.json",
-    "step-x.worker-0.json",
-    "step-00000009.worker-one.json",
-    "step-00000009.worker-0.pt.json",
-    "step-00000099.worker-7.tmp",
-    "notes.txt",
-)
-
-
-@pytest.mark.parametrize("name", STRAY)
-def test_a_stray_file_beside_checkpoints_stops_nothing(
-    tiny, tmp_path, monkeypatch, name: str
-) -> None:
+def test_stray_files_beside_checkpoints_stop_nothing(tiny, tmp_path, monkeypatch) -> None:
     out = tmp_path / "run"
     stop_after(tiny(), out, monkeypatch, 9)
-    stray = out / "checkpoints" / name
-    stray.write_text("{}")
+    stray = (
+        "step-00000009 (copy).worker-0.json",
+        "step-x.worker-0.json",
+        "step-00000009.worker-one.json",
+        "step-00000009.worker-0.pt.json",
+        "step-00000099.worker-7.tmp",
+        "notes.txt",
+    )
+    for name in stray:
+        (out / "checkpoints" / name).write_text("{}")
     assert resume(tiny(), out)["steps"] == 12
-    assert stray.read_text() == "{}"
+    assert {(out / "checkpoints" / name).read_text() for name in stray} == {"{}"}
 
 
-def seal(file: Path, state: object) -> None:
+def seal(state: object) -> Callable[[Path], object]:
     """Put `state`, or bytes, into a checkpoint, and let its seal say that this is right."""
-    if isinstance(state, bytes):
-        file.write_bytes(state)
-    else:
-        torch.save(state, file)
-    content = file.read_bytes()
-    facts = json.loads(file.with_suffix(".json").read_text())
-    facts |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    file.with_suffix(".json").write_text(json.dumps(facts))
+
+    def write(file: Path) -> None:
+        if isinstance(state, bytes):
+            file.write_bytes(state)
+        else:
+            torch.save(state, file)
+        content = file.read_bytes()
+        told(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())(file)
+
+    return write
 
 
-@pytest.mark.parametrize(
-    "state",
-    [b"", b"not a checkpoint", pickle.dumps(object), 3, {}, {"run": 3}, {"run": {"config": {}}}],
-    ids=str,
-)
-def test_a_checkpoint_that_is_none_is_named(tiny, tmp_path, monkeypatch, state: object) -> None:
-    out = tmp_path / "run"
-    stop_after(tiny(), out, monkeypatch, 9)
-    seal(out / "checkpoints" / "step-00000008.worker-1.pt", state)
-    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*one before"):
-        resume(tiny(), out)
+def told(**facts: object) -> Callable[[Path], object]:
+    """Facts in the seal of a checkpoint."""
+
+    def write(file: Path) -> None:
+        seal = file.with_suffix(".json")
+        seal.write_text(json.dumps(json.loads(seal.read_text()) | facts))
+
+    return write
 
 
-def test_a_checkpoint_that_lacks_a_part_is_named(tiny, tmp_path, monkeypatch) -> None:
-    out = tmp_path / "run"
-    stop_after(tiny(), out, monkeypatch, 9)
-    file = out / "checkpoints" / "step-00000008.worker-1.pt"
+def without_model(file: Path) -> None:
     state = torch.load(file)
     del state["worker"]["model"]
-    seal(file, state)
-    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*'model'"):
-        resume(tiny(), out)
+    seal(state)(file)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", "\xff", "{", '{"ranks": 2}'])
-def test_a_seal_that_is_none_is_named(tiny, tmp_path, monkeypatch, text: str) -> None:
-    out = tmp_path / "run"
+NO_CHECKPOINTS = [
+    *(
+        (seal(state), "")
+        for state in (b"", b"none", pickle.dumps(object), 3, {}, {"run": 3}, {"run": {"config": 3}})
+    ),
+    (without_model, "'model'"),
+    *(
+        (lambda f, t=text: f.with_suffix(".json").write_text(t, encoding="latin-1"), "")
+        for text in ("[]", "3", "null", "\xff", "{", '{"ranks": 2}')
+    ),
+    *((told(ranks=ranks), "ranks") for ranks in (-1, 0, True, 1.5, "2", None)),
+]
+
+
+def test_a_checkpoint_or_seal_that_is_none_is_named(tiny, tmp_path, monkeypatch) -> None:
+    out, name = tmp_path / "run", "step-00000008.worker-0.pt"
     stop_after(tiny(), out, monkeypatch, 9)
-    (out / "checkpoints" / "step-00000008.worker-1.json").write_text(text, encoding="latin-1")
-    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-1\.pt.*one before"):
-        resume(tiny(), out)
+    for case, (spoil, words) in enumerate(NO_CHECKPOINTS):
+        copy = shutil.copytree(out, tmp_path / str(case))
+        spoil(copy / "checkpoints" / name)
+        with pytest.raises(tw.CheckpointError, match=rf"{re.escape(name)}.*{words}.*one before"):
+            resume(tiny(), copy)
 
 
-@pytest.mark.parametrize("ranks", [-1, 0, True, 1.5, "2", None])
-def test_a_seal_with_an_impossible_number_of_ranks_is_not_taken(
-    tiny, tmp_path, monkeypatch, ranks
-) -> None:
-    out = tmp_path / "run"
-    stop_after(tiny(), out, monkeypatch, 9)
-    for worker in (0, 1):
-        file = out / "checkpoints" / f"step-00000008.worker-{worker}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"ranks": ranks}))
-    with pytest.raises(tw.CheckpointError, match=r"step-00000008\.worker-0\.pt.*ranks"):
-        resume(tiny(), out)
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "3", "{}", '{"workers": "two"}', '{"kind": "TrainConfig", "workers": 2}']
-)
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
-def test_a_file_that_is_none_of_a_run_is_named(
-    tiny, tmp_path, monkeypatch, name: str, text: str
-) -> None:
+def test_a_file_that_is_none_of_a_run_is_named(tiny, tmp_path, monkeypatch, name: str) -> None:
     out = tmp_path / "run"
     stop_after(tiny(), out, monkeypatch, 5)
-    (out / name).write_text(text)
-    with pytest.raises(tw.CheckpointError, match=name):
-        resume(tiny(), out)
+    for text in ("[]", "3", "{}", '{"workers": "two"}', '{"kind": "TrainConfig", "workers": 2}'):
+        (out / name).write_text(text)
+        with pytest.raises(tw.CheckpointError, match=name):
+            resume(tiny(), out)
 
 
 def test_damaged_lines_of_metrics_are_forgotten(tiny, tmp_path, monkeypatch) -> None:
@@ -383,6 +373,7 @@ def test_damaged_lines_of_metrics_are_forgotten(tiny, tmp_path, monkeypatch) -> 
     stop_after(tiny(), out, monkeypatch, 9)
     with (out / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\xfe{"step": 3}\n{"step": "3"}\n{"step": true}\n[3]\n')
+        file.write(b'{"loss": 1}\nnot json\n{"step": 10, "lo')
     resume(tiny(), out)
     assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
 
@@ -458,8 +449,6 @@ def test_a_run_that_did_not_note_its_models_configuration_is_resumed(
 
 
 def test_resuming_on_a_changed_corpus_is_refused(tiny, tmp_path, monkeypatch, corpus) -> None:
-    import shutil
-
     mine = tmp_path / "mine"
     shutil.copytree(corpus, mine)
     config = tiny(data=Data(corpus=str(mine), sequence_length=16, validation_sequences=6))
@@ -561,18 +550,6 @@ def test_a_folder_that_cannot_be_is_refused(tiny, tmp_path, kind: str) -> None:
     with pytest.raises(tw.ConfigurationError, match="pass another --out"):
         train(tiny(), out)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_damaged_summary_or_record_is_named_or_forgotten(tiny, tmp_path, monkeypatch) -> None:
-    out = tmp_path / "run"
-    stop_after(tiny(), out, monkeypatch, 9)
-    with (out / "metrics.jsonl").open("a") as file:
-        file.write('{"loss": 1}\nnot json\n{"step": 10, "lo')
-    resume(tiny(), out)
-    assert [r["step"] for r in records(out)] == [3, 6, 9, 12]
-    (out / "summary.json").write_text("{")
-    with pytest.raises(tw.CheckpointError, match=r"summary\.json"):
-        resume(tiny(), out)
 
 
 def test_a_validation_side_too_short_for_the_workers_is_refused_at_the_start(

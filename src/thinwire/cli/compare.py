@@ -82,7 +82,7 @@ class CompareCommand:
         _check_complete(comparison.problems(), out)
 
     def _check_launch(self) -> None:
-        from thinwire.train.torchrun import under_torchrun
+        from thinwire.train.workers.ranks import under_torchrun
 
         if under_torchrun():
             raise ConfigurationError(

@@ -20,6 +20,7 @@ EXTRA_OF: Final = {
     "torchdata": "train",
     "torchft": "elastic",
     "transformers": "train",
+    "msgspec": "cli",
     "tyro": "cli",
 }
 """Extras by module; of several that have it the one whose commands import it."""

@@ -34,7 +34,7 @@ _GROUPS: Final = {
     "clip-norm tune=RATES baseline=NAME equal-steps",
     "model and data": "model=NAME parameters=COUNT layers=COUNT corpus=NAME tokenizer=NAME "
     "sequence-length global-batch accumulate tokens-per-step=COUNT tokens=COUNT",
-    "computing": "device=NAME outer-device precision compile simulation threads jobs worker-size "
+    "computing": "device=NAME outer-device precision compile threads jobs worker-size "
     "step-time=DURATION encode-time=DURATION decode-time=DURATION accelerator=NAME mfu=SHARE "
     "accelerators-per-worker=COUNT",
     "workers and network": "elastic=TICKET|URL bucket=URL run-name=NAME worker=N identity=NAME "
@@ -45,7 +45,7 @@ _GROUPS: Final = {
     "price": "worker-price=PRICE traffic-price=PRICE egress-price=PRICE put-price=PRICE "
     "get-price=PRICE",
     "output": "out=PATH resume watch json target=SHARE sweep metrics=HOST:PORT log-steps=STEPS "
-    "evaluate-steps=STEPS checkpoint-steps=STEPS keep-checkpoints statistics-steps=STEPS "
+    "evaluate-steps=STEPS checkpoint-steps=STEPS keep-checkpoints "
     "tensorboard wandb=PROJECT trackio=PROJECT",
 }
 _POSITIONAL: Final = {

@@ -47,8 +47,6 @@ class RunFlags:
     """bf16 is autocast; weights stay fp32."""
     compile: Literal["no", "yes"] | None = None
     """torch.compile the model."""
-    simulation: Literal["threads", "stacked"] | None = None
-    """stacked computes all workers in one set of matrices: faster, other rounding."""
     threads: int | None = None
     """CPU threads per rank; 0 shares the cores evenly."""
     timeout_s: float | None = None
@@ -61,8 +59,6 @@ class RunFlags:
     """Between two checkpoints; 0: none."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay on disk."""
-    statistics_steps: int | None = None
-    """Between two measurements of how far simulated workers agree; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +83,8 @@ _NONE = RateFlags()
 @cache
 def _paths() -> Mapping[str, str]:
     """Where in a configuration a flag's value goes."""
-    from thinwire.train.config import Machine, Periods
+    from thinwire.train.config import Machine, Periods, WarmupCosine
     from thinwire.train.data import Data
-    from thinwire.train.schedule import WarmupCosine
 
     parts = {"data": Data, "schedule": WarmupCosine, "machine": Machine, "periods": Periods}
     # A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
@@ -137,7 +132,7 @@ def recipe_values(recipe: str, method: str) -> dict[str, str]:
     >>> recipe_values("laptop", "muloco")["sync-every"]
     '10'
     """
-    from thinwire.experiments.configuring import ask
+    from thinwire.experiments.grid import ask
     from thinwire.train import recipes
 
     config = ask(recipes.find(recipe), method)
@@ -167,8 +162,8 @@ def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NON
     Raises:
         ConfigurationError: an unknown recipe or method, or values that do not fit.
     """
-    from thinwire.experiments.configuring import ask, with_changes, with_rates
     from thinwire.experiments.experiment import Rates
+    from thinwire.experiments.grid import ask, with_changes, with_rates
     from thinwire.train import recipes
 
     config = ask(recipes.find(flags.recipe), method)

@@ -64,7 +64,7 @@ class ReportCommand:
 
     def _follow(self, console: Console) -> None:
         """Write the page whenever its runs have come further, until all have ended."""
-        from thinwire.runs.planned import find_planned_runs, is_over, was_killed
+        from thinwire.runs.find import find_planned_runs, is_over, was_killed
 
         for folder in self.folders:
             if not folder.exists():  # it may be mistyped, or its comparison about to begin

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.experiments import Comparison, Estimate, RunStatus
-from thinwire.experiments.tuning import TuningResult
+from thinwire.experiments.comparison import TuningResult
 from thinwire.plan.units import nbytes_text
 from thinwire.runs.variants import Variant
 

@@ -94,8 +94,8 @@ class Train:
             elastic.check_launch(self.run.worker_size or 1)
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed, self.rates)
-        from thinwire.train.torchrun import is_lead
         from thinwire.train.trainer import resume, train
+        from thinwire.train.workers.ranks import is_lead
 
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
@@ -128,7 +128,7 @@ class Train:
         return self.elastic.config(self.run_name), self.bucket.config(self.run_name)
 
     def _check_launch(self) -> None:
-        from thinwire.train.torchrun import under_torchrun
+        from thinwire.train.workers.ranks import under_torchrun
 
         if self.resume and self.out is None:
             raise ConfigurationError(

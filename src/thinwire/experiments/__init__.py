@@ -1,12 +1,10 @@
 """Comparisons one can defend: a grid of runs at equal tokens, searched alike, over several seeds.
 
 experiment    what is compared (an Experiment) and how its rates may be tuned
-configuring   from a recipe to the configuration of one run
-grid          the rows of a comparison
+grid          the rows of a comparison, and the configuration of each run
 runners       which runs are missing, and how they are carried out, one after the other
 parallel      several runs at a time, each in a process of its own
-tuning        the same search for every row
-comparison    all of it together
+comparison    the same search for every row, and all of it together
 
 Run folders are read by `thinwire.runs`.
 """

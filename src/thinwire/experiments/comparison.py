@@ -1,4 +1,7 @@
-"""An experiment carried out, and what its rows say against each other."""
+"""An experiment carried out: its search for rates, its rows, and what they say against each other.
+
+The search gives every row as many runs, and the best few more seeds before one is chosen.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,22 +9,173 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigurationError
-from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.grid import VariantSpec, specs_of
+from thinwire.experiments.experiment import Experiment, Tuning
+from thinwire.experiments.grid import VariantSpec, specs_of, with_candidates
 from thinwire.experiments.runners import (
     ExperimentRunner,
     MakeObserver,
     NotePlanned,
+    RunKey,
     Runner,
     SequentialRunner,
     no_observer,
 )
-from thinwire.experiments.tuning import TuningResult, search, write_tuning
+from thinwire.runs.find import note_planned_runs
 from thinwire.runs.folder import write_json
-from thinwire.runs.planned import note_planned_runs
-from thinwire.runs.statistics import Estimate, paired_difference
+from thinwire.runs.statistics import Estimate, estimate, paired_difference
 from thinwire.runs.status import RunState, RunStatus
 from thinwire.runs.variants import Variant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuningResult:
+    """What the search found for one variant.
+
+    Args:
+        spec: the variant as it was asked for.
+        tried: the variant with each of the rates, and the status of their runs, by seed.
+        chosen: the one of `tried` that was best; None if that cannot be said.
+        why: how it was chosen, or why not.
+    """
+
+    spec: VariantSpec
+    tried: Mapping[VariantSpec, Mapping[int, RunStatus]]
+    chosen: VariantSpec | None
+    why: str
+
+    def edges(self) -> list[str]:
+        """Rates whose chosen value is the lowest or highest that was tried.
+
+        A better one may lie beyond.
+        """
+        found: list[str] = []
+        for name, value in _searched(self.chosen).items():
+            values = {s[name] for candidate in self.tried if name in (s := _searched(candidate))}
+            if len(values) > 1 and value in (min(values), max(values)):
+                found.append(name)
+        return found
+
+
+def _searched(spec: VariantSpec | None) -> dict[str, float]:
+    return {} if spec is None else {name: float(value) for name, value in spec.searched}
+
+
+def candidates_of(
+    experiment: Experiment, tuning: Tuning, specs: Sequence[VariantSpec]
+) -> dict[VariantSpec, list[VariantSpec]]:
+    """What is tried for each variant.
+
+    Raises:
+        ConfigurationError: not the same number for all.
+    """
+    tried = {
+        spec: with_candidates(spec, tuning.of(spec.method), experiment.recipe) for spec in specs
+    }
+    fewest, most = (pick(tried, key=lambda spec: len(tried[spec])) for pick in (min, max))
+    few, many = len(tried[fewest]), len(tried[most])
+    if few != many:
+        raise ConfigurationError(
+            "tune with the same budget",
+            because=f"{fewest.label} has {few} different candidates and {most.label} {many}",
+            do=f"give {fewest.method} its own, such as --tune {fewest.method}:inner-lr=1e-3,2e-3",
+        )
+    return tried
+
+
+def search(
+    runner: ExperimentRunner, tuning: Tuning, specs: Sequence[VariantSpec]
+) -> list[TuningResult]:
+    """Try all candidates with the first seed and the best few with all, and choose by the mean.
+
+    Raises:
+        ConfigurationError: as `candidates_of`, or values that do not fit.
+    """
+    tried = candidates_of(runner.experiment, tuning, specs)
+    first, *more = runner.experiment.seeds
+    statuses = runner.complete([(c, first) for own in tried.values() for c in own])
+    best = {
+        spec: _best({c: statuses[c, first] for c in own}, tuning.repeated)
+        for spec, own in tried.items()
+    }
+    statuses |= runner.complete([(c, seed) for own in best.values() for c in own for seed in more])
+    return [_choose(spec, own, best[spec], statuses) for spec, own in tried.items()]
+
+
+def _best(statuses: Mapping[VariantSpec, RunStatus], count: int) -> list[VariantSpec]:
+    """The `count` of lowest loss; none where a run is missing, for it might be one of them."""
+    if any(s.state not in (RunState.FINISHED, RunState.DIVERGED) for s in statuses.values()):
+        return []
+    losses = {c: s.run.summary.val_loss for c, s in statuses.items() if s.run is not None}
+    return sorted(losses, key=lambda c: losses[c])[:count]
+
+
+def _choose(
+    spec: VariantSpec,
+    tried: list[VariantSpec],
+    best: list[VariantSpec],
+    statuses: Mapping[RunKey, RunStatus],
+) -> TuningResult:
+    by_seed = {c: {seed: s for (own, seed), s in statuses.items() if own == c} for c in tried}
+    states = [s.state for c in best for s in by_seed[c].values()]
+    chosen = None
+    if not best:
+        all_states = {s.state for own in by_seed.values() for s in own.values()}
+        diverged = all_states == {RunState.DIVERGED}
+        why = "all diverged" if diverged else "runs with the first seed are missing"
+    elif any(state not in (RunState.FINISHED, RunState.DIVERGED) for state in states):
+        why = "runs with the other seeds are missing"
+    else:
+        steady = {c: mean for c in best if (mean := _mean_loss(by_seed[c])) is not None}
+        chosen = min(steady, key=lambda c: steady[c], default=None)
+        seeds = ", ".join(str(seed) for seed in by_seed[best[0]])
+        why = f"the lowest mean loss over seeds {seeds} of the best {len(best)} of {len(tried)}"
+        if chosen is None:
+            why = "each of the best diverged with one of the seeds"
+    return TuningResult(spec=spec, tried=by_seed, chosen=chosen, why=why)
+
+
+def _mean_loss(by_seed: Mapping[int, RunStatus]) -> float | None:
+    """Over all seeds; None if one of them has no result."""
+    losses = {seed: s.run.summary.val_loss for seed, s in by_seed.items() if s.run is not None}
+    return estimate(losses).mean if len(losses) == len(by_seed) else None
+
+
+def write_tuning(file: Path, tuning: Tuning, results: Sequence[TuningResult]) -> None:
+    """Write what was tried, what came of it and what was chosen."""
+    data = {
+        "what": "validation loss in nats per token; all candidates with the first seed, the best "
+        f"{tuning.repeated} with all seeds, and of these the one with the lowest mean",
+        "candidates_per_row": len(results[0].tried),
+        "rows": {
+            result.spec.label: {
+                "chosen": None if result.chosen is None else _searched(result.chosen),
+                "why": result.why,
+                "at_the_edge_of": result.edges(),
+                "candidates": [
+                    {
+                        "settings": _searched(candidate),
+                        "runs": {
+                            str(seed): {"folder": candidate.folder(seed)} | _outcome(status)
+                            for seed, status in sorted(by_seed.items())
+                        },
+                    }
+                    for candidate, by_seed in result.tried.items()
+                ],
+            }
+            for result in results
+        },
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, data)
+
+
+def _outcome(status: RunStatus) -> dict[str, Any]:
+    if status.run is not None:
+        return {"val_loss": status.run.summary.val_loss}
+    return {"state": str(status.state), "why": status.why}
+
+
+# -- rows ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,38 +261,34 @@ class Comparison:
         """Means and errors of every row, as JSON-able data."""
         return {
             row.label: {
-                "val_loss": _described(row.loss),
+                "val_loss": None if row.loss is None else row.loss.describe(),
                 "baseline": self.baselines.get(row.label),
-                "val_loss_minus_baseline": _described(self.difference(row)),
+                "val_loss_minus_baseline": None if apart is None else apart.describe(),
             }
             for row in self.rows
+            for apart in [self.difference(row)]
         }
 
     def write(self, out: Path) -> None:
         """Write compare.json (runs by row) and statistics.json into `out`."""
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "compare.json", {row.label: _summaries(row) for row in self.rows})
+        summaries = {
+            row.label: [
+                {
+                    **status.run.summary.described,
+                    "memory_bytes": status.run.memory_bytes,
+                    "seed": seed,
+                    "folder": row.spec.folder(seed),
+                }
+                for seed, status in row.statuses.items()
+                if status.run is not None
+            ]
+            for row in self.rows
+        }
+        write_json(out / "compare.json", summaries)
         others = self.problems() | dict(self.unrelated)
         left_out = {name: {"state": s.state, "why": s.why} for name, s in others.items()}
         write_json(out / "statistics.json", {"rows": self.statistics(), "left_out": left_out})
-
-
-def _described(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate.describe()
-
-
-def _summaries(row: ComparisonRow) -> list[dict[str, Any]]:
-    """Summaries of the finished runs, each with its memory, seed and folder."""
-    return [
-        {
-            **status.run.summary.described,
-            "memory_bytes": status.run.memory_bytes,
-            "seed": seed,
-            "folder": row.spec.folder(seed),
-        }
-        for seed, status in row.statuses.items()
-        if status.run is not None
-    ]
 
 
 def compare(
@@ -211,12 +361,9 @@ def _baselines(specs: Sequence[VariantSpec], name: str | None) -> dict[str, str]
         )
     found: dict[str, str] = {}
     for spec in specs:
-        matching = bases if len(bases) == 1 else [b for b in bases if _beside(spec, b)]
+        places = dict(spec.coordinates)
+        beside = [b for b in bases if all(places.get(a) == v for a, v in b.coordinates)]
+        matching = bases if len(bases) == 1 else beside
         if len(matching) == 1:
             found[spec.label] = matching[0].label
     return found
-
-
-def _beside(spec: VariantSpec, base: VariantSpec) -> bool:
-    places = dict(spec.coordinates)
-    return all(places.get(axis) == value for axis, value in base.coordinates)

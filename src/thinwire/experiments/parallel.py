@@ -51,7 +51,17 @@ class ParallelRunner(Runner):
         Raises:
             ConfigurationError: a configuration cannot be sent to another process.
         """
-        packed = [_pack(run) for run in runs]
+        packed: list[bytes] = []
+        for run in runs:
+            try:
+                packed.append(pickle.dumps(run))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ConfigurationError(
+                    f"send {run.title} to another process",
+                    because=str(error),
+                    do="pass --jobs 1, or define what the recipe uses in a module that can be "
+                    "imported",
+                ) from error
         left = deque(range(len(runs)))
         attempts = [0] * len(runs)
         failures: list[RunFailure | None] = [None] * len(runs)
@@ -96,17 +106,6 @@ def _shares(all_cores: list[int], jobs: int) -> list[list[int]]:
     ([[0, 2], [1]], [[5], [5]])
     """
     return [all_cores[job::jobs] or [all_cores[job % len(all_cores)]] for job in range(jobs)]
-
-
-def _pack(run: PlannedRun) -> bytes:
-    try:
-        return pickle.dumps(run)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"send {run.title} to another process",
-            because=str(error),
-            do="pass --jobs 1, or define what the recipe uses in a module that can be imported",
-        ) from error
 
 
 class _Process:
@@ -189,16 +188,15 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
         os.sched_setaffinity(0, share)
     with suppress(EOFError):  # the process that started this one is gone
         while True:
-            _send(pipe, _carry_out(pipe.recv_bytes(), pipe, len(share)))
-
-
-def _carry_out(packed: bytes, pipe: Connection, cores: int) -> RunFailure | None:
-    try:
-        run = pickle.loads(packed)
-    except Exception as error:  # a class that this process cannot import
-        return RunFailure(kind=type(error).__name__, why=str(error))
-    with _output_in(run.log):
-        return carry_out(run, lambda: _Messenger(pipe), cores)
+            packed = pipe.recv_bytes()
+            try:
+                run = pickle.loads(packed)
+            except Exception as error:  # a class that this process cannot import
+                _send(pipe, RunFailure(kind=type(error).__name__, why=str(error)))
+                continue
+            with _output_in(run.log):
+                failure = carry_out(run, lambda: _Messenger(pipe), len(share))
+            _send(pipe, failure)
 
 
 @contextmanager

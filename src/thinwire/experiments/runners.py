@@ -14,7 +14,7 @@ from thinwire.errors import CheckpointError, ConfigurationError, ThinwireError
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import VariantSpec, configure
 from thinwire.runs.comparable import check_comparable, common_ground, differences, most_common
-from thinwire.runs.planned import note_planned_runs
+from thinwire.runs.find import note_planned_runs
 from thinwire.runs.schema import read_config
 from thinwire.runs.status import (
     RunState,
@@ -82,15 +82,10 @@ NotePlanned: TypeAlias = Callable[[Sequence[tuple[PlannedRun, RunStatus]]], None
 """Receives the runs that are wanted next, with their status before any of them begins."""
 
 
-class _Silent(Observer):
-    def record(self, record: dict[str, Any]) -> None:
-        del record
-
-
 def no_observer(run: PlannedRun) -> Observer:
     """An observer that ignores the records of `run`."""
     del run
-    return _Silent()
+    return Observer()
 
 
 class Runner(ABC):
@@ -136,7 +131,10 @@ def carry_out(run: PlannedRun, observer: Callable[[], Observer], cores: int) -> 
         if not isinstance(error, ConfigurationError):
             note_failure(run.folder, failure.kind, failure.why)
         if not isinstance(error, ThinwireError):  # these say themselves what is to be done
-            _log_traceback(run.log, error)
+            with suppress(OSError):  # a full disk may be what went wrong
+                run.log.parent.mkdir(parents=True, exist_ok=True)
+                with run.log.open("a", encoding="utf-8") as file:
+                    traceback.print_exception(error, file=file)
         shown.fail(str(failure))
         return failure
     finally:
@@ -155,13 +153,6 @@ class _Open(Observer):
 
     def event(self, event: Event) -> None:
         self._observer.event(event)
-
-
-def _log_traceback(log: Path, error: Exception) -> None:
-    with suppress(OSError):  # a full disk may be what went wrong
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            traceback.print_exception(error, file=file)
 
 
 def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:

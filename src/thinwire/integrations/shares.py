@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from thinwire.errors import ConfigurationError
 from thinwire.outer_loop import OuterLoop
-from thinwire.train.data.order import window_order
+from thinwire.train.data.batches import window_order
 
 T_co = TypeVar("T_co", covariant=True)
 

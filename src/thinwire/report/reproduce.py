@@ -9,12 +9,10 @@ from typing import Final
 from thinwire.errors import ThinwireError
 from thinwire.handshake import flatten_description
 from thinwire.outer import GradientAveraging
-from thinwire.runs.identity import MODEL_CONFIGURATION
-from thinwire.runs.schema import FinishedRun
+from thinwire.runs.schema import MODEL_CONFIGURATION, FinishedRun
 from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Machine, Periods, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
-from thinwire.train.schedule import WarmupCosine
 
 _RECIPES: Final = ("laptop", "paper")
 _OF_ROUNDS: Final = ("sync-every", "outer-lr", "outer-momentum")

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.plan.topology import TOPOLOGIES
-from thinwire.report.agreement_charts import agreement_blocks
 from thinwire.report.blocks import (
     Block,
     Commands,
@@ -143,7 +142,6 @@ def run_page(
         *scaling_charts(variants),
         Heading(text="In the runs themselves", name="measured", below=_MEASURED),
         waits_chart(variants),
-        *agreement_blocks(variants),
         *_contributions(variants),
         Heading(text="Settings and versions", name="settings"),
         *_differences(variants),

@@ -1,12 +1,19 @@
-"""The runs below some folders, and what else is there."""
+"""The runs below some folders, and which runs a comparison there will have before they begin."""
 
-from collections.abc import Iterable, Sequence
+import os
+import socket
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from thinwire.runs.status import RunStatus, has_files_of_run, read_run
+from thinwire.errors import CheckpointError
+from thinwire.runs.folder import write_json
+from thinwire.runs.schema import read_object
+from thinwire.runs.status import RunState, RunStatus, has_files_of_run, read_run
 
 _DEEPEST: Final = 3
+_FILE: Final = "planned.json"
+_GO_ON: Final = (RunState.UNFINISHED, RunState.ABSENT)
 
 
 def find_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
@@ -15,15 +22,13 @@ def find_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
     Args:
         paths: folders of runs, or folders that hold some; a path without any is listed itself.
     """
-    folders = dict.fromkeys(folder for path in paths for folder in _folders(path))
-    return {folder: read_run(folder) for folder in folders}
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return list(_below(path, _DEEPEST)) or [path]
-    except OSError:
-        return [path]
+    folders: list[Path] = []
+    for path in paths:
+        try:
+            folders += list(_below(path, _DEEPEST)) or [path]
+        except OSError:
+            folders.append(path)
+    return {folder: read_run(folder) for folder in dict.fromkeys(folders)}
 
 
 def _below(path: Path, depth: int) -> Iterable[Path]:
@@ -34,3 +39,93 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
     elif depth:
         for child in sorted(path.iterdir()):
             yield from _below(child, depth - 1)
+
+
+# -- comparisons ---------------------------------------------------------------------------------
+
+
+def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> None:
+    """Note in a comparison's folder which runs it has, and that this process is the comparison.
+
+    Args:
+        out: the comparison's folder.
+        runs: names of the run folders that are known so far; a search adds others.
+        is_over: whether nothing is left to do.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    noted = {"runs": sorted(runs), "is_over": is_over, "process": _process(os.getpid())}
+    write_json(out / _FILE, noted)
+
+
+def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
+    """What `find_runs` finds in `paths`, and runs that comparisons there have not begun.
+
+    Args:
+        paths: folders of runs, or folders that hold some.
+    """
+    noted = {path: _read(path).get("runs") for path in paths}
+    planned = [p / str(name) for p, its in noted.items() if isinstance(its, list) for name in its]
+    waiting = RunStatus(state=RunState.ABSENT, why="its turn has not come")
+    found = find_runs(paths)
+    return found | {folder: waiting for folder in planned if not folder.exists()}
+
+
+def is_over(paths: Sequence[Path]) -> bool:
+    """Whether no run in `paths` is known to go on.
+
+    A comparison says so itself: runs of it may not have begun yet. Of other runs all must have
+    ended; one whose process was killed may go on.
+
+    Args:
+        paths: folders of runs, or folders that hold some.
+    """
+    return all(_is_over(path) for path in paths)
+
+
+def was_killed(paths: Sequence[Path]) -> bool:
+    """Whether all that is not over in `paths` are comparisons whose process is gone.
+
+    Only a process of this machine can be missed, and only where /proc shows processes.
+
+    Args:
+        paths: folders of runs, or folders that hold some.
+    """
+    going_on = [path for path in paths if not _is_over(path)]
+    return bool(going_on) and all(_is_gone(_read(path).get("process")) for path in going_on)
+
+
+def _process(number: int) -> dict[str, Any]:
+    """What tells a process from all others, also from a later one of the same number."""
+    return {"host": socket.gethostname(), "pid": number, "began": _began(number)}
+
+
+def _began(number: int) -> str:
+    """Ticks from the machine's start to that of a process; empty if it ended, or without /proc."""
+    try:
+        text = Path(f"/proc/{number}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    state, *rest = text.rpartition(")")[2].split()  # its name, before, may have any characters
+    return "" if state in "ZX" else rest[18]
+
+
+def _is_gone(noted: Any) -> bool:
+    match noted:
+        case {"host": str(host), "pid": int(number), "began": str(began)} if began:
+            return host == socket.gethostname() and began != _began(number)
+        case _:  # of an earlier version, or of a machine that does not tell
+            return False
+
+
+def _is_over(path: Path) -> bool:
+    noted = _read(path).get("is_over")
+    if isinstance(noted, bool):
+        return noted
+    return all(status.state not in _GO_ON for status in find_runs([path]).values())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(read_object(path / _FILE))
+    except CheckpointError:  # not the folder of a comparison, or of one of an earlier version
+        return {}

@@ -9,8 +9,7 @@ from typing import Any
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_text
 from thinwire.handshake import check_same
-from thinwire.runs.identity import identities
-from thinwire.runs.schema import read_config, read_summary
+from thinwire.runs.schema import identities, read_config, read_summary, step_of
 
 WITH_WORKERS = ("workers", "machine.threads")
 """Fields that change with the number of workers: each has its share of the cores."""
@@ -138,27 +137,20 @@ class RunFolder:
         """
         file = self.path / "metrics.jsonl"
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        kept = [line for line in lines if _step(line) <= step]
+        kept = [
+            line
+            for line in lines
+            if line.endswith(b"\n") and (its := step_of(line)) is not None and its <= step
+        ]
         with _writing(file):
             replace_text(file, b"".join(kept).decode())
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl.
+    def append(self, record: dict[str, Any], name: str = "metrics.jsonl") -> None:
+        """Add one line to metrics.jsonl, or to events.jsonl.
 
         Raises:
             CheckpointError: it cannot be written.
         """
-        self._append("metrics.jsonl", record)
-
-    def append_event(self, event: dict[str, Any]) -> None:
-        """Add one line to events.jsonl.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        self._append("events.jsonl", event)
-
-    def _append(self, name: str, record: dict[str, Any]) -> None:
         with _writing(self.path / name), (self.path / name).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -182,12 +174,3 @@ def _writing(file: Path) -> Generator[None]:
             because=str(error),
             do="free space or fix permissions, then add --resume",
         ) from error
-
-
-def _step(line: bytes) -> float:
-    """The step of a record; infinite for one that is damaged, or that a killed process left."""
-    try:
-        step = json.loads(line)["step"] if line.endswith(b"\n") else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        step = None
-    return step if type(step) is int else float("inf")

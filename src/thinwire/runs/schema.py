@@ -1,23 +1,43 @@
-"""The files of a run folder as dataclasses: read, and found whole and consistent, or refused."""
+"""What a run folder's files hold: typed, and found whole and consistent, or refused.
 
-import json
-import math
+And which run a configuration describes: names as of today, and the fields that decide it.
+"""
+
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
 
 from thinwire.errors import CheckpointError
+from thinwire.handshake import flatten_description
 from thinwire.method import with_present_names
 
 _DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
 
+# What fields begin with that say what the file of a model says.
+MODEL_CONFIGURATION: Final = "model.configuration."
+
+# Where a run happens and what it writes may change when it is resumed; what it computes may not.
+_NOT_COMPUTED: Final = (
+    "machine.device",
+    "machine.outer_device",
+    "machine.timeout_s",
+    "periods.keep_checkpoints",
+    "periods.checkpoint_steps",
+    "periods.statistics_steps",
+)
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+
 # -- what the files hold ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """config.json.
 
     Args:
@@ -39,8 +59,8 @@ class RunConfig:
     method: str
     sync_every: int
     workers: int
-    worker_size: int
-    threads: int
+    worker_size: int = 1
+    threads: int = 0
     steps: int
     global_batch: int
     sequence_length: int
@@ -48,7 +68,7 @@ class RunConfig:
     model_size: str
     corpus: str
     tokenizer: str
-    described: Mapping[str, Any]
+    described: dict[str, Any]
 
     @property
     def tokens_per_step(self) -> int:
@@ -56,8 +76,17 @@ class RunConfig:
         return self.global_batch * self.sequence_length
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSummary:
+# The parts of config.json that every run has, and the fields of `RunConfig` that are there.
+_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "method": {"method": "name", "sync_every": "sync_every"},
+    "model": {"model_size": "size"},
+    "data": {name: name for name in ("corpus", "tokenizer", "sequence_length")},
+    "machine": {name: name for name in ("worker_size", "threads")},
+    "schedule": {},
+}
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """summary.json.
 
     Args:
@@ -81,26 +110,25 @@ class RunSummary:
     """
 
     method: str
-    workers: int
-    parameters: int
-    steps: int
-    tokens: int
-    val_loss: float
-    sent_bytes_per_worker: int
-    received_bytes_per_worker: int
-    peak_sent_bytes_per_step: int
-    added_nbytes: int | None
-    wall_s: float
-    wait_s: float
-    workers_here: int | None
+    workers: Count
+    parameters: Count
+    steps: Count
+    tokens: Count
+    val_loss: Amount
+    sent_bytes_per_worker: Count
+    received_bytes_per_worker: Count
+    peak_sent_bytes_per_step: Count
+    added_nbytes: int | None = msgspec.field(default=None, name="added_bytes_per_message")
+    wall_s: Amount
+    wait_s: Amount
+    workers_here: int | None = None
     is_elastic: bool
-    contributions: Mapping[str, Mapping[str, int]]
-    versions: Mapping[str, Any]
-    described: Mapping[str, Any]
+    contributions: dict[str, dict[str, Count]] = {}
+    versions: dict[str, Any] = {}
+    described: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A line of metrics.jsonl; counters and seconds are those since the run began.
 
     Args:
@@ -116,24 +144,20 @@ class RunRecord:
         training_s: in inner and outer steps; None in runs of earlier versions.
         inner_s: of them in inner steps; None in runs of earlier versions.
         state_bytes: what each state of a worker takes, by its name; empty where not measured.
-        statistics: of pseudo-gradients and feedback: name to fragment to value.
     """
 
-    step: int
-    tokens: int
-    loss: float
-    sent_bytes: int
-    wait_s: float
-    overlapped_s: float
-    wall_s: float
+    step: Count
+    tokens: Count
+    loss: Amount
+    sent_bytes: Count
+    wait_s: Amount
+    overlapped_s: Amount
+    wall_s: Amount
     val_loss: float | None = None
-    rounds: float | None = None
-    training_s: float | None = None
-    inner_s: float | None = None
-    state_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
-    statistics: Mapping[str, Mapping[int, float]] = field(
-        default_factory=dict[str, Mapping[int, float]]
-    )
+    rounds: Amount | None = None
+    training_s: Amount | None = None
+    inner_s: Amount | None = None
+    state_bytes: dict[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,60 +191,6 @@ class FinishedRun:
 
 # -- reading ---------------------------------------------------------------------------------------
 
-_REQUIRED: Final = object()
-
-
-class _JsonFields:
-    """The fields of a JSON object, checked as they are taken.
-
-    Args:
-        data: the object.
-        where: its place, as messages name it.
-    """
-
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data, self.where = data, where
-
-    def get(self, path: str) -> Any:
-        """A field, that of a part as `method.name`; None if it is missing."""
-        value: Any = self.data
-        for name in path.split("."):
-            value = value.get(name)
-        return value
-
-    def of_type(self, path: str, kind: type, *, default: Any = _REQUIRED) -> Any:
-        """A field of that type; `default` stands in for one that is missing."""
-        value = self.get(path)
-        if value is None and default is not _REQUIRED:
-            return default
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise _corrupt(f"{self.where} has {path} {_short(value)}")
-        return value
-
-    def amount(self, name: str) -> float:
-        """A finite number >= 0."""
-        value = self.data.get(name)
-        if not _is_number(value) or value < 0:
-            raise _corrupt(f"{self.where} has {name} {_short(value)}")
-        return value
-
-    def optional_amount(self, name: str) -> float | None:
-        """A finite number >= 0; None if it is missing."""
-        return self.amount(name) if name in self.data else None
-
-    def counts(self) -> dict[str, int]:
-        """All fields, each a finite number >= 0."""
-        return {name: int(self.amount(name)) for name in self.data}
-
-    def amounts(self, kind: type) -> dict[str, Any]:
-        """What the fields of the dataclass `kind` that are plain numbers hold."""
-        return {
-            each.name: int(amount) if each.type is int else amount
-            for each in fields(kind)
-            if each.type in (int, float)
-            for amount in [self.amount(each.name)]
-        }
-
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration of the run in `folder`.
@@ -231,26 +201,40 @@ def read_config(folder: Path) -> RunConfig:
     file = folder / "config.json"
     if not file.exists():
         raise _corrupt("config.json is missing")
-    found = _JsonFields(with_present_names(read_object(file)), file.name)
-    if found.get("kind") != "TrainConfig":
+    described = with_present_names(read_object(file))
+    if described.get("kind") != "TrainConfig":
         raise _corrupt("its config.json is not that of a run of thinwire")
-    for part in ("method", "model", "data", "machine", "schedule"):
-        found.of_type(part, dict)
-    return RunConfig(
-        method=found.of_type("method.name", str),
-        sync_every=found.of_type("method.sync_every", int),
-        workers=found.of_type("workers", int),
-        worker_size=found.of_type("machine.worker_size", int, default=1),
-        threads=found.of_type("machine.threads", int, default=0),
-        steps=found.of_type("steps", int),
-        global_batch=found.of_type("global_batch", int),
-        sequence_length=found.of_type("data.sequence_length", int),
-        seed=found.of_type("seed", int),
-        model_size=str(found.get("model.size")),
-        corpus=str(found.get("data.corpus")),
-        tokenizer=str(found.get("data.tokenizer")),
-        described=found.data,
-    )
+    fields = {"described": described, **described}
+    for part, places in _PARTS.items():
+        if not isinstance(described.get(part), dict):
+            raise _corrupt(f"config.json has {part} {_short(described.get(part))}")
+        fields |= {name: described[part].get(place) for name, place in places.items()}
+    return _typed(fields, RunConfig, file.name)
+
+
+def read_summary(folder: Path, config: RunConfig | None = None) -> RunSummary:
+    """The summary of the run in `folder`.
+
+    Args:
+        folder: of the run.
+        config: its configuration, if it was read before.
+
+    Raises:
+        CheckpointError: it is missing, damaged or not that of the run that config.json describes.
+    """
+    config = config or read_config(folder)
+    found = read_object(folder / "summary.json")
+    its = {**found, "described": found, "is_elastic": "events" in found}
+    summary = _typed(its, RunSummary, "summary.json")
+    wanted: dict[str, Any] = {"method": config.method, "steps": config.steps}
+    if not summary.is_elastic:  # whose number of workers, and so of tokens, varies
+        wanted |= {"workers": config.workers, "tokens": config.steps * config.tokens_per_step}
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise _corrupt(
+                f"summary.json has {name} {found[name]!r}, which config.json makes {value}"
+            )
+    return summary
 
 
 def read_finished(folder: Path) -> FinishedRun:
@@ -260,109 +244,13 @@ def read_finished(folder: Path) -> FinishedRun:
         CheckpointError: a file is missing or damaged, or two of them are not of one and the same
             run.
     """
-    config = read_config(folder)
-    run = FinishedRun(
-        folder=folder,
-        config=config,
-        summary=_summary(folder, config),
-        records=tuple(_records(folder / "metrics.jsonl")),
-        corpus=_fingerprint(folder / "data.json"),
-    )
-    _check_end(run)
-    return run
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else.
-    """
-    return _parsed(_text(file), file.name)
-
-
-def read_summary(folder: Path) -> RunSummary:
-    """The summary of the run in `folder`.
-
-    Raises:
-        CheckpointError: it is missing, damaged or not that of the run that config.json describes.
-    """
-    return _summary(folder, read_config(folder))
-
-
-def _summary(folder: Path, config: RunConfig) -> RunSummary:
-    found = _JsonFields(read_object(folder / "summary.json"), "summary.json")
-    is_elastic = "events" in found.data
-    summary = RunSummary(
-        **found.amounts(RunSummary),
-        method=str(found.get("method")),
-        added_nbytes=found.of_type("added_bytes_per_message", int, default=None),
-        workers_here=found.of_type("workers_here", int, default=None),
-        is_elastic=is_elastic,
-        contributions=_contributions(found),
-        versions=found.of_type("versions", dict, default=dict[str, Any]()),
-        described=found.data,
-    )
-    wanted: dict[str, Any] = {"method": config.method, "steps": config.steps}
-    if not is_elastic:  # whose number of workers, and so of tokens, varies
-        wanted |= {"workers": config.workers, "tokens": config.steps * config.tokens_per_step}
-    for name, value in wanted.items():
-        its = found.get(name)
-        if its != value:
-            raise _corrupt(
-                f"{found.where} has {name} {_short(its)}, which config.json makes {value}"
-            )
-    return summary
-
-
-def _contributions(found: _JsonFields) -> dict[str, dict[str, int]]:
-    members = found.of_type("contributions", dict, default=dict[str, Any]())
-    counts: dict[str, dict[str, int]] = {}
-    for member, told in members.items():
-        where = f"contributions of {found.where}"
-        if not isinstance(told, dict):
-            raise _corrupt(f"{where} has {member} {_short(told)}")
-        counts[member] = _JsonFields(cast(dict[str, Any], told), where).counts()
-    return counts
-
-
-def _records(file: Path) -> Iterator[RunRecord]:
-    before = 0
-    for number, line in enumerate(_text(file).splitlines(), start=1):
-        where = f"line {number} of {file.name}"
-        found = _JsonFields(_parsed(line, where), where)
-        record = _record(found)
-        if record.step <= before:
-            raise _corrupt(f"{where} has step {record.step} after {before}")
-        before = record.step
-        yield record
-
-
-def _record(found: _JsonFields) -> RunRecord:
-    statistics: dict[str, dict[int, float]] = {}
-    for name, value in found.data.items():
-        if not _is_number(value):
-            raise _corrupt(f"{found.where} has {name} {_short(value)}")
-        # A statistic of one fragment, such as cosine/3.
-        statistic, slash, fragment = name.partition("/")
-        if slash and fragment.isdecimal():
-            statistics.setdefault(statistic, {})[int(fragment)] = value
-    sizes = {state: found.get(f"{state}_bytes") for state in _STATES}
-    return RunRecord(
-        **found.amounts(RunRecord),
-        val_loss=found.get("val_loss"),
-        rounds=found.optional_amount("rounds"),
-        training_s=found.optional_amount("training_s"),
-        inner_s=found.optional_amount("inner_s"),
-        state_bytes={state: int(size) for state, size in sizes.items() if size is not None},
-        statistics=statistics,
-    )
-
-
-def _check_end(run: FinishedRun) -> None:
-    if not run.records:
+    config, noted = read_config(folder), folder / "data.json"
+    summary, records = read_summary(folder, config), tuple(_records(folder / "metrics.jsonl"))
+    data = read_object(noted) if noted.exists() else None
+    corpus = None if data is None else _typed(data, _Fingerprint, noted.name).fingerprint
+    if not records:
         raise _corrupt("metrics.jsonl is empty")
-    last, summary = run.records[-1], run.summary
+    last = records[-1]
     for name, its, other in (
         ("step", last.step, summary.steps),
         ("tokens", last.tokens, summary.tokens),
@@ -375,41 +263,82 @@ def _check_end(run: FinishedRun) -> None:
         size = last.state_bytes.get(state)
         if size is None or size < 0 or (state == "live_weights" and size == 0):
             raise _corrupt(f"the last record has {state}_bytes {_short(size)}")
+    return FinishedRun(
+        folder=folder, config=config, summary=summary, records=records, corpus=corpus
+    )
 
 
-def _fingerprint(file: Path) -> str | None:
-    if not file.exists():
-        return None
-    return _JsonFields(read_object(file), file.name).of_type("fingerprint", str)
+class _Fingerprint(msgspec.Struct):
+    fingerprint: str
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
+def _records(file: Path) -> Iterator[RunRecord]:
+    before = 0
+    for number, line in enumerate(_content(file).splitlines(), start=1):
+        where = f"line {number} of {file.name}"
+        values = _parsed(line, dict[str, int | float], where)
+        sizes = {s: values[f"{s}_bytes"] for s in _STATES if f"{s}_bytes" in values}
+        record = _typed({**values, "state_bytes": sizes}, RunRecord, where)
+        if record.step <= before:
+            raise _corrupt(f"{where} has step {record.step} after {before}")
+        before = record.step
+        yield record
+
+
+class _Step(msgspec.Struct):
+    step: int
+
+
+def step_of(line: bytes) -> int | None:
+    """The step of a line of metrics.jsonl; None of one that is damaged.
+
+    >>> step_of(b'{"step": 3, "loss": 1.0}'), step_of(b'{"step": 3, "lo')
+    (3, None)
+    """
     try:
-        data = json.loads(text)
-        if "\\u" in text:  # half of a surrogate pair can be neither shown nor written
-            json.dumps(data, ensure_ascii=False).encode()
-        _check_depth(data)
+        return msgspec.json.decode(line, type=_Step).step
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
+    found = _parsed(_content(file), dict[str, Any], file.name)
+    if _depth(found) > _DEEPEST:
+        raise _corrupt(f"{file.name} cannot be read: its objects are over {_DEEPEST} deep")
+    return found
+
+
+def _depth(data: Any) -> int:
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _corrupt(f"{file.name} cannot be read: {error}") from error
+
+
+def _parsed(text: bytes, kind: type[T], where: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
         raise _corrupt(f"{where} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise _corrupt(f"{where} holds no object")
-    return data
 
 
-def _check_depth(data: Any, depth: int = 0) -> None:
-    if depth > _DEEPEST:
-        raise ValueError(f"its objects are more than {_DEEPEST} deep")
-    for value in (
-        data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    ):
-        _check_depth(value, depth + 1)
-
-
-def _text(file: Path) -> str:
+def _typed(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """`fields` as `kind`; one that is null counts as missing."""
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _corrupt(f"{file.name} cannot be read: {error}") from error
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _corrupt(f"{where} cannot be used: {error}") from error
 
 
 def _corrupt(because: str) -> CheckpointError:
@@ -420,14 +349,45 @@ def _corrupt(because: str) -> CheckpointError:
     )
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
 def _short(value: Any) -> str:
     return "missing" if value is None else repr(value)[:60]
+
+
+# -- which run it is -------------------------------------------------------------------------------
+
+
+def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a described configuration that decide what a run computes, flat.
+
+    Two folders whose identity fields are equal hold the same run.
+
+    Args:
+        description: nested as in config.json, or flat as in a checkpoint.
+
+    >>> identity_fields({"seed": 3, "machine": {"device": "cpu", "threads": 2}})
+    {'seed': '3', 'machine.threads': '2'}
+    """
+    flat = flatten_description(with_present_names(description))
+    return {
+        name: value
+        for name, value in flat.items()
+        # Earlier versions could also simulate workers otherwise, with other rounding.
+        if name not in _NOT_COMPUTED and (name, value) != ("machine.simulation", "threads")
+    }
+
+
+def identities(
+    begun: Mapping[str, Any], asked_for: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The identity fields of a run that was begun and of the one that is asked for, comparable.
+
+    Runs of earlier versions noted the name of the model's file and not what it said: then that is
+    left out of both.
+
+    >>> identities({"model": {"size": "a"}}, {"model": {"size": "a", "configuration": {"b": 1}}})
+    ({'model.size': 'a'}, {'model.size': 'a'})
+    """
+    theirs, mine = identity_fields(begun), identity_fields(asked_for)
+    if not any(name.startswith(MODEL_CONFIGURATION) for name in theirs):
+        mine = {n: value for n, value in mine.items() if not n.startswith(MODEL_CONFIGURATION)}
+    return theirs, mine

@@ -3,10 +3,8 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from thinwire.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +36,7 @@ class Estimate:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields as JSON-able data."""
-        return {
-            "mean": self.mean,
-            "standard_error": self.standard_error,
-            "seeds": list(self.seeds),
-        }
+        return asdict(self) | {"seeds": list(self.seeds)}
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -69,16 +63,9 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
     Args:
         by_seed: seed to value; at least one.
 
-    Raises:
-        ConfigurationError: there is no seed.
-
     >>> estimate({0: 1.0, 1: 3.0})
     Estimate(mean=2.0, standard_error=1.0, seeds=(0, 1))
     """
-    if not by_seed:
-        raise ConfigurationError(
-            "average over seeds", because="there is no run", do="pass at least one"
-        )
     seeds = sorted(by_seed)
     values = [by_seed[seed] for seed in seeds]
     return Estimate(

@@ -1,6 +1,5 @@
 """How far the run in a folder has come, by the folder's own files; nothing of it is changed."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,8 +10,14 @@ from thinwire.errors import CheckpointError
 from thinwire.handshake import first_difference
 from thinwire.runs.comparable import common_fields, differences
 from thinwire.runs.folder import RunFolder, without, write_json
-from thinwire.runs.identity import identities
-from thinwire.runs.schema import FinishedRun, read_config, read_finished, read_object
+from thinwire.runs.schema import (
+    FinishedRun,
+    identities,
+    read_config,
+    read_finished,
+    read_object,
+    step_of,
+)
 
 _FAILURE: Final = "failed.json"
 _FILES: Final = ("config.json", "summary.json", "metrics.jsonl", "checkpoints")
@@ -89,10 +94,10 @@ def has_files_of_run(folder: Path) -> bool:
 def _last_step(folder: Path) -> str:
     """The last step that was recorded, also of a run that was killed while it wrote."""
     try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return str(max(json.loads(line)["step"] for line in lines[-2:] if line.endswith("}")))
-    except (OSError, ValueError, KeyError, TypeError):
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    except OSError:
         return "none"
+    return str(max((s for line in lines[-2:] if (s := step_of(line)) is not None), default="none"))
 
 
 def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
@@ -102,28 +107,22 @@ def status_of(folder: Path, described: Mapping[str, Any]) -> RunStatus:
         folder: where it is or would be.
         described: configuration of the run that is asked for.
     """
-    different = _difference(folder, described)
-    if different is not None:  # the folder of another configuration: its state does not matter
-        return RunStatus(state=RunState.MISMATCH, why=different)
+    try:
+        theirs = read_config(folder)
+    except CheckpointError:
+        theirs = None
+    if theirs is not None:
+        # Its own part of the cores is no reason to run again, unless a number was asked for.
+        ignored = () if described["machine"]["threads"] else ("machine.threads",)
+        there, here = (without(f, ignored) for f in identities(theirs.described, described))
+        field = first_difference(there, here)
+        if field is not None:  # another configuration: its state does not matter
+            values = f"{there.get(field, 'missing')} there and {here.get(field, 'missing')} here"
+            return RunStatus(state=RunState.MISMATCH, why=f"{field} is {values}")
     status = read_run(folder)
     if status.run is not None and status.run.summary.is_elastic:
         return RunStatus(state=RunState.MISMATCH, why="it is of one worker of an elastic run")
     return status
-
-
-def _difference(folder: Path, described: Mapping[str, Any]) -> str | None:
-    """The field in which the run there, if it can be read, is not the one asked for."""
-    try:
-        theirs = read_config(folder)
-    except CheckpointError:
-        return None
-    # Its own part of the cores is no reason to run again, unless a certain number was asked for.
-    ignored: Collection[str] = () if described["machine"]["threads"] else ("machine.threads",)
-    there, here = (without(f, ignored) for f in identities(theirs.described, described))
-    field = first_difference(there, here)
-    if field is None:
-        return None
-    return f"{field} is {there.get(field, 'missing')} there and {here.get(field, 'missing')} here"
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -153,20 +152,16 @@ def unrelated_runs(
         known: names of the folders that belong to it.
         described: configuration of any of its runs.
     """
-    others = sorted(out.iterdir()) if out.is_dir() else []
-    return {
-        folder.name: RunStatus(state=RunState.UNRELATED, why=_unrelated(folder, described))
-        for folder in others
-        if folder.name not in known and has_files_of_run(folder)
-    }
-
-
-def _unrelated(folder: Path, described: Mapping[str, Any]) -> str:
-    try:
-        theirs = common_fields(read_config(folder).described)
-    except CheckpointError as error:
-        return error.because
-    mine = common_fields(described)
-    if theirs == mine:
-        return "the same model and tokens, but no run that was asked for"
-    return differences(theirs, mine)
+    mine, found = common_fields(described), dict[str, RunStatus]()
+    for folder in sorted(out.iterdir()) if out.is_dir() else ():
+        if folder.name in known or not has_files_of_run(folder):
+            continue
+        try:
+            theirs = common_fields(read_config(folder).described)
+        except CheckpointError as error:
+            why = error.because
+        else:
+            same = "the same model and tokens, but no run that was asked for"
+            why = same if theirs == mine else differences(theirs, mine)
+        found[folder.name] = RunStatus(state=RunState.UNRELATED, why=why)
+    return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from thinwire.runs.identity import identity_fields
-from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord
+from thinwire.runs.schema import FinishedRun, RunConfig, RunRecord, identity_fields
 from thinwire.runs.statistics import Estimate, MeanCurve, estimate, mean_curve
 
 # Where a run happened, how often something was noted, and the seed: not what was trained.

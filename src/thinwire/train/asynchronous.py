@@ -8,7 +8,6 @@ or faster than the mean is off it by less than H steps.
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,12 +30,11 @@ from thinwire.outer import SGD, ByWorkerCount, DelayedNesterov
 from thinwire.runs.folder import write_json
 from thinwire.security.token import Token
 from thinwire.train import launch
+from thinwire.train.checkpoints import locked
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.folder_lock import locked
 from thinwire.train.models import save_pretrained
-from thinwire.train.workers.random_stream import RandomStream
-from thinwire.train.workers.worker import token_losses
+from thinwire.train.workers.worker import RandomStream, autocast, token_losses
 
 ObserveRecord: TypeAlias = Callable[[Mapping[str, float]], None]
 
@@ -169,15 +167,10 @@ class AsyncTrainee:
         return loss
 
     def _backward(self, windows: Tensor) -> float:
-        with self._autocast():
+        with autocast(self._config.machine, self._device):
             loss = token_losses(self.model, windows).mean() / self._config.accumulate
         loss.backward()
         return loss.item()
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._config.machine.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything this worker needs to go on bit for bit."""

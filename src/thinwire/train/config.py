@@ -1,5 +1,6 @@
 """The complete description of a training run."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -7,11 +8,46 @@ from thinwire.errors import ConfigurationError
 from thinwire.method import Method, describe
 from thinwire.train.data import Data
 from thinwire.train.models import Model
-from thinwire.train.schedule import WarmupCosine
 
 _MOST: Final = 2**53  # what JSON and floats hold exactly
 _MOST_THREADS: Final = 2**15
 _YEAR_S: Final = 366 * 86_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupCosine:
+    """Linear from 0 to 1 over the warm-up, then half a cosine down to `final_fraction`.
+
+    Args:
+        warmup_steps: inner steps of warm-up; two to four rounds suit DiLoCo.
+        final_fraction: what is left of the learning rate at the end.
+
+    Source: the schedules of DiLoCo (arXiv 2311.08105) and MuLoCo (arXiv 2505.23725).
+
+    >>> [round(WarmupCosine(warmup_steps=2).factor(t, steps=4), 2) for t in range(4)]
+    [0.5, 1.0, 0.55, 0.1]
+    """
+
+    warmup_steps: int = 20
+    final_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or not 0.0 <= self.final_fraction <= 1.0:
+            raise ConfigurationError(
+                f"warm up for {self.warmup_steps} steps and decay to {self.final_fraction}",
+                because="a warm-up is not negative and a fraction lies between 0 and 1",
+                do="pass warmup_steps >= 0 and 0 <= final_fraction <= 1",
+            )
+
+    def factor(self, step: int, *, steps: int) -> float:
+        """The factor on the learning rate of inner step `step` (from 0) out of `steps`."""
+        t = step + 1
+        if t <= self.warmup_steps:
+            return t / self.warmup_steps
+        progress = min(1.0, (t - self.warmup_steps) / max(1, steps - self.warmup_steps))
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (
+            1 + math.cos(math.pi * progress)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,20 +59,16 @@ class Periods:
         evaluate_steps: between two evaluations of the outer parameters.
         checkpoint_steps: between two checkpoints.
         keep_checkpoints: how many checkpoints stay on disk.
-        statistics_steps: between two measurements of how far the workers agree; 0 measures none.
-            Only where all workers share a process, because no other has all pseudo-gradients.
     """
 
     log_steps: int = 10
     evaluate_steps: int = 0
     checkpoint_steps: int = 0
     keep_checkpoints: int = 2
-    statistics_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_range(0, log_steps=self.log_steps, evaluate_steps=self.evaluate_steps)
         _check_range(0, checkpoint_steps=self.checkpoint_steps)
-        _check_range(0, statistics_steps=self.statistics_steps)
         _check_range(1, keep_checkpoints=self.keep_checkpoints)
 
 
@@ -55,9 +87,6 @@ class Machine:
             memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
             It changes the order of sums, and what dropout draws, and nothing else.
-        simulation: how the workers of one process compute: on "threads", bit for bit as the ranks
-            of torchrun do, or "stacked" into one set of matrices, which is faster where there are
-            more small workers than cores, and equal up to rounding.
     """
 
     device: str = "auto"
@@ -67,15 +96,8 @@ class Machine:
     timeout_s: float = 600.0
     outer_device: Literal["cpu"] | None = None
     worker_size: int = 1
-    simulation: Literal["threads", "stacked"] = "threads"
 
     def __post_init__(self) -> None:
-        if self.compile not in (True, False):  # as a bool, "no" would be true
-            raise ConfigurationError(
-                f"train with compile={self.compile!r}",
-                because="it is either True or False",
-                do="pass compile=True, or leave it out",
-            )
         _check_range(0, threads=self.threads, most=_MOST_THREADS)
         _check_range(1, worker_size=self.worker_size)
         if not 0 < self.timeout_s <= _YEAR_S:
@@ -83,12 +105,6 @@ class Machine:
                 f"wait {self.timeout_s} s for a worker",
                 because="every exchange takes some time, and none a year",
                 do="pass a timeout above 0 and below a year",
-            )
-        if self.simulation == "stacked" and self.compile:
-            raise ConfigurationError(
-                "compile the model of stacked workers",
-                because="stacked workers share one model that is made from theirs",
-                do="leave out --compile or --simulation stacked",
             )
 
 

@@ -3,7 +3,7 @@
 import datetime
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,22 @@ from thinwire.handshake import (
     flatten_description,
 )
 from thinwire.runs.folder import RunFolder
-from thinwire.runs.identity import identity_fields
+from thinwire.runs.schema import identity_fields
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.torchrun import count_workers, under_torchrun
-from thinwire.train.workers.bucket import BucketConfig, BucketWorker, BucketWorkerId
-from thinwire.train.workers.elastic import ElasticConfig, ElasticWorker, ElasticWorkerId
-from thinwire.train.workers.group import ThreadedWorkers, TorchrunWorker, WorkerGroup, cores
-from thinwire.train.workers.ranks import FsdpRanks, Ranks, SingleRank
-from thinwire.train.workers.stacked import StackedWorkers
-from thinwire.train.workers.worker import FixedWorkerId, Worker
-from thinwire.transport import Distributed, RoundTag, Transport, in_process, sealed_by_default
+from thinwire.train.workers.bucket import BucketConfig, BucketWorker
+from thinwire.train.workers.elastic import ElasticConfig, ElasticWorker, identity_of
+from thinwire.train.workers.group import SimulatedWorkers, TorchrunWorker, WorkerGroup, cores
+from thinwire.train.workers.ranks import FsdpRanks, Ranks, count_workers, under_torchrun
+from thinwire.train.workers.worker import Worker, WorkerIdentity
+from thinwire.transport import (
+    Bucket,
+    Distributed,
+    RoundTag,
+    Transport,
+    in_process,
+    sealed_by_default,
+)
 
 
 def resolve(
@@ -56,17 +61,9 @@ def resolve(
     machine = config.machine
     # Such a worker is alone under its torchrun; how many there are to be is said, not counted.
     elsewhere = elastic is not None or bucket is not None
-    if machine.simulation == "stacked" and (under_torchrun() or elsewhere):
-        raise ConfigurationError(
-            "stack the workers",
-            because="every worker is a process of its own here",
-            do="leave out --simulation, or start one process without torchrun, --elastic "
-            "and --bucket",
-        )
-    if elastic is not None:
-        elastic.check(config)
-    if bucket is not None:
-        bucket.check(config)
+    for member in (elastic, bucket):
+        if member is not None:
+            member.check(config)
     workers = config.workers if elsewhere else count_workers(config.workers, machine.worker_size)
     here = machine.worker_size * (1 if elsewhere else workers)
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
@@ -76,11 +73,7 @@ def resolve(
     is_elastic = elastic is not None or (begun is not None and begun.is_elastic())
     # Elastic runs of earlier versions began without, and have it in no description.
     began_so = begun is None or _drops_outliers(begun.config())
-    return _dropping_outliers(config) if is_elastic and began_so else config
-
-
-def _dropping_outliers(config: TrainConfig) -> TrainConfig:
-    if _drops_outliers(config.describe()):
+    if not (is_elastic and began_so) or _drops_outliers(config.describe()):
         return config
     aggregate = DropOutliers(aggregate=config.method.aggregate)
     return replace(config, method=replace(config.method, aggregate=aggregate))
@@ -116,101 +109,94 @@ def join(config: TrainConfig) -> None:
         ) from error
 
 
-def assemble(config: TrainConfig, data: LoadedData) -> WorkerGroup:
+def assemble(
+    config: TrainConfig,
+    data: LoadedData,
+    member: ElasticConfig | BucketConfig | None = None,
+    out: Path | None = None,
+) -> WorkerGroup:
     """The workers of this process, connected.
 
     Args:
         config: resolved.
         data: loaded.
+        member: which one worker of an elastic run, or of one over an object store, this is.
+        out: the run's folder, of an elastic worker.
     """
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
-    _check_validation(config, data)
+
+    def build(transport: Transport, identity: WorkerIdentity, ranks: Ranks) -> Worker:
+        return Worker(config, data, transport, identity, ranks, device)
+
+    if member is not None:
+        return _assemble_member(config, data, member, out or Path(), build)
+    all_ranks = config.workers * config.machine.worker_size
+    if len(data.validation) < all_ranks:
+        raise CorpusError(
+            f"evaluate with {config.workers} workers",
+            because=f"the validation side has {len(data.validation)} sequences of "
+            f"{config.data.sequence_length} tokens, and each of {all_ranks} ranks takes its "
+            "share",
+            do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
+        )
     if under_torchrun():
         everyone = sealed_by_default(Distributed())
         # Ranks that disagree, on the number of steps say, would wait for each other in vain.
-        tag = RoundTag(what="the ranks' arguments", round=0)
-        mine = encode_description(_common(config, data))
-        check_descriptions(everyone.announce(mine, tag))
+        _compare(everyone, _common(config, data), "the ranks' arguments")
         across, inside = _groups_of(config, everyone)
-        identity = FixedWorkerId(across.rank, config.workers)
-        return TorchrunWorker([Worker(config, data, across, identity, inside, device)])
-    workers = [
-        Worker(config, data, t, FixedWorkerId(t.rank, config.workers), SingleRank(), device)
-        for t in in_process(config.workers)
-    ]
-    if config.machine.simulation == "stacked":
-        return StackedWorkers(workers, threads=config.machine.threads, sample=data.validation)
+        return TorchrunWorker([build(across, _numbered(across.rank, config), inside)])
+    workers = [build(t, _numbered(t.rank, config), Ranks()) for t in in_process(config.workers)]
     sample = data.validation[:1, :-1]
-    return ThreadedWorkers(workers, threads=config.machine.threads, sample=sample)
+    return SimulatedWorkers(workers, threads=config.machine.threads, sample=sample)
 
 
-def assemble_over_bucket(
-    config: TrainConfig, data: LoadedData, bucket: BucketConfig
+def _numbered(number: int, config: TrainConfig) -> WorkerIdentity:
+    return WorkerIdentity(number=number, evaluators=config.workers, block=number)
+
+
+def _assemble_member(
+    config: TrainConfig,
+    data: LoadedData,
+    member: ElasticConfig | BucketConfig,
+    out: Path,
+    build: Callable[[Transport, WorkerIdentity, Ranks], Worker],
 ) -> WorkerGroup:
-    """One worker of a run over an object store, connected.
-
-    Args:
-        config: resolved.
-        data: loaded.
-        bucket: which worker this is.
-    """
-    torch.set_num_threads(config.machine.threads)
-    transport = bucket.connect(config)
+    ranks = Ranks()
+    if isinstance(member, BucketConfig):
+        transport = member.connect(config)
+    else:
+        # Raises for a stream, which has no shares, before the lighthouse is asked.
+        data.training.shares(rows=1, sync_every=1, seed=config.seed)
+        group = dist.group.WORLD if config.machine.worker_size > 1 else None
+        if group is not None:
+            ranks = FsdpRanks(group, torch.device(config.machine.device))
+        transport = member.connect(out, group)
     try:
-        tag = RoundTag(what="the workers' arguments", round=0)
-        mine = encode_description(common_fields(config, data))
-        check_descriptions(transport.announce(mine, tag))
-        identity = BucketWorkerId(bucket.worker, config.workers)
-        device = torch.device(config.machine.device)
-        return BucketWorker(
-            Worker(config, data, transport, identity, SingleRank(), device), transport
+        _compare(transport, common_fields(config, data), "the workers' arguments")
+        if isinstance(transport, Bucket):
+            k = transport.rank
+            return BucketWorker(
+                build(transport, WorkerIdentity(block=k, first_stream=k), ranks), transport
+            )
+        return ElasticWorker(
+            build(transport, identity_of(transport.identity), ranks), transport, ranks
         )
     except BaseException:
         transport.close()
         raise
 
 
-def assemble_elastic(
-    config: TrainConfig, data: LoadedData, elastic: ElasticConfig, out: Path
-) -> WorkerGroup:
-    """One worker of an elastic run, connected.
-
-    Args:
-        config: resolved.
-        data: loaded.
-        elastic: how it takes part.
-        out: the run's folder.
-    """
-    torch.set_num_threads(config.machine.threads)
-    # Raises for a stream, which has no shares, before the lighthouse is asked.
-    data.training.shares(rows=1, sync_every=1, seed=config.seed)
-    ranks = _ranks_of(config)
-    transport = elastic.connect(out, dist.group.WORLD if ranks.size > 1 else None)
-    try:
-        tag = RoundTag(what="the workers' arguments", round=0)
-        mine = encode_description(common_fields(config, data))
-        check_descriptions(transport.announce(mine, tag))
-        identity, device = ElasticWorkerId(transport.identity), torch.device(config.machine.device)
-        worker = Worker(config, data, transport, identity, ranks, device)
-        return ElasticWorker(worker, transport, ranks)
-    except BaseException:
-        transport.close()
-        raise
-
-
-def _ranks_of(config: TrainConfig) -> Ranks:
-    """The ranks of the one worker that torchrun started here."""
-    if config.machine.worker_size == 1:
-        return SingleRank()
-    return FsdpRanks(dist.group.WORLD, torch.device(config.machine.device))
+def _compare(transport: Transport, fields: Mapping[str, str], what: str) -> None:
+    mine = encode_description(fields)
+    check_descriptions(transport.announce(mine, RoundTag(what=what, round=0)))
 
 
 def _groups_of(config: TrainConfig, everyone: Transport) -> tuple[Transport, Ranks]:
     """The connection to the same shard of all workers, and the ranks of this worker."""
     machine = config.machine
     if machine.worker_size == 1:
-        return everyone, SingleRank()
+        return everyone, Ranks()
     grid = torch.arange(everyone.world_size).view(config.workers, machine.worker_size)
     timeout = datetime.timedelta(seconds=machine.timeout_s)
     mine: list[Any] = [
@@ -231,17 +217,6 @@ def common_fields(config: TrainConfig, data: LoadedData) -> dict[str, str]:
     """What workers that come and go must agree on: not where they compute, nor what they write."""
     own = ("machine.", "periods.", "accumulate")
     return {f: value for f, value in _common(config, data).items() if not f.startswith(own)}
-
-
-def _check_validation(config: TrainConfig, data: LoadedData) -> None:
-    ranks = config.workers * config.machine.worker_size
-    if len(data.validation) < ranks:
-        raise CorpusError(
-            f"evaluate with {config.workers} workers",
-            because=f"the validation side has {len(data.validation)} sequences of "
-            f"{config.data.sequence_length} tokens, and each of {ranks} ranks takes its share",
-            do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
-        )
 
 
 def _device(name: str) -> str:

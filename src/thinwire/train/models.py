@@ -94,11 +94,21 @@ class Model:
         Raises:
             ConfigurationError: it cannot be read, or has too few tokens or positions.
         """
-        _check_counts(self.size, vocab_size, sequence_length)
         if self.size in LLAMA_SIZES:
             return LLAMA_SIZES[self.size].configuration(vocab_size, sequence_length)
         config = copy.deepcopy(self._read)
-        _check_fits(self.size, config, vocab_size, sequence_length)
+        text = config.get_text_config()  # of a model that also sees or hears: its language part
+        for field, needed, remedy in (
+            ("vocab_size", vocab_size, "a tokenizer with fewer tokens"),
+            ("max_position_embeddings", sequence_length, "a shorter sequence length"),
+        ):
+            offered = getattr(text, field, None)
+            if offered is not None and offered < needed:
+                raise ConfigurationError(
+                    f"build model '{self.size}'",
+                    because=f"its {field} is {offered} and the data needs {needed}",
+                    do=f"choose {remedy}, or raise {field} in the configuration",
+                )
         config.use_cache = False  # keys and values of earlier tokens are of no use in training
         return config
 
@@ -144,7 +154,14 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         CheckpointError: it cannot be written, or `folder` holds something else than a saved model.
     """
-    _check_replaceable(folder)
+    # A wrong path must not cost someone's files: only what an earlier save wrote is replaced.
+    holds = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
+    if holds and (folder.is_file() or not any(folder.glob("*.safetensors"))):
+        raise CheckpointError(
+            f"save the model to {folder}",
+            because="what is there is not a saved model",
+            do="choose a folder that is new or empty, or holds an earlier saved model",
+        )
     try:
         with _without_progress_bar():
             replace_folder(folder, model.save_pretrained)
@@ -177,40 +194,3 @@ def _unreadable(source: str, error: Exception) -> ConfigurationError:
         do="pass a built-in size, the config.json of a causal language model that transformers "
         "knows, or an org/name with the network on",
     )
-
-
-def _check_counts(source: str, vocab_size: int, sequence_length: int) -> None:
-    for name, value in (("vocab_size", vocab_size), ("sequence_length", sequence_length)):
-        if value < 1:
-            raise ConfigurationError(
-                f"build model '{source}'", because=f"{name} is {value}", do=f"pass {name} >= 1"
-            )
-
-
-def _check_fits(
-    source: str, config: PreTrainedConfig, vocab_size: int, sequence_length: int
-) -> None:
-    text = config.get_text_config()  # of a model that also sees or hears: its language part
-    for field, needed, remedy in (
-        ("vocab_size", vocab_size, "a tokenizer with fewer tokens"),
-        ("max_position_embeddings", sequence_length, "a shorter sequence length"),
-    ):
-        offered = getattr(text, field, None)
-        if offered is not None and offered < needed:
-            raise ConfigurationError(
-                f"build model '{source}'",
-                because=f"its {field} is {offered} and the data needs {needed}",
-                do=f"choose {remedy}, or raise {field} in the configuration",
-            )
-
-
-def _check_replaceable(folder: Path) -> None:
-    # A wrong path must not cost someone's files: only what an earlier save wrote is replaced.
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if folder.is_file() or not any(folder.glob("*.safetensors")):
-        raise CheckpointError(
-            f"save the model to {folder}",
-            because="what is there is not a saved model",
-            do="choose a folder that is new or empty, or holds an earlier saved model",
-        )

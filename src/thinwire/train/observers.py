@@ -3,7 +3,6 @@
 import importlib
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from thinwire.runs.folder import RunFolder
 _LOG = logging.getLogger(__name__)
 
 
-class Observer(ABC):
-    """Receives every record of a run, and every event of an elastic one."""
+class Observer:
+    """Receives every record of a run, and every event of an elastic one; as it is, ignores them."""
 
-    @abstractmethod
     def record(self, record: dict[str, Any]) -> None:
         """Receive a record as metrics.jsonl has it."""
+        del record
 
     def event(self, event: Event) -> None:
         """Receive an event: a worker joined, a round counted, ...; called from any thread."""
@@ -52,32 +51,31 @@ class FolderWriter(Observer):
     def event(self, event: Event) -> None:
         """Append a line to events.jsonl."""
         try:
-            self._folder.append_event(event.describe())
+            self._folder.append(event.describe(), "events.jsonl")
         except CheckpointError as error:
             # The thread that noted the event may be in an exchange, which must not fail because a
             # disk is full; the event is in the log and the summary anyway.
             _LOG.warning("%s", error)
 
 
-class EventForwarder:
-    """Passes every event to observers, beginning with those that the log kept from before.
+def forward_events(log: EventLog, observers: Sequence[Observer]) -> None:
+    """Pass every event to observers, beginning with those that the log kept from before.
 
     Args:
         log: of the events.
         observers: receive them, one event at a time.
     """
+    # Re-entrant: an event that comes while the kept ones are passed on waits for them.
+    lock = threading.RLock()
 
-    def __init__(self, log: EventLog, observers: Sequence[Observer]) -> None:
-        # Re-entrant: an event that comes while the kept ones are passed on waits for them.
-        self._observers, self._lock = observers, threading.RLock()
-        with self._lock:
-            for event in log.listen(self._forward):
-                self._forward(event)
-
-    def _forward(self, event: Event) -> None:
-        with self._lock:
-            for observer in self._observers:
+    def forward(event: Event) -> None:
+        with lock:
+            for observer in observers:
                 observer.event(event)
+
+    with lock:
+        for event in log.listen(forward):
+            forward(event)
 
 
 def shows_bars(console: Console) -> bool:
@@ -116,16 +114,6 @@ class Terminal(Observer):
         """Move the bar."""
         # The last validation loss stays on display until there is a newer one.
         self._val_loss = record.get("val_loss", self._val_loss)
-        parts = self._parts(record)
-        if self._draws:
-            room = self._console.width - _BAR_AND_TIME
-            self._progress.update(
-                self._task, completed=record["step"], description=_in_lines(parts, room)
-            )
-        elif "val_loss" in record:
-            self._say("  ".join(parts))
-
-    def _parts(self, record: dict[str, Any]) -> list[str]:
         validation = "" if self._val_loss is None else f" val {self._val_loss:.4f}"
         parts = [
             self._title,
@@ -140,7 +128,13 @@ class Terminal(Observer):
         if "workers" in record:  # where they come and go
             workers = record["workers"]
             parts.append("1 worker" if workers == 1 else f"{workers} workers")
-        return parts
+        if self._draws:
+            room = self._console.width - _BAR_AND_TIME
+            self._progress.update(
+                self._task, completed=record["step"], description=_in_lines(parts, room)
+            )
+        elif "val_loss" in record:
+            self._say("  ".join(parts))
 
     def event(self, event: Event) -> None:
         """Print a line above the bar."""

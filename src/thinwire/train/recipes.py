@@ -10,10 +10,9 @@ from thinwire import inner, outer, presets
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.feedback import DecoupledMomentum
 from thinwire.method import Method
-from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.config import Periods, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
 from thinwire.train.models import Model
-from thinwire.train.schedule import WarmupCosine
 
 Recipe: TypeAlias = Callable[[str], TrainConfig]
 
@@ -30,9 +29,7 @@ def laptop(method: str) -> TrainConfig:
     """
     return TrainConfig(
         method=_laptop_method(method),
-        periods=Periods(
-            log_steps=10, evaluate_steps=100, checkpoint_steps=100, statistics_steps=10
-        ),
+        periods=Periods(log_steps=10, evaluate_steps=100, checkpoint_steps=100),
     )
 
 
@@ -146,8 +143,8 @@ def load(name: str) -> Callable[..., Any]:
     file, _, function = name.rpartition(":")
     path = Path(file)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise _no_function(path, function)
+    assert spec is not None
+    assert spec.loader is not None  # of a .py file
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -159,13 +156,9 @@ def load(name: str) -> Callable[..., Any]:
         ) from error
     found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
-        raise _no_function(path, function)
+        raise ConfigurationError(
+            f"use recipe {path}:{function}",
+            because=f"{path} has no function of that name",
+            do="define it there: a recipe takes a method's name and returns a TrainConfig",
+        )
     return found
-
-
-def _no_function(path: Path, function: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"use recipe {path}:{function}",
-        because=f"{path} has no function of that name",
-        do="define it there: a recipe takes a method's name and returns a TrainConfig",
-    )

@@ -3,11 +3,10 @@
 import importlib.metadata
 import math
 import platform
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,21 +16,20 @@ from thinwire.errors import (
     MismatchError,
     NonFiniteError,
     RunStopped,
-    ThinwireError,
 )
 from thinwire.runs.folder import WITH_WORKERS, RunFolder
-from thinwire.train import launch, torchrun
-from thinwire.train.checkpoints.manager import CheckpointManager, ElapsedTime
+from thinwire.train import launch
+from thinwire.train.checkpoints import CheckpointManager, RunTimer, locked
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.folder_lock import locked
-from thinwire.train.observers import EventForwarder, FolderWriter, Observer
+from thinwire.train.observers import FolderWriter, Observer, forward_events
 from thinwire.train.workers.bucket import BucketConfig
 from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
+from thinwire.train.workers.ranks import is_lead, under_torchrun
 
-_ADDED = "added_bytes_per_message"
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
+_PACKAGES = ("thinwire", "torch", "transformers", "datasets", "numpy")
 
 # Given the configuration and the step from which the run goes on.
 ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
@@ -70,7 +68,7 @@ def train(
     config = launch.resolve(config, elastic, bucket=bucket)
     folder = RunFolder(out)
     with _held(folder):
-        if torchrun.is_lead():
+        if is_lead():
             folder.check_free()
         return _run(config, folder, observers, elastic or bucket, stop)
 
@@ -98,7 +96,7 @@ def resume(
             weights of each what it has in flight.
     """
     folder = RunFolder(out)
-    begun = folder if torchrun.is_lead() and folder.has_run() else None
+    begun = folder if is_lead() and folder.has_run() else None
     config = launch.resolve(config, elastic, bucket=bucket, begun=begun)
     # How many samples a share has depends on it, so elastic workers cannot change it.
     changed = begun is not None and elastic is None and begun.workers() != config.workers
@@ -115,7 +113,7 @@ def resume(
 
 
 def _held(folder: RunFolder) -> AbstractContextManager[None]:
-    return locked(folder.path) if torchrun.is_lead() else nullcontext()
+    return locked(folder.path) if is_lead() else nullcontext()
 
 
 def _run(
@@ -125,15 +123,10 @@ def _run(
     member: ElasticConfig | BucketConfig | None,
     stop: StopRequest | None,
 ) -> dict[str, Any]:
-    if torchrun.under_torchrun():
+    if under_torchrun():
         launch.join(config)
     data = config.data.load()
-    if member is None:
-        group = launch.assemble(config, data)
-    elif isinstance(member, BucketConfig):
-        group = launch.assemble_over_bucket(config, data, member)
-    else:
-        group = launch.assemble_elastic(config, data, member, folder.path)
+    group = launch.assemble(config, data, member, folder.path)
     observers: list[Observer] = []
     try:
         with stop or nullcontext(()) as asked_to_stop:
@@ -152,32 +145,6 @@ def _run(
     return summary
 
 
-class _RunTimer:
-    """Seconds of this run, including those before it was interrupted."""
-
-    def __init__(self) -> None:
-        self._before_s = self.training_s = self.inner_s = 0.0
-        self._started_s = time.perf_counter()
-
-    def go_on(self, elapsed: ElapsedTime) -> None:
-        self._before_s, self.training_s = elapsed.wall_s, elapsed.training_s
-        self.inner_s = elapsed.inner_s
-
-    @property
-    def elapsed(self) -> ElapsedTime:
-        return ElapsedTime(wall_s=self.wall_s, training_s=self.training_s, inner_s=self.inner_s)
-
-    @property
-    def wall_s(self) -> float:
-        return self._before_s + time.perf_counter() - self._started_s
-
-    @contextmanager
-    def measuring(self, name: Literal["training_s", "inner_s"]) -> Generator[None]:
-        started_s = time.perf_counter()
-        yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - started_s)
-
-
 class _Trainer:
     def __init__(
         self,
@@ -188,9 +155,8 @@ class _Trainer:
         observers: list[Observer],
     ) -> None:
         self._config, self._folder, self._group, self._data = config, folder, group, data
-        self._observers, self._timer = observers, _RunTimer()
-        self._checkpoints = CheckpointManager(config, folder, group, data.fingerprint)
-        self._probe = group.agreement_probe(every=config.periods.statistics_steps)
+        self._observers, self._timer = observers, RunTimer()
+        self._checkpoints = CheckpointManager(config, folder, group, data.fingerprint, self._timer)
         self._asked_to_stop: Sequence[int] = ()
         self._all_stop = False
 
@@ -201,13 +167,13 @@ class _Trainer:
 
     def begin(self, make_observers: ObserverFactory | None) -> None:
         """Go on from what the folder holds, if anything, and open it."""
-        self._timer.go_on(self._checkpoints.restore())
+        self._checkpoints.restore()
         if not self._group.leads:
             return
         made = make_observers(self._config, self.step) if make_observers else []
         self._observers.extend([FolderWriter(self._folder), *made])
         if self._group.events is not None:
-            EventForwarder(self._group.events, self._observers)
+            forward_events(self._group.events, self._observers)
         self._group.join_run()
         # Last, so that a start that fails leaves no folder in the way of the next one.
         self._folder.open(self._config.describe())
@@ -225,9 +191,20 @@ class _Trainer:
             # In a wait, before the first step or after one whose round has not begun.
             raise (self._stopped() if self._saves_alone else stopped) from stopped
         except (ExchangeError, MismatchError) as error:
-            if asked_to_stop:
-                raise self._ended_by(error) from error
-            raise self._stranded(error) from error
+            again = f"the same command with --resume --out {self._folder.path}"
+            if asked_to_stop and self._saves_alone:
+                raise self._stopped() from error
+            if asked_to_stop:  # the others were lost while they were waited for, to stop together
+                raise RunStopped(
+                    f"finish the run in {self._folder.path}",
+                    because=f"it was asked to stop while it waited for the others: {error.because}",
+                    do=f"{again}, from the last checkpoint; none was written now",
+                ) from error
+            if not self._saves_alone:
+                raise
+            self._checkpoints.save()
+            do = f"{error.do}; then {again}"
+            raise type(error)(error.cannot, because=error.because, do=do) from error
         return self._finish(val_loss)
 
     def _train(self) -> float:
@@ -236,8 +213,6 @@ class _Trainer:
             before = self.step
             with self._timer.measuring("training_s"):
                 losses = self._one_step()
-            if self._probe is not None:
-                self._probe.measure()
             # A healed worker's step jumps, perhaps over one at which something was due.
             evaluate = self.step >= steps or _due(before, self.step, periods.evaluate_steps)
             extra: dict[str, float] = {}
@@ -250,41 +225,19 @@ class _Trainer:
             if self.step < steps:
                 if self._all_stop or (self._group.stops_alone and self._asked_to_stop):
                     raise self._stopped()
-                self._checkpoints.save_if_due(self._timer.elapsed)
+                self._checkpoints.save_if_due()
         # A worker that joined in the last round may have made it fail.
         self._group.finish_last_round()
         # None where this worker joined a run that was over.
         return self._evaluate() if val_loss is None else val_loss
-
-    def _stranded(self, error: ExchangeError | MismatchError) -> ThinwireError:
-        """What to raise without the others; an elastic worker first writes a checkpoint."""
-        if not self._saves_alone:
-            return error
-        self._checkpoints.save(self._timer.elapsed)
-        return type(error)(
-            error.cannot,
-            because=error.because,
-            do=f"{error.do}; then the same command with --resume --out {self._folder.path}",
-        )
 
     @property
     def _saves_alone(self) -> bool:
         """Whether a checkpoint makes sense that the other ranks do not write."""
         return self._group.events is not None and self._group.steps_taken > 0
 
-    def _ended_by(self, error: ExchangeError | MismatchError) -> RunStopped:
-        """What to raise if the others were lost while they were waited for, to stop together."""
-        if self._saves_alone:
-            return self._stopped()
-        return RunStopped(
-            f"finish the run in {self._folder.path}",
-            because=f"it was asked to stop while it waited for the others: {error.because}",
-            do=f"the same command with --resume --out {self._folder.path}, from the last "
-            "checkpoint; none was written now",
-        )
-
     def _stopped(self) -> RunStopped:
-        saved = self._checkpoints.save(self._timer.elapsed)
+        saved = self._checkpoints.save()
         return RunStopped(
             f"finish the run in {self._folder.path}",
             because=f"it was asked to stop, and did so after inner step {self.step} with "
@@ -295,8 +248,6 @@ class _Trainer:
     def _one_step(self) -> list[float]:
         with self._timer.measuring("inner_s"):
             losses = self._group.inner_step()
-        if self._probe is not None:
-            self._probe.set_step(self.step + 1)
         self._group.outer_step()
         if self.step >= self._config.steps:
             self._group.flush()
@@ -317,7 +268,11 @@ class _Trainer:
         return mean
 
     def _record(self, losses: list[float], extra: dict[str, float]) -> None:
-        losses = self._gather(losses)
+        # With the losses of all ranks goes whether one of them is to stop.
+        told = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
+        each = len(losses) + 1
+        self._all_stop = any(told[each - 1 :: each])
+        losses = [value for index, value in enumerate(told, start=1) if index % each]
         worker = self._group.workers[0]
         stats, totals = worker.outer.stats, worker.totals()
         record = {
@@ -336,89 +291,66 @@ class _Trainer:
             "clipped": totals["clipped"],
             "peak_outer_device_bytes": totals["peak_outer_device_bytes"],
             "peak_outer_host_bytes": totals["peak_outer_host_bytes"],
-            "tokens_per_s": self._tokens_per_s(),
+            "tokens_per_s": self._group.tokens / max(self._timer.training_s, 1e-9),
             "wall_s": self._timer.wall_s,
         }
         worker.outer.report(loss=record["loss"], tokens_per_s=record["tokens_per_s"])
-        statistics = {} if self._probe is None else self._probe.take()
         try:
             for observer in self._observers:
-                observer.record(record | self._group.record_fields() | statistics | extra)
+                observer.record(record | self._group.record_fields() | extra)
         except CheckpointError as error:
             self._group.file_failed(error)
-
-    def _gather(self, losses: list[float]) -> list[float]:
-        """The losses of all ranks; with them goes whether one of them is to stop."""
-        told = self._group.all_gather([*losses, float(bool(self._asked_to_stop))])
-        each = len(losses) + 1
-        self._all_stop = any(told[each - 1 :: each])
-        return [value for index, value in enumerate(told, start=1) if index % each]
-
-    def _tokens_per_s(self) -> float:
-        return self._group.tokens / max(self._timer.training_s, 1e-9)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def _finish(self, val_loss: float) -> dict[str, Any]:
-        self._group.begin_consensus()
-        digest = self._common_digest()
-        worker = self._group.workers[0]
-        summary = self._summary(val_loss, digest)
-        if worker.number == 0:
-            worker.save_pretrained(self._folder.path / "model")
-        if self._group.leads:
-            self._data.tokenizer.save(self._folder.path / "model")
-            self._folder.finish(summary)
-        return summary
-
-    def _common_digest(self) -> str:
-        """The digest of the outer parameters, which must be the same on all workers."""
-        digests = [worker.outer_digest() for worker in self._group.workers]
+        group, timer = self._group, self._timer
+        group.begin_consensus()
+        digests = [worker.outer_digest() for worker in group.workers]
         # 48 bits of it fit a float exactly, and floats are what is gathered.
-        everyone = self._group.all_gather([float(int(d[:12], 16)) for d in digests])
-        if len(set(everyone)) > 1:
+        if len(set(group.all_gather([float(int(d[:12], 16)) for d in digests]))) > 1:
             raise MismatchError(
                 "finish the run",
                 because="the workers' outer parameters differ, which must never happen",
                 do="report this as a bug, with config.json",
             )
-        return digests[0]
-
-    def _summary(self, val_loss: float, digest: str) -> dict[str, Any]:
-        worker, events = self._group.workers[0], self._group.events
+        worker, events = group.workers[0], group.events
         stats, totals = worker.outer.stats, worker.totals()
-        return {
+        added, requests = worker.outer.transport.added_nbytes, dict(stats.requests)
+        summary = {
             "method": self._config.method.name,
             "workers": self._config.workers,
-            "workers_here": len(self._group.workers),
+            "workers_here": len(group.workers),
             "parameters": sum(p.numel() for p in worker.model.parameters()),
             "steps": self.step,
-            "tokens": self._group.tokens,
+            "tokens": group.tokens,
             "val_loss": val_loss,
             "sent_bytes_per_worker": totals["sent_bytes"],
             "received_bytes_per_worker": totals["received_bytes"],
             "peak_sent_bytes_per_step": totals["peak_sent_bytes_per_step"],
-            "outer_digest": digest,
-            "wall_s": self._timer.wall_s,
-            "tokens_per_s": self._tokens_per_s(),
+            "outer_digest": digests[0],
+            "wall_s": timer.wall_s,
+            "tokens_per_s": group.tokens / max(timer.training_s, 1e-9),
             "wait_s": stats.wait_s,
             **({"contributions": stats.contributions} if stats.contributions else {}),
             **{name: totals[name] for name in _CONSENSUS if totals[name]},
-            **({"requests": dict(asked)} if (asked := worker.outer.stats.requests) else {}),
-            **({_ADDED: added} if (added := worker.outer.transport.added_nbytes) else {}),
-            "versions": _versions(),
-            **self._group.record_fields(),
+            **({"requests": requests} if requests else {}),
+            **({"added_bytes_per_message": added} if added else {}),
+            "versions": {
+                "python": platform.python_version(),
+                "machine": f"{platform.machine()} {torch.get_num_threads()} threads",
+                **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            },
+            **group.record_fields(),
             **({} if events is None else {"events": dict(events.summary())}),
         }
+        if worker.number == 0:
+            worker.save_pretrained(self._folder.path / "model")
+        if group.leads:
+            self._data.tokenizer.save(self._folder.path / "model")
+            self._folder.finish(summary)
+        return summary
 
 
 def _due(before: int, now: int, every: int) -> bool:
     return every > 0 and now // every > before // every
-
-
-def _versions() -> dict[str, str]:
-    packages = ("thinwire", "torch", "transformers", "datasets", "numpy")
-    return {
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()} {torch.get_num_threads()} threads",
-    } | {name: importlib.metadata.version(name) for name in packages}

@@ -16,8 +16,8 @@ from thinwire.train.data.batches import (
     Windows,
     WorkerBatches,
     validation_windows,
+    window_order,
 )
-from thinwire.train.data.order import window_order
 from thinwire.train.data.streams import StreamWindows
 
 T = 4
@@ -171,22 +171,6 @@ def test_global_randomness_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_batch_that_does_not_divide_names_both_numbers():
-    with pytest.raises(ConfigurationError, match=r"global batch of 6 among 4 workers"):
-        make_windows(5).batches(0, 4, 6, seed=0)
-
-
-@pytest.mark.parametrize(("worker", "workers", "batch"), [(4, 4, 8), (-1, 4, 8), (0, 0, 8)])
-def test_a_worker_that_is_none_of_them(worker, workers, batch):
-    with pytest.raises(ConfigurationError, match="worker"):
-        make_windows(5).batches(worker, workers, batch, seed=0)
-
-
-def test_an_empty_batch_is_refused():
-    with pytest.raises(ConfigurationError, match="global batch of 0"):
-        make_windows(5).batches(0, 1, 0, seed=0)
-
-
 @pytest.mark.parametrize("count", [1, 3, 10, 11, 100])
 def test_validation_windows_are_distinct_and_spread(count):
     got = validation_windows(np.arange(11 * (T + 1) + 2), T, count)
@@ -238,18 +222,6 @@ def test_a_batch_is_a_function_of_seed_share_and_index() -> None:
     assert batch.shape == (5, T + 1)
     third = make_shares(50, rows=5, sync_every=3, seed=2)
     assert not torch.equal(one.batch(7, 2), third.batch(7, 2))
-
-
-@pytest.mark.parametrize(("share", "index"), [(-1, 0), (0, -1), (0, 3)])
-def test_a_batch_that_no_share_has_is_refused(share: int, index: int) -> None:
-    with pytest.raises(ConfigurationError, match="have 3 batches"):
-        make_shares(5, rows=1, sync_every=3).batch(share, index)
-
-
-@pytest.mark.parametrize("field", ["rows", "sync_every"])
-def test_empty_shares_are_refused(field: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{field} is 0"):
-        make_shares(5, **{"rows": 1, "sync_every": 1, field: 0})
 
 
 def test_batches_follow_the_share_that_is_held() -> None:

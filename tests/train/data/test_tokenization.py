@@ -13,7 +13,6 @@ from thinwire.train.data.tokenization import (
     PretrainedTokenizer,
     Tokenizer,
     load_tokenizer,
-    load_vocabulary,
 )
 
 PROSE = "the quick brown fox jumps over the lazy dog\nnaïve café ☕ 数字\n" * 40
@@ -28,6 +27,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(name: str, text=TEXT, key: str = "k") -> Tokenizer:
     return load_tokenizer(name, text=text, key=key)
+
+
+def load_vocabulary(name: str) -> Tokenizer:
+    return load_tokenizer(name, text=None)
 
 
 def reload(tokenizer: Tokenizer, folder: Path) -> Tokenizer:

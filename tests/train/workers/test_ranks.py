@@ -35,7 +35,7 @@ from thinwire.train import recipes
 from thinwire.train.config import Machine, Periods
 from thinwire.train.data import Data
 from thinwire.train.models import Model
-from thinwire.train.schedule import WarmupCosine
+from thinwire.train.config import WarmupCosine
 
 def tiny(method):
     slow = inner.AdamW(lr=2.0, eps=1.0, betas=(0.8, 0.9), weight_decay=0.01)

@@ -1,14 +1,20 @@
 """Windows of a tokenised corpus, and the batches made of them.
 
-Worker k of K reads its block of every global batch. Elastic workers, whose number changes, read
-numbered shares of one global order instead, each share exactly once. A worker reads b rows at a
-step for a round of H steps: the b H samples of share s are samples s b H to (s + 1) b H - 1 of the
-order in `thinwire.train.data.order`. So what is read depends on which shares were handed out, and
-not on how many workers there are.
+Sample g of a run is a pure function of the seed: epoch e = g // windows, and in it the window
+permutation(seed, e)[g % windows]. Step t of a global batch of B rows takes samples t*B to
+(t+1)*B - 1, of which worker k of K takes the k-th block of B/K. Thus all numbers of workers see
+equal global batches, and where a run stands is one number, t.
+
+Elastic workers, whose number changes, read numbered shares of the same order instead, each share
+exactly once. A worker reads b rows at a step for a round of H steps: the b H samples of share s are
+samples s b H to (s + 1) b H - 1. So what is read depends on which shares were assigned, and not on
+how many workers there are.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +25,52 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.data.order import check_matches, rows_per_worker, window_order
+from thinwire.errors import CorpusError, MismatchError
 
 if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 Tokens = npt.NDArray[Any]
+
+
+def window_order(start: int, stop: int, windows: int, seed: int) -> npt.NDArray[np.int64]:
+    """The windows of samples `start` to `stop - 1`: epoch after epoch, each a permutation.
+
+    >>> sorted(window_order(3, 6, 3, seed=0).tolist())
+    [0, 1, 2]
+    """
+    pieces = [np.empty(0, dtype=np.int64)]
+    while start < stop:
+        epoch, offset = divmod(start, windows)
+        piece = _permutation(windows, seed, epoch)[offset : offset + stop - start]
+        pieces.append(piece)
+        start += piece.size
+    return np.concatenate(pieces)
+
+
+# Workers in one process walk through the same epoch at the same time, or straddle two.
+@functools.lru_cache(maxsize=2)
+def _permutation(windows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    # Neighbouring seeds and epochs must not collide as seed + epoch would.
+    digest = hashlib.sha256(f"thinwire windows {seed} {epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    order = torch.randperm(windows, generator=generator).numpy()
+    order.flags.writeable = False
+    return order
+
+
+def check_matches(state: dict[str, Any], expected: dict[str, int]) -> None:
+    """Raise `MismatchError` if a state was taken from other batches than it is loaded into."""
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise MismatchError(
+                "go on with the batches of the checkpoint",
+                because=f"{name} was {state.get(name)} there and is {value} here",
+                do=f"resume with the {name} of the checkpoint, or start afresh",
+            )
 
 
 class Windows(Dataset[Tensor]):
@@ -90,13 +132,11 @@ class Windows(Dataset[Tensor]):
             global_batch: B, rows over all workers; a multiple of K.
             seed: of the order of the windows, the same on all workers.
 
-        Raises:
-            ConfigurationError: B is not a multiple of K, or k not one of the workers.
         """
-        rows = rows_per_worker(worker, workers, global_batch)
-        blocks = _Blocks(len(self), worker * rows, rows, global_batch, seed)
+        rows = global_batch // workers
+        blocks = lambda: _Blocks(len(self), worker * rows, rows, global_batch, seed)  # noqa: E731
         # Whole batches come back from `__getitems__`: nothing is left to collate.
-        return worker_batches(self, batch_sampler=blocks, collate_fn=_as_is)
+        return worker_batches(self, batch_sampler=Restarting(blocks), collate_fn=lambda b: b)
 
     def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
         """The same samples in numbered shares, for elastic workers.
@@ -105,9 +145,6 @@ class Windows(Dataset[Tensor]):
             rows: b, windows in a batch.
             sync_every: H, batches in a share.
             seed: of the order, the same on all workers.
-
-        Raises:
-            ConfigurationError: b or H is below 1.
         """
         return Shares(self, rows=rows, sync_every=sync_every, seed=seed)
 
@@ -154,39 +191,35 @@ def worker_batches(dataset: Dataset[Tensor], **options: Any) -> WorkerBatches:
         return WorkerBatches(StatefulDataLoader(dataset, generator=torch.Generator(), **options))
 
 
-class _Blocks:
-    """The window numbers of one worker's batches; only its iterators hold state."""
+class Restarting(IterableDataset[Any]):
+    """What `make` returns, anew whenever iteration starts; only its iterators hold state."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._make()
+
+
+class _Blocks(Iterator[list[int]]):
+    """The window numbers of one worker's batches, endless."""
 
     def __init__(self, windows: int, first: int, rows: int, global_batch: int, seed: int) -> None:
         # Not the workers: after a resume there may be more of them.
-        self.identity = {"windows": windows, "global_batch": global_batch, "seed": seed}
-        self.first = first
-        self.rows = rows
-
-    def __iter__(self) -> _BlockIterator:
-        return _BlockIterator(self)
-
-    def at(self, step: int) -> list[int]:
-        start = step * self.identity["global_batch"] + self.first
-        return window_order(
-            start, start + self.rows, self.identity["windows"], self.identity["seed"]
-        ).tolist()
-
-
-class _BlockIterator(Iterator[list[int]]):
-    def __init__(self, blocks: _Blocks) -> None:
-        self._blocks = blocks
-        self._step = 0
+        self._identity = {"windows": windows, "global_batch": global_batch, "seed": seed}
+        self._first, self._rows, self._step = first, rows, 0
 
     def __next__(self) -> list[int]:
+        start = self._step * self._identity["global_batch"] + self._first
         self._step += 1
-        return self._blocks.at(self._step - 1)
+        windows, seed = self._identity["windows"], self._identity["seed"]
+        return window_order(start, start + self._rows, windows, seed).tolist()
 
     def state_dict(self) -> dict[str, int]:
-        return {"step": self._step, **self._blocks.identity}
+        return {"step": self._step, **self._identity}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        check_matches(state, self._blocks.identity)
+        check_matches(state, self._identity)
         self._step = state["step"]
 
 
@@ -206,10 +239,6 @@ def validation_windows(
     return windows.__getitems__([number * len(windows) // count for number in range(count)])
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
 class Shares:
     """The batch of step i within share s: samples (s H + i) b to (s H + i + 1) b - 1.
 
@@ -219,39 +248,17 @@ class Shares:
         sync_every: H, batches in a share.
         seed: of the order, the same on all workers.
 
-    Raises:
-        ConfigurationError: b or H is below 1.
-
-    >>> import numpy as np
-    >>> from thinwire.train.data.batches import Windows
     >>> shares = Shares(Windows(np.arange(8), 1), rows=2, sync_every=1, seed=0)
     >>> sorted(shares.batch(0, 0)[:, 0].tolist() + shares.batch(1, 0)[:, 0].tolist())
     [0, 2, 4, 6]
     """
 
     def __init__(self, windows: Windows, *, rows: int, sync_every: int, seed: int) -> None:
-        for name, value in (("rows", rows), ("sync_every", sync_every)):
-            if value < 1:
-                raise ConfigurationError(
-                    "cut the data into shares",
-                    because=f"{name} is {value}",
-                    do=f"pass {name} >= 1",
-                )
         self._windows, self._seed = windows, seed
         self._rows, self.sync_every = rows, sync_every
 
     def batch(self, share: int, index: int) -> Tensor:
-        """Batch `index` of `share`: int64, [b, sequence_length + 1].
-
-        Raises:
-            ConfigurationError: there is no such batch in a share.
-        """
-        if share < 0 or not 0 <= index < self.sync_every:
-            raise ConfigurationError(
-                f"read batch {index} of share {share}",
-                because=f"shares are counted from 0 and have {self.sync_every} batches",
-                do=f"pass an index from 0 to {self.sync_every - 1}",
-            )
+        """Batch `index` of `share`: int64, [b, sequence_length + 1]."""
         start = (share * self.sync_every + index) * self._rows
         order = window_order(start, start + self._rows, len(self._windows), self._seed)
         return self._windows.__getitems__(order.tolist())

@@ -1,29 +1,81 @@
-"""The data of a run, as it is loaded from its description."""
+"""What a run trains on: described, and loaded when the run begins."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.data.batches import Windows, validation_windows
+from thinwire.train.data.batches import Tokens, Windows, validation_windows
 from thinwire.train.data.corpora import StreamCorpus, TextCorpus, TokenCorpus, fingerprint, resolve
 from thinwire.train.data.streams import StreamWindows, first_documents
-from thinwire.train.data.tokenization import Tokenizer, load_tokenizer, load_vocabulary
-
-if TYPE_CHECKING:
-    from thinwire.train.data.description import Data
-
-Tokens = npt.NDArray[Any]
+from thinwire.train.data.tokenization import Tokenizer, load_tokenizer
 
 _FEWEST_WINDOWS = 4
 _NO_TEXT = np.empty(0, dtype=np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What to train on.
+
+    Args:
+        corpus: python-stdlib, site-packages, a path (.txt, .jsonl, .parquet, .bin, or a folder of
+            them), or a hub name `org/name[:configuration]`.
+        tokenizer: "bytes"; "bpe:4096", trained on the corpus; "ids:50304", the vocabulary of token
+            shards, for which "bytes" stands when the corpus is `.bin`; or a folder or hub name.
+        sequence_length: T, tokens; windows have one more.
+        validation_sequences: windows to validate on, at most.
+
+    Raises:
+        ConfigurationError: a number is below 1.
+    """
+
+    corpus: str = "python-stdlib"
+    tokenizer: str = "bytes"
+    sequence_length: int = 128
+    validation_sequences: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "validation_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(
+                    "describe the data",
+                    because=f"{name} is {getattr(self, name)}",
+                    do=f"pass {name} >= 1",
+                )
+
+    def load(self) -> LoadedData:
+        """Find the corpus, read and tokenise it.
+
+        Raises:
+            CorpusError: it is unknown, empty, unreadable or too short.
+            ConfigurationError: the tokenizer does not fit the corpus.
+        """
+        match resolve(self.corpus):
+            case TextCorpus() as corpus:
+                key = fingerprint([corpus.train])
+                tokenizer = load_tokenizer(self.tokenizer, text=corpus.train, key=key)
+                train = tokenizer.encode(corpus.train.tobytes())
+                validation = tokenizer.encode(corpus.validation.tobytes())
+                return _cut(self, tokenizer, [train], [validation])
+            case TokenCorpus() as corpus:
+                tokenizer = load_tokenizer(self.tokenizer, text=None)
+                loaded = _cut(self, tokenizer, corpus.train, corpus.validation)
+                if (largest := int(loaded.validation.max())) >= loaded.vocab_size:
+                    raise CorpusError(
+                        f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}",
+                        because=f"it holds token {largest}",
+                        do=f"pass tokenizer 'ids:{largest + 1}' or more, or the one that made the "
+                        "tokens",
+                    )
+                return loaded
+            case StreamCorpus() as corpus:
+                return load_stream(self, corpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,36 +101,6 @@ class LoadedData:
         return self.tokenizer.vocab_size
 
 
-def load(data: Data) -> LoadedData:
-    """What `Data.load` does: find the corpus, read and tokenise it.
-
-    Raises:
-        CorpusError: it is unknown, empty, unreadable or too short.
-        ConfigurationError: the tokenizer does not fit the corpus.
-    """
-    match resolve(data.corpus):
-        case TextCorpus() as corpus:
-            key = fingerprint([corpus.train])
-            tokenizer = load_tokenizer(data.tokenizer, text=corpus.train, key=key)
-            train = tokenizer.encode(corpus.train.tobytes())
-            validation = tokenizer.encode(corpus.validation.tobytes())
-            return _cut(data, tokenizer, [train], [validation])
-        case TokenCorpus() as corpus:
-            tokenizer = load_vocabulary(data.tokenizer)
-            loaded = _cut(data, tokenizer, corpus.train, corpus.validation)
-            largest = int(loaded.validation.max())
-            if largest >= loaded.vocab_size:
-                raise CorpusError(
-                    f"read corpus {data.corpus!r} with a vocabulary of {loaded.vocab_size}",
-                    because=f"it holds token {largest}",
-                    do=f"pass tokenizer 'ids:{largest + 1}' or more, or the one that made the "
-                    "tokens",
-                )
-            return loaded
-        case StreamCorpus() as corpus:
-            return load_stream(data, corpus)
-
-
 def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
     """What `Data.load` does with a stream.
 
@@ -95,7 +117,7 @@ def load_stream(data: Data, corpus: StreamCorpus) -> LoadedData:
             because="a stream is read piece by piece, and a BPE is trained on the whole text",
             do="pass 'bytes', a folder or a hub name",
         )
-    tokenizer = load_tokenizer(data.tokenizer, text=_NO_TEXT, key="")
+    tokenizer = load_tokenizer(data.tokenizer, text=_NO_TEXT)
     needed = data.validation_sequences * (data.sequence_length + 1)
     rows = corpus.train if corpus.validation is None else corpus.validation
     validation, held_out = first_documents(rows, tokenizer.encode, needed)

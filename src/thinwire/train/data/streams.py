@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset as TorchIterable
 
 from thinwire.errors import ConfigurationError, CorpusError
-from thinwire.train.data.batches import WorkerBatches, worker_batches
-from thinwire.train.data.order import check_matches, rows_per_worker
+from thinwire.train.data.batches import Restarting, WorkerBatches, check_matches, worker_batches
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -65,12 +63,11 @@ class StreamWindows:
             seed: unused: a stream comes in its own order.
 
         Raises:
-            ConfigurationError: B is not a multiple of K, or k not one of the workers.
             CorpusError: a row has no text, or this worker's share has no row; raised by the batch.
         """
         del seed
-        rows = rows_per_worker(worker, workers, global_batch)
-        return worker_batches(_Packed(self, worker, workers, rows), batch_size=None)
+        identity = {"worker": worker, "workers": workers, "rows": global_batch // workers}
+        return worker_batches(Restarting(lambda: _Packed(self, identity)), batch_size=None)
 
     def shares(self, rows: int, sync_every: int, seed: int) -> Shares:
         """Raise `ConfigurationError`: a stream has no numbered shares."""
@@ -84,16 +81,7 @@ class StreamWindows:
         )
 
 
-class _Packed(TorchIterable[Tensor]):
-    def __init__(self, windows: StreamWindows, worker: int, workers: int, rows: int) -> None:
-        self.windows = windows
-        self.identity = {"worker": worker, "workers": workers, "rows": rows}
-
-    def __iter__(self) -> _PackedIterator:
-        return _PackedIterator(self.windows, self.identity)
-
-
-class _PackedIterator(Iterator[Tensor]):
+class _Packed(Iterator[Tensor]):
     """Holds an epoch's stream, and the tokens of the last document that no batch has used yet."""
 
     def __init__(self, windows: StreamWindows, identity: dict[str, int]) -> None:

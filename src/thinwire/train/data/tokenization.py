@@ -37,9 +37,9 @@ class Tokenizer(ABC):
     def encode(self, text: bytes | str) -> Tokens:
         """The token ids of `text`: uint8, uint16 or int32, [tokens]."""
 
-    @abstractmethod
     def save(self, folder: str | Path) -> None:
-        """Write what `transformers.AutoTokenizer` needs to read the tokenizer back."""
+        """Write what `transformers.AutoTokenizer` needs; nothing where it has no such tokenizer."""
+        del folder
 
 
 class ByteTokenizer(Tokenizer):
@@ -56,9 +56,6 @@ class ByteTokenizer(Tokenizer):
         """The bytes of `text`: uint8, [bytes]."""
         return np.frombuffer(_as_bytes(text), dtype=np.uint8)
 
-    def save(self, folder: str | Path) -> None:
-        """Write nothing: `transformers` has no such tokenizer."""
-
 
 class TokenIds(Tokenizer):
     """The vocabulary of a corpus that came as tokens: only its size is known."""
@@ -74,9 +71,6 @@ class TokenIds(Tokenizer):
             because="the corpus came as tokens, without its tokenizer",
             do="name the tokenizer that made them",
         )
-
-    def save(self, folder: str | Path) -> None:
-        """Write nothing: `transformers` has no such tokenizer."""
 
 
 class TrainedTokenizer(Tokenizer):
@@ -132,50 +126,44 @@ class PretrainedTokenizer(Tokenizer):
         self._pretrained.save_pretrained(str(folder))
 
 
-def load_tokenizer(name: str, *, text: Text, key: str) -> Tokenizer:
-    """The tokenizer called `name` for a corpus of text.
+def load_tokenizer(name: str, *, text: Text | None, key: str = "") -> Tokenizer:
+    """The tokenizer called `name`, for a corpus of text or for one that came as tokens.
 
     Args:
-        name: "bytes"; "bpe:4096" for a BPE of that many tokens, trained on `text` and cached; else
-            a folder or a hub name for `transformers.AutoTokenizer`.
-        text: uint8, [bytes]: the training side of the corpus.
+        name: "bytes", for which tokens have GPT-2's "ids:50304", since token shards hold no bytes;
+            "bpe:4096" for a BPE of that many tokens, trained on `text` and cached; "ids:50304" for
+            a vocabulary of that size, of tokens; else a folder or a hub name for
+            `transformers.AutoTokenizer`.
+        text: uint8, [bytes]: the training side of the corpus; None of one that came as tokens.
         key: a fingerprint of `text`, by which a trained BPE is found again.
 
     Raises:
-        ConfigurationError: the name is not one of a tokenizer for text.
+        ConfigurationError: the name is not one of a tokenizer for text, or a vocabulary of tokens.
         CorpusError: the tokenizer cannot be loaded, or the cache cannot be written.
     """
     kind, colon, size = name.partition(":")
     if name == ByteTokenizer.name:
-        return ByteTokenizer()
+        return TokenIds(_GPT2_VOCABULARY) if text is None else ByteTokenizer()
     if kind == "bpe" and colon:
+        if text is None:
+            do = "name the vocabulary that made the tokens, such as ids:50304"
+            raise _unfit(name, "the corpus holds tokens and no text to train it on", do)
         vocab_size = _vocabulary(name, size, at_least=_ALPHABET + 1)
         return TrainedTokenizer(name, cached_bpe(text, vocab_size, key))
     if kind == "ids" and colon:
-        raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
-    return _pretrained(name)
-
-
-def load_vocabulary(name: str) -> Tokenizer:
-    """The tokenizer called `name` for a corpus that came as tokens.
-
-    Args:
-        name: "ids:50304" for a vocabulary of that size; "bytes", the default of `Data`, stands for
-            GPT-2's "ids:50304", since token shards hold no bytes; else a folder or a hub name.
-
-    Raises:
-        ConfigurationError: the name is not one of a vocabulary of tokens.
-        CorpusError: the tokenizer cannot be loaded.
-    """
-    kind, colon, size = name.partition(":")
-    if name == ByteTokenizer.name:
-        return TokenIds(_GPT2_VOCABULARY)
-    if kind == "ids" and colon:
+        if text is not None:
+            raise _unfit(name, "it names token ids and the corpus is text", "pass 'bytes'")
         return TokenIds(_vocabulary(name, size, at_least=1))
-    if kind == "bpe" and colon:
-        do = "name the vocabulary that made the tokens, such as ids:50304"
-        raise _unfit(name, "the corpus holds tokens and no text to train it on", do)
-    return _pretrained(name)
+    from transformers import AutoTokenizer
+
+    try:
+        return PretrainedTokenizer(name, AutoTokenizer.from_pretrained(name))
+    except Exception as error:  # transformers, the hub and httpx each have a tree of their own
+        raise CorpusError(
+            f"load tokenizer {name!r}",
+            because=f"transformers did not find it: {error}",
+            do="pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name",
+        ) from error
 
 
 def _vocabulary(name: str, size: str, *, at_least: int) -> int:
@@ -189,19 +177,6 @@ def _unfit(name: str, because: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"use tokenizer {name!r}", because=because, do=do)
 
 
-def _pretrained(name: str) -> PretrainedTokenizer:
-    from transformers import AutoTokenizer
-
-    try:
-        return PretrainedTokenizer(name, AutoTokenizer.from_pretrained(name))
-    except Exception as error:  # transformers, the hub and httpx each have a tree of their own
-        raise CorpusError(
-            f"load tokenizer {name!r}",
-            because=f"transformers did not find it: {error}",
-            do="pass 'bytes', 'bpe:4096', a folder with tokenizer.json, or a hub name",
-        ) from error
-
-
 def _as_bytes(text: bytes | str) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
@@ -210,8 +185,6 @@ def _concatenate(ids: Iterable[list[int]], vocab_size: int) -> Tokens:
     dtype = np.uint16 if vocab_size <= 2**16 else np.int32
     return np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in ids)])
 
-
-Text = npt.NDArray[np.uint8]
 
 SEPARATOR = "\0"
 """What follows every document of a corpus: a token of its own."""

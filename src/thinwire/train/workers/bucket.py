@@ -2,28 +2,17 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from thinwire.errors import ConfigurationError
-from thinwire.outer_loop import OuterLoop
 from thinwire.security.token import TOKEN_VARIABLE, find_token
 from thinwire.train.config import TrainConfig
-from thinwire.train.data import LoadedData
-from thinwire.train.torchrun import under_torchrun
-from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
-from thinwire.train.workers.worker import (
-    Batches,
-    FixedWorkerId,
-    Worker,
-    WorkerIdentity,
-    named_run,
-)
+from thinwire.train.workers.group import WorkerGroup
+from thinwire.train.workers.ranks import under_torchrun
+from thinwire.train.workers.worker import Worker, named_run
 from thinwire.transport import Bucket, Transport
-
-T = TypeVar("T")
 
 _LOOK_S, _GRACE_S = 0.2, 5.0
 
@@ -80,28 +69,6 @@ class BucketConfig:
         )
 
 
-class BucketWorkerId(WorkerIdentity):
-    """Worker k of K, which has the data and random numbers of that one and a folder of its own.
-
-    Args:
-        worker: k.
-        workers: K.
-    """
-
-    def __init__(self, worker: int, workers: int) -> None:
-        super().__init__(number=0, evaluators=1)
-        self._same = FixedWorkerId(worker, workers)
-
-    def stream(self, rank: int) -> int:
-        """That of worker k."""
-        del rank
-        return self._same.stream(self._same.number)
-
-    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
-        """Block k of every global batch."""
-        return self._same.batches(config, data, outer)
-
-
 class BucketWorker(WorkerGroup):
     """One worker here; the others may run at other times.
 
@@ -115,13 +82,9 @@ class BucketWorker(WorkerGroup):
 
     def __init__(self, worker: Worker, transport: Transport) -> None:
         super().__init__([worker])
+        self.checkpoint_ranks = 1  # each worker writes its own
         self._transport = transport
         self._ended = threading.Event()
-
-    @property
-    def checkpoint_ranks(self) -> int:
-        """1: each worker writes its own."""
-        return 1
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Waits for the others that last longer than a few seconds after it was asked."""
@@ -134,20 +97,6 @@ class BucketWorker(WorkerGroup):
                     return
 
         threading.Thread(target=watch, name="thinwire-leave", daemon=True).start()
-
-    def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """In this thread, with the worker's random stream."""
-        return [with_own_random_stream(work)(worker) for worker in self.workers]
-
-    def all_gather(self, values: Sequence[float]) -> list[float]:
-        """The values themselves."""
-        return list(values)
-
-    def close(self) -> None:
-        """Let go of the store."""
-        self.abandon()
-        for worker in self.workers:
-            worker.close()
 
     def abandon(self) -> None:
         """Let go of the store; what was written stays for the others."""

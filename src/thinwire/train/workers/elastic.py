@@ -8,27 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.elastic.bucket.transport import ElasticBucket
-from thinwire.elastic.events import EventLog
 from thinwire.elastic.transport import Elastic, ElasticOptions
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer import GradientAveraging
-from thinwire.outer_loop import OuterLoop
 from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
-from thinwire.train.data import LoadedData
-from thinwire.train.data.batches import ShareBatches
-from thinwire.train.workers.group import WorkerGroup, with_own_random_stream
+from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
-from thinwire.train.workers.worker import Batches, Worker, WorkerIdentity, named_run
+from thinwire.train.workers.worker import Worker, WorkerIdentity, named_run
 
 _LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,25 +185,10 @@ def _refused(how: str, because: str, do: str) -> ConfigurationError:
     return ConfigurationError(f"train with --elastic {how}", because=because, do=do)
 
 
-class ElasticWorkerId(WorkerIdentity):
-    """A worker known by a name, which reads the shares of the data that it is dealt."""
-
-    def __init__(self, identity: str) -> None:
-        super().__init__(number=0, evaluators=1)
-        mixed = hashlib.sha256(identity.encode()).digest()
-        self._stream = int.from_bytes(mixed[:6], "little")
-
-    def stream(self, rank: int) -> int:
-        """One that is drawn from the name, so that a restart is not given another worker's."""
-        return self._stream + rank
-
-    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
-        """Those of the share that this worker holds."""
-        every = config.method.sync_every
-        shares = data.training.shares(
-            rows=config.global_batch // config.workers, sync_every=every, seed=config.seed
-        )
-        return ShareBatches(shares, lambda: (outer.share, outer.inner_step % every))
+def identity_of(name: str) -> WorkerIdentity:
+    """A worker known by its name, whose random numbers a restart is not given by another's."""
+    mixed = hashlib.sha256(name.encode()).digest()
+    return WorkerIdentity(first_stream=int.from_bytes(mixed[:6], "little"))
 
 
 class ElasticWorker(WorkerGroup):
@@ -225,22 +204,11 @@ class ElasticWorker(WorkerGroup):
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
         self._transport, self._ranks = transport, ranks
+        self.events = transport.events
+        # Every elastic worker has a folder of its own.
+        self.checkpoint_ranks = ranks.size
+        self.stops_alone = ranks.size == 1
         self._follow()
-
-    @property
-    def events(self) -> EventLog:
-        """The transport's."""
-        return self._transport.events
-
-    @property
-    def checkpoint_ranks(self) -> int:
-        """Those of this worker: every elastic worker has a folder of its own."""
-        return self._ranks.size
-
-    @property
-    def stops_alone(self) -> bool:
-        """Whether this process is all of its worker."""
-        return self._ranks.size == 1
 
     @property
     def can_checkpoint(self) -> bool:
@@ -280,13 +248,7 @@ class ElasticWorker(WorkerGroup):
         self.each(lambda worker: worker.outer.flush())
         self._follow()
 
-    def finish_last_round(self) -> None:
-        """Repeat the last round until it counts."""
-        self.flush()
-
-    def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """In this thread, with the worker's random stream."""
-        return [with_own_random_stream(work)(self._worker)]
+    finish_last_round = flush
 
     def all_gather(self, values: Sequence[float]) -> list[float]:
         """Over this worker's ranks alone: elastic workers wait for each other only in rounds."""
@@ -327,7 +289,7 @@ class ElasticWorker(WorkerGroup):
 
     def file_failed(self, error: CheckpointError) -> None:
         """Note it as an event: the run goes on without this worker's files."""
-        self.events.note("unsaved", round=self.rounds, why=str(error))
+        self._transport.events.note("unsaved", round=self._outer.stats.rounds, why=str(error))
 
     def close(self) -> None:
         """Leave the run."""

@@ -4,18 +4,16 @@ Under torchrun a worker may have several ranks. Its object is then on each of th
 """
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from thinwire.elastic.events import EventLog
 from thinwire.errors import CheckpointError
-from thinwire.train.workers.agreement_probe import AgreementProbe
-from thinwire.train.workers.random_stream import draws_random_numbers
 from thinwire.train.workers.ranks import gather_values
 from thinwire.train.workers.worker import Worker
 
@@ -35,8 +33,8 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-class WorkerGroup(ABC):
-    """The workers of a run that live in this process.
+class WorkerGroup:
+    """The workers of a run that live in this process; as it is, one that exchanges rounds alone.
 
     Args:
         workers: in rank order.
@@ -45,6 +43,9 @@ class WorkerGroup(ABC):
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = list(workers)
         self.steps_taken = 0
+        machine = workers[0].config.machine
+        # Ranks that write checkpoints into the run's folder: all of the run.
+        self.checkpoint_ranks = workers[0].config.workers * machine.worker_size
 
     # -- where the run stands ----------------------------------------------------------------------
 
@@ -57,11 +58,6 @@ class WorkerGroup(ABC):
     def step(self) -> int:
         """Inner steps by the schedule."""
         return self.workers[0].scheduler.last_epoch
-
-    @property
-    def rounds(self) -> int:
-        """Outer steps taken."""
-        return self.workers[0].outer.stats.rounds
 
     @property
     def tokens(self) -> int:
@@ -81,15 +77,6 @@ class WorkerGroup(ABC):
     def record_fields(self) -> dict[str, int]:
         """What a record says besides: the number of workers, where it varies."""
         return {}
-
-    def agreement_probe(self, *, every: int) -> AgreementProbe | None:
-        """Measures how far the workers agree; None where not all of them are in this process.
-
-        Args:
-            every: inner steps between two measurements; 0 measures nothing.
-        """
-        del every
-        return None
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -125,11 +112,10 @@ class WorkerGroup(ABC):
         """Begin to gather what the workers need to evaluate, on all of them before any waits."""
         self.each(lambda worker: worker.outer.begin_consensus())
 
-    @abstractmethod
     def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """`work` of every local worker, in rank order."""
+        """`work` of every local worker, in rank order, each with its own random stream."""
+        return [with_own_random_stream(work)(worker) for worker in self.workers]
 
-    @abstractmethod
     def all_gather(self, values: Sequence[float]) -> list[float]:
         """This process's numbers in, those of all processes of the run out, in rank order.
 
@@ -139,18 +125,13 @@ class WorkerGroup(ABC):
         Args:
             values: as many in every process.
         """
+        return list(values)
 
     def barrier(self) -> None:
         """Return once every rank of the run has called this."""
         self.all_gather([0.0] * len(self.workers))
 
     # -- checkpoints -------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_ranks(self) -> int:
-        """Ranks that write checkpoints into the run's folder: all of the run."""
-        config = self.workers[0].config
-        return config.workers * config.machine.worker_size
 
     can_checkpoint: bool = True
     """Whether a checkpoint may be written now, between two steps."""
@@ -189,53 +170,18 @@ class WorkerGroup(ABC):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def close(self) -> None:
         """Release threads and connections after a run that went well."""
+        self.abandon()
+        for worker in self.workers:
+            worker.close()
 
-    @abstractmethod
     def abandon(self) -> None:
         """Release what can be released without the other workers, which may be gone."""
 
 
-class SimulatedWorkers(WorkerGroup, ABC):
+class SimulatedWorkers(WorkerGroup):
     """All K workers of a run, side by side on threads of this process.
-
-    Args:
-        workers: all, in rank order.
-        concurrency: how many threads.
-        threads: CPU threads that torch uses in each of them.
-    """
-
-    def __init__(self, workers: Sequence[Worker], *, concurrency: int, threads: int) -> None:
-        super().__init__(workers)
-        self._pool = ThreadPoolExecutor(
-            concurrency, initializer=torch.set_num_threads, initargs=(threads,)
-        )
-
-    def agreement_probe(self, *, every: int) -> AgreementProbe | None:
-        """All workers are here; one alone agrees with no other."""
-        return AgreementProbe(self.workers, every=every) if every and self.workers[1:] else None
-
-    def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """In threads."""
-        return list(self._pool.map(work, self.workers))
-
-    def all_gather(self, values: Sequence[float]) -> list[float]:
-        """The values themselves: all workers are here."""
-        return list(values)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def abandon(self) -> None:
-        """End the threads: no other process is involved."""
-        self.close()
-
-
-class ThreadedWorkers(SimulatedWorkers):
-    """Simulated workers with a model each.
 
     Each thread computes with as many CPU threads as a rank of torchrun would, so both give the same
     bits. A model that draws random numbers makes its workers take turns: torch has one CPU
@@ -248,15 +194,33 @@ class ThreadedWorkers(SimulatedWorkers):
     """
 
     def __init__(self, workers: Sequence[Worker], *, threads: int, sample: torch.Tensor) -> None:
+        super().__init__(workers)
         first = workers[0]
         # An accelerator's generator cannot be asked, and its workers take turns anyway.
-        self._draws = first.device.type != "cpu" or draws_random_numbers(first.model, sample)
-        concurrency = 1 if self._draws else min(len(workers), len(cores()))
-        super().__init__(workers, concurrency=concurrency, threads=threads)
+        self._draws = first.device.type != "cpu" or _draws_random_numbers(first.model, sample)
+        self._pool = ThreadPoolExecutor(
+            1 if self._draws else min(len(workers), len(cores())),
+            initializer=torch.set_num_threads,
+            initargs=(threads,),
+        )
 
     def each(self, work: Callable[[Worker], T]) -> list[T]:
         """In threads, or in turns with each worker's own random stream."""
-        return super().each(with_own_random_stream(work) if self._draws else work)
+        return list(
+            self._pool.map(with_own_random_stream(work) if self._draws else work, self.workers)
+        )
+
+    def abandon(self) -> None:
+        """End the threads: no other process is involved."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _draws_random_numbers(model: nn.Module, tokens: torch.Tensor) -> bool:
+    """Whether a forward pass in training mode draws from the CPU's generator, as dropout does."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        model(input_ids=tokens)
+        return not torch.equal(before, torch.get_rng_state())
 
 
 class TorchrunWorker(WorkerGroup):
@@ -264,22 +228,14 @@ class TorchrunWorker(WorkerGroup):
 
     stops_alone = False
 
-    def each(self, work: Callable[[Worker], T]) -> list[T]:
-        """In this thread, with the worker's random stream."""
-        return [with_own_random_stream(work)(worker) for worker in self.workers]
-
     def all_gather(self, values: Sequence[float]) -> list[float]:
         """Gather over the ranks."""
         return gather_values(values, self.workers[0].device)
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process group, which `abandon` does not: it waits for peers."""
         dist.destroy_process_group()
-        for worker in self.workers:
-            worker.close()
-
-    def abandon(self) -> None:
-        """Nothing: destroying a group waits for peers, and this process is about to end."""
+        super().close()
 
 
 def with_own_random_stream(work: Callable[[Worker], T]) -> Callable[[Worker], T]:

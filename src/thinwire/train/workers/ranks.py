@@ -1,6 +1,6 @@
-"""The ranks of a worker: one that holds all of it, or several that share it by FSDP2."""
+"""The ranks that torchrun started; those of a worker hold all of it, or share it by FSDP2."""
 
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -9,78 +9,86 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.fragments.layers import stack_of
 from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import local_shard
 from thinwire.transport import naming_failures
 
 
-class Ranks(ABC):
-    """The S ranks of one worker, as one of them sees it.
+def under_torchrun() -> bool:
+    """Whether torchrun (or something that sets the same variables) started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_lead() -> bool:
+    """Whether this process writes what exists once, because it is rank 0 or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def count_workers(simulated: int, worker_size: int) -> int:
+    """K: what the ranks of torchrun make, or else `simulated`.
+
+    Args:
+        simulated: workers of this process, without torchrun.
+        worker_size: ranks of a worker.
+
+    Raises:
+        ConfigurationError: the ranks do not make whole workers, or simulated workers would be
+            sharded.
+
+    >>> count_workers(4, 1)
+    4
+    """
+    if worker_size > 1 and not under_torchrun():
+        raise ConfigurationError(
+            f"train workers of {worker_size} ranks in one process",
+            because="the ranks of a worker are processes that hold a shard of it each",
+            do=f"start thinwire train with torchrun and a multiple of {worker_size} ranks, or "
+            "leave --worker-size out",
+        )
+    ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else simulated
+    if ranks % worker_size:
+        raise ConfigurationError(
+            f"make workers of {worker_size} ranks",
+            because=f"torchrun started {ranks} ranks, which is not a multiple of that",
+            do="change --worker-size, or the number of processes",
+        )
+    return ranks // worker_size
+
+
+class Ranks:
+    """The S ranks of one worker, as one of them sees it; as it is, a worker of one rank.
 
     Args:
         index: of this rank among them, from 0.
         size: S.
-    """
 
-    def __init__(self, *, index: int, size: int) -> None:
-        self.index, self.size = index, size
-
-    def share(self, batch: Tensor) -> Tensor:
-        """This rank's rows of the worker's batch [rows, ...], which S divides.
-
-        >>> SingleRank().share(torch.arange(3))
-        tensor([0, 1, 2])
-        """
-        return batch.chunk(self.size)[self.index]
-
-    @abstractmethod
-    def place(self, model: nn.Module, device: torch.device) -> None:
-        """Put a model that every rank has built alike where it is trained, in place."""
-
-    @abstractmethod
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks, the same on all of them; whole numbers below 2^53 are exact."""
-
-    @abstractmethod
-    def gather(self, values: Sequence[float]) -> list[float]:
-        """The values of all ranks, in rank order; as many on each."""
-
-    @abstractmethod
-    def naming_failures(self) -> AbstractContextManager[None]:
-        """Turn what the loss of a rank throws inside into an `ExchangeError`."""
-
-    def close(self) -> None:
-        """Release the process group, at the end of the run."""
-        return
-
-
-class SingleRank(Ranks):
-    """A worker of one rank, or one that is simulated.
-
-    >>> SingleRank().total([2.0])
+    >>> Ranks().total([2.0])
     [2.0]
     """
 
-    def __init__(self) -> None:
-        super().__init__(index=0, size=1)
+    def __init__(self, *, index: int = 0, size: int = 1) -> None:
+        self.index, self.size = index, size
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Move it to `device`."""
+        """Put a model that every rank has built alike where it is trained, in place."""
         model.to(device)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The values themselves."""
+        """Sums over the ranks, the same on all of them; whole numbers below 2^53 are exact."""
         return list(values)
 
     def gather(self, values: Sequence[float]) -> list[float]:
-        """The values themselves."""
+        """The values of all ranks, in rank order; as many on each."""
         return list(values)
 
     def naming_failures(self) -> AbstractContextManager[None]:
-        """Nothing: there is no other rank to lose."""
+        """Turn what the loss of a rank throws inside into an `ExchangeError`."""
         return nullcontext()
+
+    def close(self) -> None:
+        """Release the process group, at the end of the run."""
 
 
 class FsdpRanks(Ranks):

@@ -1,11 +1,12 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
+import hashlib
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +18,12 @@ from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
 from thinwire.nested_steps import is_nested_step
 from thinwire.outer_loop import OuterLoop
-from thinwire.train.config import TrainConfig
+from thinwire.train.config import Machine, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches, WorkerBatches
 from thinwire.train.models import save_pretrained
-from thinwire.train.workers.random_stream import RandomStream
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
-
-Batches: TypeAlias = WorkerBatches | ShareBatches
 
 
 def named_run(url: str, run: str) -> str:
@@ -37,54 +35,76 @@ def named_run(url: str, run: str) -> str:
     return f"{url.rstrip('/')} {run}"
 
 
-class WorkerIdentity(ABC):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerIdentity:
     """Which worker of a run this is, and hence which data and random numbers it draws.
 
     Args:
         number: from 0; worker 0 writes what exists once.
         evaluators: workers that share the validation windows between them.
+        block: the part of every global batch that it reads; None reads the shares of the data that
+            the worker is assigned, in a run in which workers come and go.
+        first_stream: stream of random numbers of rank 0; rank r has the r-th after it.
     """
 
-    def __init__(self, *, number: int, evaluators: int) -> None:
-        self.number, self.evaluators = number, evaluators
-
-    @abstractmethod
-    def stream(self, rank: int) -> int:
-        """Which stream of random numbers a rank of this worker draws from.
-
-        Args:
-            rank: over all ranks of the run.
-        """
-
-    @abstractmethod
-    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
-        """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
+    number: int = 0
+    evaluators: int = 1
+    block: int | None = None
+    first_stream: int = 0
 
 
-class FixedWorkerId(WorkerIdentity):
-    """Worker k of K in a run whose workers stay from the beginning to the end.
+class RandomStream:
+    """A random stream per worker, although torch has one per process.
 
     Args:
-        number: k.
-        workers: K.
+        seed: of the run.
+        worker: workers draw independent numbers.
+        device: whose generator is used besides the CPU's.
     """
 
-    def __init__(self, number: int, workers: int) -> None:
-        super().__init__(number=number, evaluators=workers)
+    def __init__(self, *, seed: int, worker: int, device: torch.device) -> None:
+        self._cuda = device if device.type == "cuda" else None
+        mixed = hashlib.sha256(f"thinwire {seed} {worker}".encode()).digest()
+        with torch.random.fork_rng(devices=[device] if self._cuda else []):
+            torch.manual_seed(int.from_bytes(mixed[:7], "little"))
+            self._states = self._current()
 
-    def stream(self, rank: int) -> int:
-        """One for each rank."""
-        return rank
+    @contextmanager
+    def active(self) -> Generator[None]:
+        """Everything drawn inside continues this worker's stream."""
+        outside = self._current()
+        self._install(self._states)
+        try:
+            yield
+        finally:
+            self._states = self._current()
+            self._install(outside)
 
-    def batches(self, config: TrainConfig, data: LoadedData, outer: OuterLoop) -> Batches:
-        """Block k of every global batch."""
-        del outer
-        return data.training.batches(
-            worker=self.number,
-            workers=config.workers,
-            global_batch=config.global_batch,
-            seed=config.seed,
-        )
+    def state_dict(self) -> dict[str, Tensor]:
+        """The generators' states."""
+        return dict(self._states)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue a stream."""
+        self._states = {key: value.cpu() for key, value in state.items()}
+
+    def _current(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._cuda is not None:
+            states["cuda"] = torch.cuda.get_rng_state(self._cuda)
+        return states
+
+    def _install(self, states: dict[str, Tensor]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(states["cuda"], self._cuda)
+
+
+def autocast(machine: Machine, device: torch.device) -> AbstractContextManager[Any]:
+    """The precision of forward passes."""
+    if machine.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def token_losses(model: nn.Module, windows: Tensor) -> Tensor:
@@ -157,34 +177,54 @@ class Worker:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda t: config.schedule.factor(t, steps=config.steps)
         )
-        self.batches = identity.batches(config, data, self.outer)
-        stream = identity.stream(self.rank)
+        self.batches = self._batches(data)
+        stream = identity.first_stream + self.rank
         self.stream = RandomStream(seed=config.seed, worker=stream, device=device)
         self._forward: Any = torch.compile(self.model) if config.machine.compile else self.model
+
+    def _batches(self, data: LoadedData) -> WorkerBatches | ShareBatches:
+        """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
+        config, block = self.config, self._identity.block
+        if block is not None:
+            return data.training.batches(
+                worker=block,
+                workers=config.workers,
+                global_batch=config.global_batch,
+                seed=config.seed,
+            )
+        every, rows = config.method.sync_every, config.global_batch // config.workers
+        shares = data.training.shares(rows=rows, sync_every=every, seed=config.seed)
+        return ShareBatches(shares, lambda: (self.outer.share, self.outer.inner_step % every))
 
     def inner_step(self) -> float:
         """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
 
         Raises:
-            NonFiniteError: the loss is not finite.
+            CorpusError: a token is outside the vocabulary. NonFiniteError: the loss is not finite.
         """
-        windows = self.read()
+        windows = next(self.batches)
+        if (largest := int(windows.max())) >= self._vocab_size:
+            raise CorpusError(
+                f"read a batch of corpus {self.config.data.corpus!r}",
+                because=f"it holds token {largest} and the vocabulary has {self._vocab_size}",
+                do="name the tokenizer that made the tokens, or ids:N for a vocabulary of N",
+            )
+        mine = windows.chunk(self._ranks.size)[self._ranks.index].to(self.device)
         with self._ranks.naming_failures():
-            losses = [self._backward(part) for part in windows.chunk(self.config.accumulate)]
+            losses = [self._backward(part) for part in mine.chunk(self.config.accumulate)]
             loss = torch.stack(losses).sum().item()  # once a step: it waits for the device
         # The same on every rank: if one stopped by itself, the others would wait for it.
         loss = self._ranks.total([loss])[0] / self._ranks.size
-        self.check_loss(loss)
+        if not math.isfinite(loss):
+            bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))
+            because = f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} is not"
+            raise self._not_finite("take the step", f"{because} finite")
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
 
-    def read(self) -> Tensor:
-        """The next batch, as much of it as this rank takes: int64 [batch, time + 1]."""
-        return self._ranks.share(self._checked(next(self.batches))).to(self.device)
-
     def _backward(self, windows: Tensor) -> Tensor:
-        with self.autocast():
+        with autocast(self.config.machine, self.device):
             loss = token_losses(self._forward, windows).mean() / self.config.accumulate
         loss.backward()
         return loss.detach().double()
@@ -197,25 +237,23 @@ class Worker:
             windows: int64 [n, time + 1]; each of the run's R ranks takes every R-th.
             batch: windows of a forward pass.
         """
-        mine, left = self._evaluated(windows)
+        every = self._identity.evaluators * self._ranks.size
+        mine = windows[self.rank :: every]
+        left = len(mine)
+        # Ranks of a worker gather its weights together, so they need equally many forward passes.
+        most = len(windows[self.number * self._ranks.size :: every])
+        mine = torch.cat([mine, windows[: most - left]])
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         time = windows.shape[1] - 1
         self.model.eval()
-        with self.outer.evaluating(), self.autocast(), self._ranks.naming_failures():
+        precision = autocast(self.config.machine, self.device)
+        with self.outer.evaluating(), precision, self._ranks.naming_failures():
             for part in mine.split(batch):
                 losses = token_losses(self.model, part.to(self.device))[: left * time]
                 total += losses.double().sum()
                 left = max(0, left - len(part))
         self.model.train()
         return total.item()
-
-    def _evaluated(self, windows: Tensor) -> tuple[Tensor, int]:
-        """This rank's windows, as many as its worker's first rank has, and how many count."""
-        every = self._identity.evaluators * self._ranks.size
-        mine = windows[self.rank :: every]
-        # Ranks of a worker gather its weights together, so they need equally many forward passes.
-        most = len(windows[self.number * self._ranks.size :: every])
-        return torch.cat([mine, windows[: most - len(mine)]]), len(mine)
 
     # -- the worker as a whole: all of its ranks take part -----------------------------------------
 
@@ -247,20 +285,18 @@ class Worker:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the workers' consensus so that transformers loads it; the first rank writes."""
+        first = self._ranks.index == 0
         with self.outer.evaluating():
-            model = self.model if self._ranks.size == 1 else self._whole_model()
-            if self._ranks.index == 0:
+            # A new one: FSDP changed the class and the tensors of ours, which no file can hold.
+            model = self._build() if first and self._ranks.size > 1 else self.model
+            if self._ranks.size > 1:
+                target = model.state_dict() if first else {}
+                for name, tensor in self.model.state_dict().items():
+                    whole = gather(tensor)
+                    if name in target:
+                        target[name].copy_(whole)
+            if first:
                 save_pretrained(model, folder)
-
-    def _whole_model(self) -> Any:
-        # A new model: FSDP changed the class and the tensors of this one, which no file can hold.
-        model = self._build() if self._ranks.index == 0 else None
-        target = {} if model is None else model.state_dict()
-        for name, tensor in self.model.state_dict().items():
-            whole = gather(tensor)
-            if name in target:
-                target[name].copy_(whole)
-        return model
 
     def _over_ranks(self, counts: Mapping[str, int]) -> dict[str, int]:
         totals = self._ranks.total([float(count) for count in counts.values()])
@@ -337,37 +373,11 @@ class Worker:
         with self._ranks.naming_failures():  # the norm is that of all ranks' shards
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of forward passes."""
-        if self.config.machine.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
     def check_finite(self) -> None:
         """Raise `NonFiniteError` naming the first live parameter that is not finite."""
         for name, parameter in self.model.named_parameters():
             if not _is_finite(parameter):
                 raise self._not_finite("write a checkpoint", f"parameter {name} is not finite")
-
-    def _checked(self, windows: Tensor) -> Tensor:
-        largest = int(windows.max())
-        if largest >= self._vocab_size:
-            raise CorpusError(
-                f"read a batch of corpus {self.config.data.corpus!r}",
-                because=f"it holds token {largest} and the vocabulary has {self._vocab_size}",
-                do="name the tokenizer that made the tokens, or ids:N for a vocabulary of N",
-            )
-        return windows
-
-    def check_loss(self, loss: float) -> None:
-        """Raise `NonFiniteError` if the loss of this step is not finite, naming a gradient."""
-        if math.isfinite(loss):
-            return
-        bad = (n for n, p in self.model.named_parameters() if not _is_finite(p.grad))
-        because = (
-            f"the loss is {loss} and the gradient of {next(bad, 'no parameter')} is not finite"
-        )
-        raise self._not_finite("take the step", because)
 
     def _not_finite(self, cannot: str, because: str) -> NonFiniteError:
         return NonFiniteError(

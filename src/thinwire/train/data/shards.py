@@ -1,6 +1,7 @@
 """Token shards: `.bin` files as nanoGPT and modded-nanogpt write them, memory-mapped."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import CorpusError
-from thinwire.train.data.corpora.corpus import TokenCorpus, tail
+
+ONE_IN = 20
+"""One document, or item, in so many is validation."""
 
 _MAGIC = 20240520
 _VERSION = 1
@@ -17,6 +20,30 @@ _HEADER_BYTES = 4 * _HEADER_INTS
 _FIELDS = 3
 
 _TOKEN = np.dtype("<u2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCorpus:
+    """Shards of text that was tokenised before.
+
+    Args:
+        name: what the user asked for.
+        train: uint16 arrays, [tokens] each, memory-mapped.
+        validation: likewise.
+    """
+
+    name: str
+    train: Sequence[npt.NDArray[Any]]
+    validation: Sequence[npt.NDArray[Any]]
+
+
+def tail(length: int) -> int:
+    """Where the last 5 % of `length` items begin; at least one item is in them.
+
+    >>> tail(100), tail(1)
+    (95, 0)
+    """
+    return length - max(1, length // ONE_IN)
 
 
 def shard_corpus(name: str, root: Path, files: Sequence[Path]) -> TokenCorpus:
@@ -29,9 +56,9 @@ def shard_corpus(name: str, root: Path, files: Sequence[Path]) -> TokenCorpus:
     Raises:
         CorpusError: a shard is malformed, or all of them are validation.
     """
-    validation = [file for file in files if _named(file, "val") and not _named(file, "train")]
+    validation = [file for file in files if "val" in file.name and "train" not in file.name]
     rest = [file for file in files if file not in validation]
-    train = [file for file in rest if _named(file, "train")] or rest
+    train = [file for file in rest if "train" in file.name] or rest
     if not train:
         raise _malformed(root, 'every shard is named "val"', "add a shard to train on")
     shards = [read_shard(file) for file in train]
@@ -41,10 +68,6 @@ def shard_corpus(name: str, root: Path, files: Sequence[Path]) -> TokenCorpus:
         cut = tail(shards[-1].size)
         shards[-1], held_out = shards[-1][:cut], [shards[-1][cut:]]
     return TokenCorpus(name=name, train=shards, validation=held_out)
-
-
-def _named(file: Path, word: str) -> bool:
-    return word in file.name
 
 
 def read_shard(file: Path) -> npt.NDArray[Any]:
@@ -64,29 +87,20 @@ def read_shard(file: Path) -> npt.NDArray[Any]:
     if raw is None or size % _TOKEN.itemsize:
         raise _malformed(file, f"it has {size} bytes", "pass a whole shard of uint16 tokens")
     header = raw[:_HEADER_BYTES].view("<i4") if size >= _HEADER_BYTES else None
-    if header is None or not _is_header(header):
-        return raw.view(_TOKEN)
-    tokens = raw[_HEADER_BYTES:].view(_TOKEN)
-    _check_header(file, header, tokens.size)
-    return tokens
-
-
-def _is_header(header: npt.NDArray[Any]) -> bool:
     # Files of nanoGPT have no magic number, so a wrong one cannot be told from tokens by itself;
     # but 253 zeros behind three numbers are no text in any vocabulary.
-    return int(header[0]) == _MAGIC or not header[_FIELDS:].any()
-
-
-def _check_header(file: Path, header: npt.NDArray[Any], tokens: int) -> None:
+    if header is None or not (int(header[0]) == _MAGIC or not header[_FIELDS:].any()):
+        return raw.view(_TOKEN)
+    tokens = raw[_HEADER_BYTES:].view(_TOKEN)
     magic, version, count = (int(field) for field in header[:_FIELDS])
     if magic != _MAGIC:
         raise _malformed(file, f"its magic number is {magic}, not {_MAGIC}", _REWRITE)
     if version != _VERSION:
         raise _malformed(file, f"its version is {version}, not {_VERSION}", _REWRITE)
-    if count != tokens:
-        raise _malformed(
-            file, f"its header promises {count} tokens and {tokens} are there", "fetch it again"
-        )
+    if count != tokens.size:
+        promised = f"its header promises {count} tokens and {tokens.size} are there"
+        raise _malformed(file, promised, "fetch it again")
+    return tokens
 
 
 _REWRITE = "write it as modded-nanogpt does (uint16 tokens), or without a header as nanoGPT does"

@@ -1,1 +1,0 @@
-"""Checkpoints: the files of one rank, and when a run writes and reads them."""
