@@ -15,7 +15,7 @@ from thinwire.codecs import DCT, F32, Blocks, BoundCodec, TopK
 from thinwire.feedback import Feedback, FeedbackState
 from thinwire.storage import StatePlacement
 from thinwire.testing.reference import reference_decoupled_momentum
-from toy import Team, adamw, build_matrices, largest_difference, matrix_loss, same_bits
+from toy import Team, adamw, build_matrices, descend, largest_difference, matrix_loss, same_bits
 
 ETA, BETA = 0.7, 0.9
 ROUNDING = 2e-5
@@ -36,9 +36,7 @@ def train(method: tw.Method, workers: int, steps: int = 12) -> list[list[Tensor]
     team = Team(method, adamw, workers, model=build_matrices)
     for step in range(steps):
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
-            matrix_loss(model, step, worker, workers=workers).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(matrix_loss(model, step, worker, workers=workers), optimizer)
         team.exchange()
     return [[p.clone() for p in loop.anchor().values()] for loop in team.loops]
 
@@ -146,9 +144,6 @@ def test_with_the_mean_displacement_and_all_sent_it_is_diloco() -> None:
     assert largest_difference(train(released(k=4096), 3)[0], diloco[0]) > 1e-2
 
 
-# -- what is wrong with it -------------------------------------------------------------------------
-
-
 WORKERS, ROUNDS, H = 4, 20, 10
 
 
@@ -178,9 +173,7 @@ def outcome(method: tw.Method) -> tuple[float, float, float]:
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
             optimizer.param_groups[0]["lr"] = 1e-2 * (1 - 0.9 * step / (ROUNDS * H))
             x, y = batch(1 + step * WORKERS + worker)
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(nn.functional.cross_entropy(model(x), y), optimizer)
         team.exchange()
     anchors = [torch.cat([p.flatten() for p in loop.anchor().values()]) for loop in team.loops]
     stacked, (x, y) = torch.stack(anchors), batch(0, 4096)
@@ -224,9 +217,6 @@ def test_the_coupled_form_trains_and_keeps_replicas_equal() -> None:
     mean, one, spread = outcome(coupled_form())
     assert (mean, spread) == (pytest.approx(one), 0.0)
     assert one < 0.6 * untrained
-
-
-# -- exchanges and refusals ------------------------------------------------------------------------
 
 
 def test_owners_of_shards_give_the_numbers_of_gathering() -> None:

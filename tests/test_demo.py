@@ -11,7 +11,7 @@ from torch import Tensor
 import thinwire as tw
 from thinwire.codecs import DCT, F32, Blocks, Hadamard, TopK
 from thinwire.testing.reference import reference_demo
-from toy import Team, build_matrices, largest_difference, matrix_loss, same_bits
+from toy import Team, build_matrices, descend, largest_difference, matrix_loss, same_bits
 
 LR = 1e-3
 # A sign that rounding turned moves a weight by two rates.
@@ -34,9 +34,7 @@ def train(method: tw.Method, workers: int, steps: int = 12, rate: Any = None) ->
         for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
             if rate is not None:
                 optimizer.param_groups[0]["lr"] = rate(step)
-            matrix_loss(model, step, worker, workers=workers).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(matrix_loss(model, step, worker, workers=workers), optimizer)
         team.exchange()
     return team
 

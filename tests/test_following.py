@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from toy import adamw, build_model, loss, same_bits, sgd
+from toy import adamw, build_model, descend, loss, same_bits, sgd
 
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
@@ -22,9 +22,7 @@ def worker(method: tw.Method, transport=None, **fields):
 def train(workers, first: int, last: int) -> None:
     for step in range(first, last):
         for number, (model, optimizer, _) in enumerate(workers):
-            loss(model, step, number, workers=len(workers)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(loss(model, step, number, workers=len(workers)), optimizer)
         for _, _, outer in workers:
             outer.begin()
         for _, _, outer in workers:
@@ -173,9 +171,6 @@ def test_evaluation_begins_and_ends_by_name() -> None:
     assert same_bits([p.detach() for p in model.parameters()], live)
 
 
-# -- with a GradScaler, which skips steps whose gradients overflow ---------------------------------
-
-
 def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False) -> None:
     scaler.scale(loss(model, step, 0) * (float("inf") if overflows else 1.0)).backward()
     scaler.step(optimizer)
@@ -227,9 +222,6 @@ def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
     assert outer.inner_step == 3
 
 
-# -- with an optimizer whose step calls that of its base class: torch runs its hooks twice ---------
-
-
 class Derived(torch.optim.AdamW):
     """As AdamW, and shrinks the weights after its step."""
 
@@ -263,9 +255,6 @@ def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> 
     counted, followed = trained(method, by_hand=False)
     assert counted == 5
     assert same_bits(followed, trained(method, by_hand=True)[1])
-
-
-# -- where torch.compile is around what calls it ---------------------------------------------------
 
 
 # Of itself, when an optimizer is compiled first, and of Python 3.13.0.

@@ -42,9 +42,6 @@ def test_a_run_resumed_in_mid_flight_ends_with_the_digest_it_had(name: str) -> N
     assert runs.finished(runs.build(name).load(states, runs.STOP)) == FROZEN[name]
 
 
-# -- files of today ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [".", "0.2"])
 @pytest.mark.parametrize("name", runs.FILES)
 def test_a_committed_state_goes_on_to_the_digest_it_had(name: str, version: str) -> None:
@@ -73,8 +70,6 @@ def test_a_method_describes_itself_as_it_did(name: str) -> None:
         frozen["inner"]["betas"] = [0.9, 0.95]
     assert json.loads(json.dumps(tw.presets.from_text(name).describe())) == frozen
 
-
-# -- run folders of today ------------------------------------------------------------------------
 
 STREAMING = "streaming_diloco-tau-2-seed0"
 TRAIN = ["train", "--resume", "--method", "streaming_diloco:tau=2", "--out", f"out/{STREAMING}"]
@@ -119,8 +114,6 @@ def test_committed_runs_are_compared_and_shown_in_a_report(folder: Path, capsys)
     assert main(["report", "out"]) == 0
     assert "2 methods, 2 runs" in capsys.readouterr().out
 
-
-# -- names that others import --------------------------------------------------------------------
 
 NAMES = {
     "thinwire": """At Automatic Balanced ByModule CheckpointError ConfigurationError CorpusError

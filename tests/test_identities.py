@@ -9,7 +9,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.exchange.same_work import SameWorkCheck
 from thinwire.testing.reference import reference_ddp, reference_diloco, reference_sparseloco
-from toy import Team, adamw, largest_difference, loss, muon, same_bits, sgd, train_alone
+from toy import Team, adamw, descend, largest_difference, loss, muon, same_bits, sgd, train_alone
 from toy import build_model as toy_model
 
 PLAIN = tw.outer.SGD(lr=1.0)
@@ -53,9 +53,7 @@ def test_rounds_of_one_step_are_data_parallel_exactly_where_nothing_rounds() -> 
             for worker, (model, optimizer) in enumerate(
                 zip(team.models, team.optimizers, strict=True)
             ):
-                (sum(p.sum() for p in model.parameters()) * (worker + 1)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                descend((sum(p.sum() for p in model.parameters()) * (worker + 1)), optimizer)
             team.exchange()
         return team
 
@@ -127,16 +125,11 @@ def test_k_workers_with_the_same_data_are_one_worker(monkeypatch) -> None:
         team = Team(method, sgd, workers)
         for step in range(12):
             for model, optimizer in zip(team.models, team.optimizers, strict=True):
-                loss(model, step, 0).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                descend(loss(model, step, 0), optimizer)
             team.exchange()
         return team.anchor()
 
     assert largest_difference(same_data(1), same_data(2)) < ROUNDING
-
-
-# -- codecs and feedback -------------------------------------------------------------------------
 
 
 def dense(groups: tw.codecs.Grouping, values: tw.codecs.Values) -> tw.codecs.TopK:

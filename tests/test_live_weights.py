@@ -88,9 +88,6 @@ def test_a_wrapper_without_hooks_is_looked_into() -> None:
     assert with_hooks(wrapper) is inside
 
 
-# -- DeepSpeed, which is not installed: modules of its names, and what ZeRO does to torch ----------
-
-
 class Engine(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

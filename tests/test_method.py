@@ -39,9 +39,6 @@ KEEPS = [
 ]
 
 
-# -- reduce-scatter ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("codec", LOSES, ids=lambda codec: codec.id)
 def test_a_reduce_scatter_that_loses_much_is_warned_of_by_name(codec) -> None:
     name = type(codec).__name__
@@ -158,9 +155,6 @@ def test_with_many_workers_what_is_not_elementwise_is_gathered() -> None:
     clip, mean = tw.MedianNormClip(), tw.MeanOverWorkers()
     assert torch.equal(moved(tw.Automatic(), clip), moved(tw.Gather(), clip))
     assert not torch.equal(moved(tw.Gather(), mean), moved(tw.Gather(), clip))
-
-
-# -- descriptions written before -----------------------------------------------------------------
 
 
 def named_as_before(description):

@@ -95,9 +95,6 @@ def test_a_density_is_k_of_every_4096(density: float, k: int) -> None:
     assert tw.presets.sparse_muloco(density=density).codec.k == k
 
 
-# -- MuLoCo's tables -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parameters", "workers", "batch", "lr", "weight_decay"),
     [
@@ -150,9 +147,6 @@ def test_without_a_size_muon_has_the_rate_of_the_largest_row() -> None:
 def test_sizes_without_a_published_row_are_refused(arguments, reason: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=reason):
         tw.presets.muloco(**arguments)
-
-
-# -- methods as text -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,6 @@ def test_a_reason_has_a_text_and_no_reason_has_no_consequence() -> None:
             Rejection(reason=RejectReason.NONE).consequence(kind)
 
 
-# -- what exchanges do -----------------------------------------------------------------------------
-
-
 class AtWorker0(Change):
     """Changes what worker 0 gets from worker 1: in all-gathers, or as the owner of a shard."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import thinwire as tw
 from thinwire import codecs
-from toy import Team, adamw
+from toy import Team, adamw, flush
 
 FEEDBACK = tw.ErrorFeedback()
 GATHER = tw.Gather()
@@ -100,10 +100,7 @@ def load(team: Team, states: list[State]) -> Team:
 
 def outcome(team: Team) -> dict[str, Any]:
     """All that two equal runs have in common once they have ended."""
-    for loop in team.loops:
-        loop.begin_last()
-    for loop in team.loops:
-        loop.finish()
+    flush(team.loops)
     stats = [loop.stats for loop in team.loops]
     return {
         "outer parameters": [loop.digest() for loop in team.loops],
@@ -223,9 +220,6 @@ def test_control_without_feedback_it_is_another_run(undisturbed, part: str) -> N
     found, expected = resumed_without(undisturbed, name, lose)
     assert lost
     assert found["outer parameters"] != expected["outer parameters"]
-
-
-# -- another number of workers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["diloco", "diloco, 2 bits", "streaming", "streaming, 2 bits"])

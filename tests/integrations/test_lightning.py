@@ -164,9 +164,6 @@ def test_a_lone_worker_trains(tmp_path: Path) -> None:
     assert (callback.outer.stats.rounds, callback.outer.inner_step) == (3, 6)
 
 
-# -- where workers come and go ---------------------------------------------------------------------
-
-
 def elastic_callback() -> LightningCallback:
     """Of a lone worker, which needs no lighthouse."""
     hub = ElasticHub()

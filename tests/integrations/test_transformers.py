@@ -239,9 +239,6 @@ def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) ->
     assert min(seconds) < 1e-4
 
 
-# -- before anything is trained --------------------------------------------------------------------
-
-
 class FakeLoop:
     workers, inner_step, is_elastic = 2, 3, False
     transport = tw.transport.Distributed()
@@ -269,8 +266,6 @@ def test_a_trainer_that_was_resumed_alone_is_refused() -> None:
         check_same_step(FakeLoop(), 8)
     check_same_step(FakeLoop(), 3)
 
-
-# -- where workers come and go ---------------------------------------------------------------------
 
 H = 3
 

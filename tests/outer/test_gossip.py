@@ -20,7 +20,7 @@ from thinwire.outer import FragmentContext, Gossip, OuterState
 from thinwire.storage import OnDevice
 from thinwire.testing import OuterContract
 from thinwire.testing.reference import reference_noloco
-from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
+from toy import Team, adamw, build_model, descend, largest_difference, loss, same_bits, sgd
 
 HEAVY_BALL = tw.outer.SGD(lr=0.7, momentum=0.5)
 # 30 steps of rounding of weights below 1 in fp32, which adamw enlarges where a moment is small.
@@ -48,9 +48,6 @@ class TestGossip(OuterContract):
 class TestGossipWithoutMomentum(OuterContract):
     def make(self):
         return Gossip(lr=1.0, momentum=0.0)
-
-
-# -- one step --------------------------------------------------------------------------------------
 
 
 NANS = (float("nan"), float("nan"))
@@ -123,9 +120,6 @@ def test_spread_shrinks_on_one_side_of_the_limit_and_grows_on_the_other(momentum
 
     assert growth(0.93 * limit) < -0.005
     assert growth(1.07 * limit) > 0.005
-
-
-# -- whole runs ------------------------------------------------------------------------------------
 
 
 def groups_of(workers: int, seed: int = 0):
@@ -224,9 +218,6 @@ def test_fragments_each_have_their_own_pairs_of_the_round() -> None:
     assert [loop.digest() for loop in whole.loops] == [loop.digest() for loop in halves.loops]
 
 
-# -- spread ----------------------------------------------------------------------------------------
-
-
 def trained(workers: int, rates, **fields) -> list[float]:
     """The spread after every round, with these inner learning rates by step."""
     team, spreads = Team(method(**fields), adamw, workers), []
@@ -251,16 +242,11 @@ def test_control_without_a_pull_the_anchors_drift_apart() -> None:
     alone = [Team(method(), adamw, 1, model=build_model).train(0) for _ in range(4)]
     for worker, team in enumerate(alone):
         for step in range(90):
-            loss(team.models[0], step, worker, workers=4).backward()
-            team.optimizers[0].step()
-            team.optimizers[0].zero_grad()
+            descend(loss(team.models[0], step, worker, workers=4), team.optimizers[0])
             team.exchange()
     flat = torch.stack([torch.cat([p.flatten() for p in team.anchor()]) for team in alone])
     apart = float((flat - flat.mean(0)).square().mean().sqrt())
     assert apart > 3 * trained(4, [0.02] * 90)[-1]
-
-
-# -- what travels ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [codecs.Identity(), codecs.CastBF16(), codecs.Quantise(bits=4)])
@@ -356,9 +342,6 @@ def test_pairs_change_from_round_to_round() -> None:
     ours = [loop.digest() for loop in first.loops]
     assert not set(ours) & {loop.digest() for loop in second.loops}
     assert len(set(itertools.chain(ours))) == 4
-
-
-# -- other processes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
