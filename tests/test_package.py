@@ -52,14 +52,6 @@ def test_the_page_of_an_index_lists_every_extra() -> None:
     assert set(everything[len("thinwire[") : -1].split(",")) == extras - {"all"}
 
 
-def test_metadata_says_what_it_is_for() -> None:
-    assert PROJECT["license"] == "Apache-2.0"
-    assert PROJECT["authors"]
-    assert "Typing :: Typed" in PROJECT["classifiers"]
-    lowest = PROJECT["requires-python"].removeprefix(">=")
-    assert f"Programming Language :: Python :: {lowest}" in PROJECT["classifiers"]
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
     """sdist and wheel, the wheel out of the sdist."""

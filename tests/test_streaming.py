@@ -589,17 +589,6 @@ def test_mixing_is_done_in_32_bits_whatever_the_live_weights() -> None:
     assert float(model.w.detach()) == 1 + 2**-7
 
 
-def test_live_weights_of_16_bits_have_an_outer_state_of_32() -> None:
-    team = Team(streaming(), adamw, 2, model=lambda: build_model().bfloat16(), outer_device="cpu")
-    team.train(14)
-    tensors = [
-        t for track in team.loops[0]._state.fragments for t in track.outer.state_dict().values()
-    ]
-    assert {t.dtype for t in tensors} == {torch.float32}
-    assert len({loop.digest() for loop in team.loops}) == 1
-    assert next(team.models[0].parameters()).dtype == torch.bfloat16
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_holds_one_fragments_state_and_gives_the_same_bits() -> None:
