@@ -80,7 +80,9 @@ def test_a_partition_swallows_what_is_sent_and_what_is_under_way() -> None:
     for source, target in ((0, 2), (2, 0), (1, 0)):
         line.send(source, packet(target), 1.0)
     assert arrivals(line) == [(7.0, 0), (7.0, 1)]
+    line.send(2, packet(0), 8.0)
     line.cut.discard(2)
+    assert arrivals(line) == []
     line.send(2, packet(0), 10.0)
     assert arrivals(line) == [(16.0, 0)]
 
