@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from toy import Team, adamw, build_model, loss
+from toy import Team, adamw, build_model, descend, flush, loss
 
 STEPS = 10
 REDUCED = tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())
@@ -33,19 +33,14 @@ def in_one_process(workers: int) -> list[list[str]]:
     digests: list[list[str]] = []
     for method in METHODS:
         team = Team(method, adamw, workers).train(STEPS)
-        for loop in team.loops:
-            loop.begin_last()
-        for loop in team.loops:
-            loop.finish()
+        flush(team.loops)
         digests.append([loop.digest() for loop in team.loops])
     return digests
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     worker, workers = (int(os.environ[f"THINWIRE_{n}"]) for n in ("WORKER", "WORKERS"))
-    loss(model, step, worker, workers=workers).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    descend(loss(model, step, worker, workers=workers), optimizer)
 
 
 def train() -> None:
@@ -83,9 +78,7 @@ def train_ddp() -> None:
     outer = tw.OuterLoop(model, optimizer, METHODS[0], ddp_group=dist.group.WORLD)
     block = 2 * int(os.environ["THINWIRE_WORKER"]) + dist.get_rank()
     for step in range(9):
-        loss(model, step, block, workers=4).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, block, workers=4), optimizer)
         outer.step()
     stats = outer.stats
     puts = stats.requests["puts"]

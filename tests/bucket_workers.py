@@ -20,7 +20,7 @@ from thinwire.elastic.bucket import session, transport
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.membership import Snapshot
 from thinwire.transport import ElasticBucket
-from toy import Team, adamw, build_model, loss
+from toy import Team, adamw, build_model, descend, flush, loss
 
 obstore: Any = pytest.importorskip("obstore")
 
@@ -120,8 +120,6 @@ class Worker:
         self.shares: list[int] = []
         self._ended: Future[str] | None = None
 
-    # -- training ----------------------------------------------------------------------------------
-
     def train(self, steps: int) -> str:
         """Train up to inner step `steps` of the schedule; returns the digest in the end."""
         try:
@@ -140,9 +138,7 @@ class Worker:
         self.before_step.pop(step, lambda: None)()
         if not self.shares or self.shares[-1] != self.loop.share:
             self.shares.append(self.loop.share)
-        loss(self.model, step, self.number, workers=self.of).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        descend(loss(self.model, step, self.number, workers=self.of), self.optimizer)
         self.loop.step()
         self._note()
 
@@ -186,8 +182,6 @@ class Worker:
 
     def left_out(self) -> Mapping[str, Any]:
         return self.loop.stats.left_out
-
-    # -- faults ------------------------------------------------------------------------------------
 
     def before(
         self, request: str, concerned: Callable[[str], bool], act: Callable[[str], Awaitable[Any]]
@@ -267,10 +261,7 @@ def fixed_digest(described: tw.Method, count: int, steps: int, *, model=build_mo
             # A worker that stays alone to the end rounds less than one that others may join.
             return _digest_alone(described, steps, model)
         team = Team(described, adamw, count, model=model).train(steps)
-    for loop in team.loops:
-        loop.begin_last()
-    for loop in team.loops:
-        loop.finish()
+    flush(team.loops)
     (digest,) = {loop.digest() for loop in team.loops}
     return digest
 

@@ -1,10 +1,9 @@
+from types import ModuleType
+
 import hypothesis
 import pytest
 import torch
-
-from emulated_links import real, wan
-
-__all__ = ["real", "wan"]
+import wan
 
 # An example may take as long as it likes: what else a machine does decides on that.
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -26,3 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread():
     """Small tensors gain nothing from threads, and two test processes share two cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def real() -> ModuleType:
+    """The emulated wide-area links of tools/wan.py, where they can do their work."""
+    if (reason := wan.Link.supported()) is not None:
+        pytest.skip(reason)
+    return wan

@@ -85,8 +85,6 @@ class FakeDevice(TorchFunctionMode):
             self._hold_all(result, args)
         return result
 
-    # -- where tensors lie ---------------------------------------------------------------------
-
     def _is_held(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in _HELD
 
@@ -113,8 +111,6 @@ class FakeDevice(TorchFunctionMode):
             if attribute in ("is_cpu", "is_xpu"):
                 return attribute == "is_xpu"
         return func(*args, **kwargs)
-
-    # -- what would wait -----------------------------------------------------------------------
 
     def _moved(
         self,

@@ -27,7 +27,7 @@ from elastic_team import TOKEN, Team
 from processes import free_port
 from s3_server import SECRETS, s3_server
 from thinwire.experiments.grid import specs_of
-from toy import adamw, build_model, loss
+from toy import adamw, build_model, descend, loss
 
 ROOT = Path(__file__).parents[1]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,11 +35,11 @@ STEPS = 8
 
 # Pages that are not run here, and what runs them.
 RUN_BY_OTHERS = {
-    "docs/tutorials/fsdp2-nodes.md": "test_tutorials.py starts it on two nodes of two ranks",
+    "docs/tutorials/fsdp2-nodes.md": "test_snippets.py starts it on two nodes of two ranks",
     "docs/tutorials/hugging-face.md": "parts of an example, which test_examples.py runs",
-    "docs/tutorials/own-codec.md": "test_tutorials.py runs it as a script and by pytest",
+    "docs/tutorials/own-codec.md": "test_snippets.py runs it by pytest",
     "docs/tutorials/own-loop.md": "parts of an example, which test_examples.py runs",
-    "docs/tutorials/own-outer-optimizer.md": "test_tutorials.py runs it as a script and by pytest",
+    "docs/tutorials/own-outer-optimizer.md": "test_snippets.py runs it by pytest",
 }
 
 Names = dict[str, Any]
@@ -109,9 +109,7 @@ def one_rank(folder: Path) -> Iterator[Names]:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> None:
     for batch in loader:
-        model(batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(model(batch).loss, optimizer)
 
 
 @contextmanager
@@ -133,9 +131,7 @@ def trains_shards(names: Names) -> bool:
     """A rank keeps half of the model; after a round both workers have the same half."""
     ranks, outer = names["mesh"], names["outer"]
     for step in range(4):
-        names["model"]((ranks.get_local_rank("worker"), step)).loss.backward()
-        names["optimizer"].step()
-        names["optimizer"].zero_grad()
+        descend(names["model"]((ranks.get_local_rank("worker"), step)).loss, names["optimizer"])
         outer.step()
     own = torch.cat([p.to_local().flatten() for p in names["model"].parameters()])
     halves = [torch.empty_like(own) for _ in range(2)]
@@ -195,9 +191,7 @@ def trains_in_a_bucket(names: Names) -> bool:
     outer = names["outer"]
     outer.join()
     while outer.inner_step < STEPS:
-        names["model"]((outer.share, outer.inner_step)).loss.backward()
-        names["optimizer"].step()
-        names["optimizer"].zero_grad()
+        descend(names["model"]((outer.share, outer.inner_step)).loss, names["optimizer"])
         outer.step()
     outer.flush()
     outer.close()

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from forked import Forked
@@ -30,10 +31,23 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def fork_ranks(ranks: int, *command: str) -> list[Forked]:
+def fork_ranks(ranks: int, *command: str, **environment: str) -> list[Forked]:
     """Start `python COMMAND...` in `ranks` processes that torchrun seems to have started."""
     port = free_port()
-    return [Forked(command, rank_environment(rank, ranks, port)) for rank in range(ranks)]
+    return [
+        Forked(command, rank_environment(rank, ranks, port) | environment) for rank in range(ranks)
+    ]
+
+
+def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked]:
+    """The same processes, ended, with their output read."""
+    try:
+        for process in processes:
+            process.communicate(timeout=timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+    return list(processes)
 
 
 def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subprocess.Popen]:
@@ -55,14 +69,26 @@ def run_ranks(
     case: str, ranks: int, *, script: str = "ranks.py", timeout_s: float = 120
 ) -> list[Forked]:
     """Run `case` of `script` in `ranks` processes; returns them ended, with their output read."""
-    processes = fork_ranks(ranks, str(HERE / script), case)
-    try:
-        for process in processes:
-            process.communicate(timeout=timeout_s)
-    finally:
-        for process in processes:
-            process.kill()
-    return processes
+    return ended(fork_ranks(ranks, str(HERE / script), case), timeout_s=timeout_s)
+
+
+def fork_worker(
+    script: str, case: str, worker: int, workers: int, *, ranks: int = 1, **environment: str
+) -> list[Forked]:
+    """Start the ranks of one worker of several, which the environment says where to meet."""
+    own = {"THINWIRE_WORKER": str(worker), "THINWIRE_WORKERS": str(workers), **environment}
+    return fork_ranks(ranks, str(HERE / script), case, **own)
+
+
+def run_workers(
+    script: str, case: str, workers: int, *, ranks: int = 1, **environment: str
+) -> list[Forked]:
+    """Run `case` of `script` in every rank of every worker; returns them ended."""
+    started = [
+        fork_worker(script, case, worker, workers, ranks=ranks, **environment)
+        for worker in range(workers)
+    ]
+    return ended([process for worker in started for process in worker])
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen:

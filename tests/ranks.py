@@ -31,7 +31,7 @@ from thinwire.testing.transports import (
     swapped,
 )
 from thinwire.transport import Distributed, RoundTag, Sealed, Transport, distributed
-from toy import Team, adamw, build_model, loss
+from toy import Team, adamw, build_model, descend, loss
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 TAG = RoundTag(what="a test payload", round=3)
@@ -89,9 +89,7 @@ def train_one(
     outer = tw.OuterLoop(model, optimizer, method, transport=Distributed(group))
     for step in range(steps):
         before_step(step)
-        loss(model, step, rank, workers=ranks).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, rank, workers=ranks), optimizer)
         outer.step()
     return outer
 
@@ -235,56 +233,30 @@ def lag() -> None:
     report(wait)
 
 
-def sizes_of_gathers() -> None:
+DIFFERENT = {
+    "sizes_of_gathers": lambda rank, size, ranks: gathered(BYTES.expand(size).contiguous()),
+    "sizes_of_shards": lambda rank, size, ranks: reduced(
+        [BYTES.expand(size).contiguous()] * ranks, lambda received: received[0]
+    ),
+    "sizes_of_results": lambda rank, size, ranks: reduced(
+        [BYTES] * ranks, lambda received: BYTES.expand(size).contiguous()
+    ),
+    "sizes_of_swaps": lambda rank, size, ranks: swapped(BYTES.expand(size).contiguous(), 1 - rank),
+    # Worker 1 gathers where the others reduce, or the other swaps.
+    "kinds": lambda rank, size, ranks: (
+        gathered(BYTES) if rank == 1 else reduced([BYTES] * ranks, lambda received: received[0])
+    ),
+    "kinds_of_swaps": lambda rank, size, ranks: gathered(BYTES) if rank == 1 else swapped(BYTES, 1),
+    # Worker 0 would swap with a worker that swaps with another one.
+    "peers": lambda rank, size, ranks: swapped(BYTES, [1, 2, 1][rank]),
+}
+
+
+def different() -> None:
     transport = hasty()
-    size = 70 if transport.rank == 1 else 100
-    report(lambda: transport.run(gathered(BYTES.expand(size).contiguous()), TAG).wait())
-
-
-def sizes_of_shards() -> None:
-    transport = hasty()
-    size = 70 if transport.rank == 1 else 100
-    shards = [BYTES.expand(size).contiguous()] * transport.world_size
-    report(lambda: transport.run(reduced(shards, lambda received: received[0]), TAG).wait())
-
-
-def sizes_of_results() -> None:
-    transport = hasty()
-    result = BYTES.expand(70 if transport.rank == 1 else 100).contiguous()
-    shards = [BYTES] * transport.world_size
-    report(lambda: transport.run(reduced(shards, lambda received: result), TAG).wait())
-
-
-def kinds() -> None:
-    """Worker 1 gathers where the others reduce."""
-    transport = hasty()
-    if transport.rank == 1:
-        report(lambda: transport.run(gathered(BYTES), TAG).wait())
-    else:
-        shards = [BYTES] * transport.world_size
-        report(lambda: transport.run(reduced(shards, lambda received: received[0]), TAG).wait())
-
-
-def sizes_of_swaps() -> None:
-    transport = hasty()
-    size = 70 if transport.rank == 1 else 100
-    report(transport.run(swapped(BYTES.expand(size).contiguous(), 1 - transport.rank), TAG).wait)
-
-
-def kinds_of_swaps() -> None:
-    """Worker 1 gathers where the other swaps."""
-    transport = hasty()
-    if transport.rank == 1:
-        report(lambda: transport.run(gathered(BYTES), TAG).wait())
-    else:
-        report(lambda: transport.run(swapped(BYTES, 1), TAG).wait())
-
-
-def peers() -> None:
-    """Worker 0 would swap with a worker that swaps with another one."""
-    transport = hasty()
-    peer = [1, 2, 1][transport.rank]
-    report(lambda: transport.run(swapped(BYTES, peer), TAG).wait())
+    rank = transport.rank
+    requests = DIFFERENT[sys.argv[1]](rank, 70 if rank == 1 else 100, transport.world_size)
+    report(lambda: transport.run(requests, TAG).wait())
 
 
 def leave() -> None:
@@ -348,9 +320,7 @@ def count_wire() -> None:
     outer = tw.OuterLoop(model, optimizer, method)
     before = kernel_sent_bytes()
     for step in range(ROUNDS):
-        loss(model, step, rank, workers=ranks).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, rank, workers=ranks), optimizer)
         outer.step()
     sent_bytes = kernel_sent_bytes() - before
     dist.barrier()  # gloo closes the connection to a rank that has ended, and its count is gone
@@ -416,9 +386,7 @@ def train_group(model, inside, across, worker: int) -> tw.OuterLoop:
     method = tw.presets.diloco(sync_every=3, outer=OUTER)
     outer = tw.OuterLoop(model, optimizer, method, transport=Distributed(across))
     for step in range(9):
-        loss(model, step, 2 * worker + inside.get_local_rank(), workers=4).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, 2 * worker + inside.get_local_rank(), workers=4), optimizer)
         outer.step()
         if step == 4:
             with outer.evaluating(), torch.no_grad():
@@ -476,6 +444,6 @@ if __name__ == "__main__":
         importlib.import_module("torch._dynamo")
     backend = "nccl" if sys.argv[1] == "on_gpus" else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
-    globals()[sys.argv[1]]()
+    (different if sys.argv[1] in DIFFERENT else globals()[sys.argv[1]])()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from toy import adamw, build_model, loss
+from toy import adamw, build_model, descend, loss
 
 WORKERS = int(os.environ.get("THINWIRE_WORKERS", "1"))
 WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
@@ -39,9 +39,7 @@ def steps(
     outer = tw.OuterLoop(model, optimizer, METHODS[name], ddp_group=ddp_group)
     for step in range(9):
         block = ranks * WORKER + rank
-        loss(model, step, block, workers=ranks * WORKERS).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, block, workers=ranks * WORKERS), optimizer)
         outer.step()
     return outer
 

@@ -1,7 +1,7 @@
-"""A worker of `thinwire train`'s loop under a trainer: `python same_loop.py LIBRARY CONFIG OUT`.
+"""A worker of `thinwire train`'s loop under a trainer: `python same_loop.py LIBRARY`.
 
-CONFIG is a pickled `TrainConfig`. It ends with a line of JSON, and the outer parameters are in a
-file.
+CONFIG names the file of a pickled `TrainConfig`, OUT a folder. It ends with a line of JSON, and the
+outer parameters are in a file.
 """
 
 import json
@@ -125,8 +125,8 @@ LIBRARIES = {"transformers": by_hugging_face, "lightning": by_lightning}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    library, file, out = sys.argv[1:]
-    losses, outer = LIBRARIES[library](pickle.loads(Path(file).read_bytes()), Path(out))
+    file, out = os.environ["CONFIG"], os.environ["OUT"]
+    losses, outer = LIBRARIES[sys.argv[1]](pickle.loads(Path(file).read_bytes()), Path(out))
     anchor = {name.removeprefix("net."): value for name, value in outer.anchor().items()}
     torch.save(anchor, Path(out) / f"anchor{os.environ['THINWIRE_WORKER']}.pt")
     print(json.dumps({"losses": losses, "digest": outer.digest()}), flush=True)

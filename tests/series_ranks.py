@@ -11,7 +11,7 @@ import thinwire as tw
 from ranks import TAG
 from thinwire.testing.transports import announced, gathered
 from thinwire.transport import Distributed
-from toy import Team, adamw, build_model, loss
+from toy import Team, adamw, build_model, descend, loss
 
 METHOD = tw.presets.diloco(sync_every=2, overlap=tw.Delay(tau=1))
 LOOPS = 20
@@ -40,9 +40,9 @@ class Loop:
         self.outer = tw.OuterLoop(self.model, self.optimizer, METHOD, transport=Distributed())
 
     def begin(self, step: int) -> None:
-        loss(self.model, step, dist.get_rank(), workers=dist.get_world_size()).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        descend(
+            loss(self.model, step, dist.get_rank(), workers=dist.get_world_size()), self.optimizer
+        )
         self.outer.begin()
 
     def train(self, *, fails_at: int | None = None) -> str:

@@ -29,7 +29,7 @@ from thinwire.blocks import LazyVector
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.sharding import by_holders
 from thinwire.transport import Distributed, RoundTag
-from toy import Team, largest_difference, same_bits
+from toy import Team, descend, largest_difference, same_bits
 
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 H, STEPS = 3, 10
@@ -113,9 +113,7 @@ class Group:
         rank = self.both.get_local_rank("shard")
         part = HALVES[rank] if halves else slice(None)
         for step in range(first, first + steps):
-            loss(self.model, *batch(step, self.worker, part)).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            descend(loss(self.model, *batch(step, self.worker, part)), self.optimizer)
             self.outer.step()
             after()
         return self
@@ -142,9 +140,6 @@ def same_on(group: dist.ProcessGroup, text: str) -> bool:
     texts = [""] * dist.get_world_size(group)
     dist.all_gather_object(texts, text, group=group)
     return len(set(texts)) == 1
-
-
-# -- cases -----------------------------------------------------------------------------------------
 
 
 def outer_parameters() -> None:

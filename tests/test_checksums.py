@@ -15,38 +15,18 @@ def vector(numel: int) -> torch.Tensor:
     return torch.arange(1, numel + 1, dtype=torch.float32) / 64
 
 
-@pytest.mark.parametrize("numel", [0, *LENGTHS])
-def test_equal_vectors_have_equal_digests(numel: int) -> None:
+@pytest.mark.parametrize("numel", LENGTHS)
+def test_equal_vectors_have_equal_digests_and_others_have_not(numel: int) -> None:
     x = vector(numel)
-    assert len(anchor_digest(x)) == 8
     assert anchor_digest(x) == anchor_digest(x.clone())
-
-
-@pytest.mark.parametrize("numel", LENGTHS)
-def test_a_single_ulp_changes_the_digest(numel: int) -> None:
-    x = vector(numel)
     for place in {0, numel // 2, numel - 1}:
-        y = x.clone()
-        y[place] = torch.nextafter(y[place], torch.tensor(torch.inf))
-        assert anchor_digest(y) != anchor_digest(x)
-
-
-@pytest.mark.parametrize("numel", LENGTHS)
-def test_a_sign_changes_the_digest(numel: int) -> None:
-    x = vector(numel)
-    for place in {0, numel // 2, numel - 1}:
-        y = x.clone()
-        y[place] = -y[place]
-        assert anchor_digest(y) != anchor_digest(x)
-
-
-@pytest.mark.parametrize("numel", LENGTHS[1:])
-def test_neighbours_that_swap_change_the_digest(numel: int) -> None:
-    x = vector(numel)
-    for place in {0, numel // 2 - 1, numel - 2}:
-        y = x.clone()
-        y[place], y[place + 1] = x[place + 1], x[place]
-        assert anchor_digest(y) != anchor_digest(x)
+        another, neighbours, other_sign = x.clone(), x.clone(), x.clone()
+        another[place] = torch.nextafter(another[place], torch.tensor(torch.inf))
+        other_sign[place] = -other_sign[place]
+        last = max(min(place, numel - 2), 0)
+        neighbours[last : last + 2] = x[last : last + 2].flip(0)
+        for y in (another, other_sign, *([neighbours] if numel > 1 else [])):
+            assert anchor_digest(y) != anchor_digest(x)
 
 
 def by_hand(raw: bytes) -> bytes:
@@ -65,8 +45,11 @@ def random_bits(numel: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(256, (size,), generator=generator, dtype=torch.uint8).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("numel", [0, 1, 2, 3, 1023, 2048, 2049, 8192, 10_007])
+@pytest.mark.parametrize(
+    ("numel", "dtype"),
+    [(n, torch.float32) for n in (0, 1, 2, 3, 1023, 2048, 2049, 8192)]
+    + [(10_007, dtype) for dtype in DTYPES],
+)
 def test_the_digest_is_that_of_the_words(numel: int, dtype: torch.dtype) -> None:
     """Words of all bits, NaN among them, so that most columns overflow."""
     x = random_bits(numel, dtype)

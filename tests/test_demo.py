@@ -29,15 +29,12 @@ def demo(*, k: int = 32, beta: float = 0.999, **fields: Any) -> tw.Method:
 
 
 def train(method: tw.Method, workers: int, steps: int = 12, rate: Any = None) -> Team:
-    team = Team(method, method.inner.build, workers, model=build_matrices)
+    team = Team(method, method.inner.build, workers, model=build_matrices, loss=matrix_loss)
     for step in range(steps):
-        for worker, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
+        for optimizer in team.optimizers:
             if rate is not None:
                 optimizer.param_groups[0]["lr"] = rate(step)
-            matrix_loss(model, step, worker, workers=workers).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        team.exchange()
+        team.train(1, first=step)
     return team
 
 
@@ -129,28 +126,17 @@ def test_a_lone_worker_sends_to_itself() -> None:
     assert not same_bits(several[0].anchor(), several[1].anchor())
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-@pytest.mark.parametrize("transform", [DCT(), Hadamard()])
+@pytest.mark.parametrize(("workers", "transform"), [(2, DCT()), (5, Hadamard())])
 def test_workers_stay_equal_and_a_resumed_run_goes_on(workers: int, transform: Any) -> None:
     method = tw.presets.demo(codec=TopK(k=32, groups=Blocks(), transform=transform))
-    team = train(method, workers, steps=3)
-    assert len({loop.digest() for loop in team.loops}) == 1
-    resumed = Team(method, method.inner.build, workers, model=build_matrices)
-    for old, new, model, other in zip(
-        team.loops, resumed.loops, team.models, resumed.models, strict=True
-    ):
-        other.load_state_dict(model.state_dict())
-        new.load_state_dict(old.state_dict())
-    fresh = Team(method, method.inner.build, workers, model=build_matrices)
+    team, resumed, fresh = (train(method, workers, steps=n) for n in (3, 0, 0))
+    assert len({*team.digests()}) == 1
+    resumed.load(team.states())
     for model, other in zip(team.models, fresh.models, strict=True):
         other.load_state_dict(model.state_dict())
-    for one in (team, resumed, fresh):
-        for worker, (model, optimizer) in enumerate(zip(one.models, one.optimizers, strict=True)):
-            matrix_loss(model, 3, worker, workers=workers).backward()
-            optimizer.step()
-        one.exchange()
-    assert same_bits(team.anchor(), resumed.anchor())
-    assert not same_bits(team.anchor(), fresh.anchor())  # without the momentum
+    anchors = [each.train(1, first=3).anchor() for each in (team, resumed, fresh)]
+    assert same_bits(anchors[0], anchors[1])
+    assert not same_bits(anchors[0], anchors[2])  # without the momentum
 
 
 def test_the_preset_is_the_released_code() -> None:
@@ -164,8 +150,3 @@ def test_the_preset_is_the_released_code() -> None:
     )
     # A bit and a half for 16 numbers, at every step.
     assert 8 * method.codec.nbytes(4096) / 4096 == 0.09375
-
-
-def test_workers_that_come_and_go_are_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match="workers that come and go"):
-        tw.presets.demo().outer.check_elastic()

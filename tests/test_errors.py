@@ -20,8 +20,7 @@ def test_the_closest_name_is_suggested_whatever_its_capitals(name, closest) -> N
 
 
 def test_reason_advice_and_kind_may_be_others() -> None:
-    error = unknown_name(
-        "find corpus 'x'", "x", KNOWN, because="it is gone", do="look", kind=CorpusError
-    )
+    more = {"because": "it is gone", "do": "look", "kind": CorpusError}
+    error = unknown_name("find corpus 'x'", "x", KNOWN, **more)
     assert str(error) == "cannot find corpus 'x'; because it is gone; do: look"
     assert type(error) is CorpusError

@@ -149,9 +149,3 @@ def test_example_under_torchrun(example: Path) -> None:
     digests = re.findall(r"[0-9a-f]{64}", output)
     assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
     assert len(set(digests)) == 1
-
-
-def test_the_plain_example_is_short() -> None:
-    plain = next(p for p in EXAMPLES if p.stem == "plain_pytorch").read_text()
-    code = plain.split('"""')[2]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 20

@@ -1,10 +1,8 @@
-import copy
-
 import pytest
 import torch
 
 import thinwire as tw
-from toy import adamw, build_model, loss, same_bits, sgd
+from toy import Team, adamw, alone, build_model, loss, same_bits, sgd
 
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
@@ -13,107 +11,77 @@ METHODS = {
 }
 
 
-def worker(method: tw.Method, transport=None, **fields):
-    model = build_model()
-    optimizer = adamw(model)
-    return model, optimizer, tw.OuterLoop(model, optimizer, method, transport=transport, **fields)
+worker = alone
 
 
-def train(workers, first: int, last: int) -> None:
-    for step in range(first, last):
-        for number, (model, optimizer, _) in enumerate(workers):
-            loss(model, step, number, workers=len(workers)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for _, _, outer in workers:
-            outer.begin()
-        for _, _, outer in workers:
-            outer.finish()
+def weights(team: Team) -> list[torch.Tensor]:
+    return [p.detach().clone() for model in team.models for p in model.parameters()]
 
 
-def weights(workers) -> list[torch.Tensor]:
-    return [p.detach().clone() for model, _, _ in workers for p in model.parameters()]
-
-
-def team(method: tw.Method):
-    return [worker(method, transport) for transport in tw.transport.in_process(2)]
+def check_equal(straight: Team, resumed: Team) -> None:
+    assert same_bits(weights(straight), weights(resumed))
+    assert straight.digests() == resumed.digests()
+    assert straight.loops[0].stats.sent_bytes == resumed.loops[0].stats.sent_bytes
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_the_optimizers_checkpoint_resumes_both_bit_for_bit(method, tmp_path) -> None:
-    straight = team(method)
-    train(straight, 0, 14)
-
-    killed = team(method)
-    for _, _, outer in killed:
-        outer.save_with_optimizer()
-    train(killed, 0, 5)
-    for number, (model, optimizer, _) in enumerate(killed):
-        torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / str(number))
-    train(killed, 5, 7)  # is lost
-
-    resumed = team(method)
-    for number, (model, optimizer, outer) in enumerate(resumed):
-        outer.save_with_optimizer()
-        saved_model, saved_optimizer = torch.load(tmp_path / str(number), weights_only=True)
-        model.load_state_dict(saved_model)
-        optimizer.load_state_dict(saved_optimizer)
-    assert resumed[0][2].inner_step == 5
-    train(resumed, 5, 14)
-    assert same_bits(weights(straight), weights(resumed))
-    assert straight[0][2].digest() == resumed[0][2].digest()
-    assert straight[0][2].stats.sent_bytes == resumed[0][2].stats.sent_bytes
+def test_the_optimizers_checkpoint_resumes_both_bit_for_bit(method) -> None:
+    killed, resumed = Team(method, adamw, 2), Team(method, adamw, 2)
+    for loop in killed.loops + resumed.loops:
+        loop.save_with_optimizer()
+    states = killed.train(5).states()
+    killed.train(2, first=5)  # is lost
+    for model, optimizer, state in zip(resumed.models, resumed.optimizers, states, strict=True):
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    assert resumed.loops[0].inner_step == 5
+    check_equal(Team(method, adamw, 2).train(14), resumed.train(9, first=5))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_a_loop_built_after_the_weights_were_loaded_resumes_bit_for_bit(method) -> None:
-    straight = team(method)
-    train(straight, 0, 5)
-    saved = copy.deepcopy(
-        [(m.state_dict(), o.state_dict(), outer.state_dict()) for m, o, outer in straight]
-    )
-    train(straight, 5, 14)
-
-    resumed = []
-    for (weights_saved, inner, state), transport in zip(
-        saved, tw.transport.in_process(2), strict=True
-    ):
-        model = build_model()
-        model.load_state_dict(weights_saved)
-        optimizer = adamw(model)
-        optimizer.load_state_dict(inner)
-        outer = tw.OuterLoop(model, optimizer, method, transport=transport, resume=state)
-        resumed.append((model, optimizer, outer))
-    train(resumed, 5, 14)
-    assert same_bits(weights(straight), weights(resumed))
-    assert straight[0][2].stats.sent_bytes == resumed[0][2].stats.sent_bytes
-
-
-def test_control_without_resume_such_weights_are_refused() -> None:
-    begun = team(METHODS["diloco"])
-    train(begun, 0, 5)
+    straight = Team(method, adamw, 2).train(5)
+    states, resumed = straight.states(), Team(method, adamw, 2)
+    for n, (state, transport) in enumerate(zip(states, tw.transport.in_process(2), strict=True)):
+        model = resumed.models[n]
+        model.load_state_dict(state["model"])
+        resumed.optimizers[n] = optimizer = adamw(model)
+        optimizer.load_state_dict(state["optimizer"])
+        resumed.loops[n].close()
+        resumed.loops[n] = tw.OuterLoop(
+            model, optimizer, method, transport=transport, resume=state["outer"]
+        )
+    check_equal(straight.train(9, first=5), resumed.train(9, first=5))
+    # The control: without `resume` such weights are refused.
     first, second = tw.transport.in_process(2)
-    tw.OuterLoop(begun[0][0], [], METHODS["diloco"], transport=first)
+    for model, state in zip(straight.models, states, strict=True):
+        model.load_state_dict(state["model"])
+    tw.OuterLoop(straight.models[0], [], method, transport=first)
     with pytest.raises(tw.MismatchError, match="initial weights"):
-        tw.OuterLoop(begun[1][0], [], METHODS["diloco"], transport=second)
+        tw.OuterLoop(straight.models[1], [], method, transport=second)
 
 
-def test_a_checkpoint_without_outer_state_is_refused() -> None:
+def test_a_checkpoint_without_outer_state_or_of_another_method_is_refused() -> None:
     _, optimizer, outer = worker(METHODS["diloco"])
     plain = optimizer.state_dict()
     outer.save_with_optimizer()
     with pytest.raises(tw.errors.CheckpointError, match=r"no outer state.*begin anew"):
         optimizer.load_state_dict(plain)
-
-
-def test_a_checkpoint_of_another_method_is_refused_and_nothing_is_loaded() -> None:
-    _, optimizer, outer = worker(METHODS["diloco"])
-    outer.save_with_optimizer()
-    model, other, _ = worker(tw.presets.diloco(sync_every=7))
-    tw.OuterLoop(model, other, tw.presets.diloco(sync_every=7)).save_with_optimizer()
+    _, other, another = worker(tw.presets.diloco(sync_every=7))
+    another.save_with_optimizer()
     with pytest.raises(tw.MismatchError, match="sync_every"):
         optimizer.load_state_dict(other.state_dict())
     assert outer.inner_step == 0
+
+
+@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
+def test_what_needs_an_optimizer_says_so_and_is_not_done_twice(verb: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match="built without one"):
+        getattr(tw.OuterLoop(build_model(), [], METHODS["diloco"]), verb)()
+    _, _, outer = worker(METHODS["diloco"])
+    getattr(outer, verb)()
+    with pytest.raises(tw.ConfigurationError, match="a second time"):
+        getattr(outer, verb)()
 
 
 def test_closing_gives_the_optimizer_back() -> None:
@@ -124,21 +92,6 @@ def test_closing_gives_the_optimizer_back() -> None:
     assert set(optimizer.state_dict()) == {"state", "param_groups"}
     optimizer.step()
     assert outer.inner_step == 0
-
-
-@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
-def test_what_needs_an_optimizer_says_so(verb: str) -> None:
-    outer = tw.OuterLoop(build_model(), [], METHODS["diloco"])
-    with pytest.raises(tw.ConfigurationError, match="built without one"):
-        getattr(outer, verb)()
-
-
-@pytest.mark.parametrize("verb", ["follow", "save_with_optimizer"])
-def test_what_was_done_is_not_done_twice(verb: str) -> None:
-    _, _, outer = worker(METHODS["diloco"])
-    getattr(outer, verb)()
-    with pytest.raises(tw.ConfigurationError, match="a second time"):
-        getattr(outer, verb)()
 
 
 def test_following_begins_and_ends_by_name() -> None:
@@ -173,9 +126,6 @@ def test_evaluation_begins_and_ends_by_name() -> None:
     assert same_bits([p.detach() for p in model.parameters()], live)
 
 
-# -- with a GradScaler, which skips steps whose gradients overflow ---------------------------------
-
-
 def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False) -> None:
     scaler.scale(loss(model, step, 0) * (float("inf") if overflows else 1.0)).backward()
     scaler.step(optimizer)
@@ -184,18 +134,15 @@ def scaled_step(model, optimizer, scaler, step: int, *, overflows: bool = False)
 
 
 def test_a_step_that_one_worker_skips_counts_on_it_too() -> None:
-    workers = team(METHODS["diloco"])
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in workers]
+    team = Team(METHODS["diloco"], adamw, 2)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in team.models]
     for step in range(6):
-        for number, (model, optimizer, _) in enumerate(workers):
+        for number, (model, optimizer) in enumerate(zip(team.models, team.optimizers, strict=True)):
             skips = number == 1 and step in (0, 2)
             scaled_step(model, optimizer, scalers[number], step, overflows=skips)
-        for _, _, outer in workers:
-            outer.begin()
-        for _, _, outer in workers:
-            outer.finish()
-    assert [outer.inner_step for _, _, outer in workers] == [6, 6]
-    assert workers[0][2].digest() == workers[1][2].digest()
+        team.exchange()
+    assert [outer.inner_step for outer in team.loops] == [6, 6]
+    assert len({*team.digests()}) == 1
     assert scalers[1].get_scale() == 2.0, "no step was skipped: the test is void"
 
 
@@ -207,9 +154,6 @@ def test_an_optimizer_whose_steps_may_be_skipped_unseen_is_not_followed() -> Non
     assert outer.inner_step == 0
     with pytest.raises(tw.ConfigurationError, match=r"outer\.step\(\) after every scaler\.step"):
         scaled_step(model, optimizer, scaler, 1)
-
-
-def test_a_scaler_that_is_switched_off_is_no_reason() -> None:
     model, optimizer, outer = worker(METHODS["diloco"])
     outer.follow()
     scaled_step(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), 0)
@@ -225,9 +169,6 @@ def test_a_fused_optimizer_says_of_every_step_also_of_those_it_skips() -> None:
     for step in range(3):
         scaled_step(model, optimizer, scaler, step, overflows=step == 1)
     assert outer.inner_step == 3
-
-
-# -- with an optimizer whose step calls that of its base class: torch runs its hooks twice ---------
 
 
 class Derived(torch.optim.AdamW):
@@ -255,7 +196,7 @@ def trained(method: tw.Method, *, by_hand: bool) -> tuple[int, list[torch.Tensor
         if by_hand:
             outer.step()
         optimizer.zero_grad()
-    return outer.inner_step, weights([(model, optimizer, outer)])
+    return outer.inner_step, [p.detach().clone() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("method", [METHODS["diloco"], tw.presets.ddp()], ids=["diloco", "ddp"])
@@ -263,9 +204,6 @@ def test_a_step_that_calls_its_base_class_counts_once_and_is_awaited(method) -> 
     counted, followed = trained(method, by_hand=False)
     assert counted == 5
     assert same_bits(followed, trained(method, by_hand=True)[1])
-
-
-# -- where torch.compile is around what calls it ---------------------------------------------------
 
 
 # Of itself, when an optimizer is compiled first, and of Python 3.13.0.
@@ -307,7 +245,7 @@ def test_a_compiled_step_is_followed_as_one_that_is_not(method) -> None:
                 outer.step()
             optimizer.zero_grad()
         assert outer.inner_step == 3
-        return weights([(model, optimizer, outer)])
+        return [p.detach().clone() for p in model.parameters()]
 
     assert same_bits(run(by_hand=False), run(by_hand=True))
 

@@ -4,7 +4,6 @@ The numbers lie in `frozen/`. A test that fails here
 says that old runs do not go on as they were, or that two versions cannot train together.
 """
 
-import importlib
 import json
 import runpy
 import shutil
@@ -42,9 +41,6 @@ def test_a_run_resumed_in_mid_flight_ends_with_the_digest_it_had(name: str) -> N
     assert runs.finished(runs.build(name).load(states, runs.STOP)) == FROZEN[name]
 
 
-# -- files of today ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [".", "0.2"])
 @pytest.mark.parametrize("name", runs.FILES)
 def test_a_committed_state_goes_on_to_the_digest_it_had(name: str, version: str) -> None:
@@ -73,8 +69,6 @@ def test_a_method_describes_itself_as_it_did(name: str) -> None:
         frozen["inner"]["betas"] = [0.9, 0.95]
     assert json.loads(json.dumps(tw.presets.from_text(name).describe())) == frozen
 
-
-# -- run folders of today ------------------------------------------------------------------------
 
 STREAMING = "streaming_diloco-tau-2-seed0"
 TRAIN = ["train", "--resume", "--method", "streaming_diloco:tau=2", "--out", f"out/{STREAMING}"]
@@ -118,34 +112,6 @@ def test_committed_runs_are_compared_and_shown_in_a_report(folder: Path, capsys)
     assert losses == pytest.approx(frozen, abs=1e-3)
     assert main(["report", "out"]) == 0
     assert "2 methods, 2 runs" in capsys.readouterr().out
-
-
-# -- names that others import --------------------------------------------------------------------
-
-NAMES = {
-    "thinwire": """At Automatic Balanced ByModule CheckpointError ConfigurationError CorpusError
-        Delay Eager ErrorFeedback ExchangeError ExchangeTimeout Fragment Gather MeanOverSenders
-        MeanOverWorkers MedianNormClip Method MismatchError NoFeedback NonFiniteError OuterLoop
-        ReduceScatter Sequential Spread Stats Strided ThinwireError Whole __version__ codecs digest
-        inner optim outer presets transport""",
-    "thinwire.presets": """by_name ddp diloco from_text muloco names sparse_muloco sparseloco
-        streaming_diloco streaming_muloco""",
-    "thinwire.transport": "Distributed Elastic ElasticOptions Metered Transport in_process",
-    "thinwire.codecs": """BF16 Blocks CastBF16 CastFP16 Chunks Codec E3M0 F32 Identity Linear
-        MidRise Nearest PerRole Quantise RandomK Rows SignLevels SignMean Statistical Stochastic
-        Tensors TopK from_id k_for_density register""",
-    "thinwire.inner": "AdamW InnerOptimizer Muon SGD",
-    "thinwire.outer": """AdamW ByWorkerCount Delay Eager GradientAveraging OuterOptimizer Overlap
-        SGD""",
-    "thinwire.optim": "Muon muon_groups orthogonalise parameter_layouts parameter_roles",
-    "thinwire.testing": "CodecContract OuterContract TransportContract",
-}
-
-
-@pytest.mark.parametrize("module", NAMES)
-def test_what_others_import_is_there(module: str) -> None:
-    found = importlib.import_module(module)
-    assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
 
 
 def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -14,14 +14,13 @@ FOLDER = Path(__file__).parent.parent / "examples" / "launch"
 VARIABLES = {"THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"}
 
 
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda p: p.name)
-def test_a_script_is_one(script: Path) -> None:
-    subprocess.run(["bash", "-n", str(script)], check=True)
-
-
 @pytest.mark.parametrize("recipe", sorted(FOLDER.iterdir()), ids=lambda p: p.name)
-def test_a_recipe_names_all_that_a_worker_needs(recipe: Path) -> None:
+def test_a_recipe_can_be_read_and_names_all_that_a_worker_needs(recipe: Path) -> None:
     assert set(re.findall(r"THINWIRE_[A-Z]+", recipe.read_text())) >= VARIABLES
+    if recipe.suffix == ".sh":
+        subprocess.run(["bash", "-n", str(recipe)], check=True)
+    if recipe.name == "skypilot.yaml":
+        assert set(yaml.safe_load(recipe.read_text())["envs"]) == VARIABLES
 
 
 def test_pods_find_worker_0_by_its_name_and_know_their_numbers() -> None:
@@ -38,11 +37,6 @@ def test_pods_find_worker_0_by_its_name_and_know_their_numbers() -> None:
     assert subprocess.check_output(["bash", "-c", shell], text=True) == "1\n"
 
 
-def test_skypilot_has_a_value_for_every_variable() -> None:
-    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
-    assert set(task["envs"]) == VARIABLES
-
-
 def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Path) -> None:
     """With a stand-in that runs the command here; each worker prints what it was given."""
     bin_ = tmp_path / "bin"
@@ -52,7 +46,7 @@ def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Pat
         "#!/usr/bin/env bash\n"
         'echo "$NODE $THINWIRE_MEET $THINWIRE_WORKER of $THINWIRE_WORKERS: $*"\n'
         'if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
-        'if [[ -n "$FAILS" ]]; then exec sleep 4 > /dev/null 2>&1; fi\n'
+        'if [[ -n "$FAILS" ]]; then exec sleep 1 > /dev/null 2>&1; fi\n'
     )
     for file in bin_.iterdir():
         file.chmod(0o755)

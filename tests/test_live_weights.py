@@ -4,7 +4,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.live_weights import LiveWeights, with_hooks
-from toy import Team, build_model, loss, sgd
+from toy import build_model, loss, sgd
 
 
 def assign_state(model: nn.Module) -> None:
@@ -29,42 +29,37 @@ def test_a_parameter_that_was_replaced_is_not_exchanged(preset: str, replace) ->
         outer.step()
 
 
-def test_weights_that_are_loaded_in_place_are_exchanged() -> None:
-    team = Team(tw.presets.diloco(sync_every=2), sgd, 2)
-    for model in team.models:
-        model.load_state_dict(build_model().state_dict())
-    assert team.train(2).loops[0].stats.rounds == 1
+def repeating(*shape: int) -> nn.Module:
+    return nn.ParameterDict({"gain": nn.Parameter(torch.ones(1).expand(shape))})
 
 
-def test_complex_parameters_are_refused_by_name() -> None:
-    model = nn.ParameterDict({"real": torch.ones(2), "phase": torch.ones(2, dtype=torch.cfloat)})
-    with pytest.raises(tw.ConfigurationError, match=r"'phase'.*complex.*view_as_real"):
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            nn.ParameterDict({"real": torch.ones(2), "phase": torch.ones(2, dtype=torch.cfloat)}),
+            r"'phase'.*complex.*view_as_real",
+        ),
+        *((repeating(*shape), r"'gain'.*share memory.*contiguous") for shape in [(3,), (2, 3)]),
+    ],
+)
+def test_parameters_that_cannot_be_sent_are_refused_by_name(model, told: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=told):
         LiveWeights(model, [])
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 3)])
-def test_parameters_that_repeat_their_elements_are_refused_by_name(shape: tuple[int, ...]) -> None:
-    model = nn.Linear(3, 1)
-    model.gain = nn.Parameter(torch.ones(1).expand(shape))
-    with pytest.raises(tw.ConfigurationError, match=r"'gain'.*share memory.*contiguous"):
-        LiveWeights(model, [])
-
-
-def test_odd_strides_that_repeat_nothing_are_taken() -> None:
+def test_odd_strides_that_repeat_nothing_are_taken_and_complex_ones_that_are_frozen() -> None:
     model = nn.ParameterDict(
         {
             "one": torch.ones(1).expand(1, 1),
             "empty": torch.ones(1, 1).expand(0, 1),
             "turned": torch.ones(3, 2).T,
+            "table": nn.Parameter(torch.ones(2, dtype=torch.cfloat), requires_grad=False),
         }
     )
-    assert LiveWeights(model, []).numel(["one", "empty", "turned"]) == 7
-
-
-def test_what_does_not_require_a_gradient_may_be_complex() -> None:
-    model = nn.Linear(3, 1)
-    model.table = nn.Parameter(torch.ones(2, dtype=torch.cfloat), requires_grad=False)
-    assert LiveWeights(model, []).parameters.keys() == {"weight", "bias"}
+    live = LiveWeights(model, [])
+    assert live.parameters.keys() == {"one", "empty", "turned"}
+    assert live.numel(list(live.parameters)) == 7
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -75,20 +70,12 @@ class Lookahead(torch.optim.Optimizer):
         self.optimizer = optimizer
 
 
-def test_an_optimizer_around_another_one_is_followed_itself() -> None:
+def test_an_optimizer_around_another_one_is_followed_itself_and_a_wrapper_is_looked_into() -> None:
     inside = torch.optim.SGD(nn.Linear(2, 1).parameters())
-    around = Lookahead(inside)
+    around, wrapper = Lookahead(inside), object.__new__(Lookahead)
     assert with_hooks(around) is around
-
-
-def test_a_wrapper_without_hooks_is_looked_into() -> None:
-    inside = torch.optim.SGD(nn.Linear(2, 1).parameters())
-    wrapper = object.__new__(Lookahead)
     wrapper.optimizer = inside
     assert with_hooks(wrapper) is inside
-
-
-# -- DeepSpeed, which is not installed: modules of its names, and what ZeRO does to torch ----------
 
 
 class Engine(nn.Module):

@@ -54,9 +54,7 @@ def wider():
 MISFITS = {
     "model": (method(), wider),
     "method": (method(sync_every=5), build_model),
-    "shape": (method(), build_model),
-    "dtype": (method(), build_model),
-    "optimizer": (method(), build_model),
+    **dict.fromkeys(("shape", "dtype", "optimizer"), (method(), build_model)),
 }
 
 

@@ -9,7 +9,18 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
-from toy import Team, adamw, build_model, largest_difference, loss, same_bits, sgd
+from toy import (
+    Team,
+    adamw,
+    alone,
+    build_model,
+    descend,
+    exchange_all,
+    largest_difference,
+    loss,
+    same_bits,
+    sgd,
+)
 
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 
@@ -18,46 +29,36 @@ def diloco(**fields) -> tw.Method:
     return tw.presets.diloco(**{"sync_every": 5, "outer": NESTEROV} | fields)
 
 
-# -- when things happen, and what is counted -----------------------------------------------------
-
-
 def test_exchanges_happen_every_h_steps_and_bytes_are_counted() -> None:
     team = Team(diloco(), adamw, 3).train(12)
-    numel = sum(p.numel() for p in team.models[0].parameters())
     stats = team.loops[1].stats
-    message_nbytes = HEADER_NBYTES + 4 * numel
-    assert stats.rounds == 2
-    assert stats.sent_bytes == 2 * message_nbytes
-    assert stats.received_bytes == 2 * 2 * message_nbytes
+    message_nbytes = HEADER_NBYTES + 4 * sum(p.numel() for p in team.models[0].parameters())
+    assert (stats.rounds, stats.sent_bytes) == (2, 2 * message_nbytes)
+    assert stats.received_bytes == 2 * stats.sent_bytes
     assert stats.peak_sent_bytes_per_step == message_nbytes
+    digest = team.loops[1].digest()
+    team.loops[1].report(loss=2.5, tokens_per_s=100.0)  # where workers are fixed, to nobody
+    assert (team.loops[1].digest(), team.loops[1].stats) == (digest, stats)
+    lone = Team(diloco(), adamw, 1).train(10).loops[0].stats
+    assert (lone.rounds, lone.sent_bytes, lone.received_bytes) == (2, 0, 0)
+    assert lone.peak_sent_bytes_per_step == 0
 
 
 def test_a_cast_codec_halves_the_bytes_and_bends_the_result() -> None:
-    full, half = (Team(diloco(codec=c), adamw, 2).train(10) for c in (
-        tw.codecs.Identity(), tw.codecs.CastBF16()
-    ))  # fmt: skip
+    codecs = (tw.codecs.Identity(), tw.codecs.CastBF16())
+    full, half = (Team(diloco(codec=codec), adamw, 2).train(10) for codec in codecs)
     half_body, full_body = (t.loops[0].stats.sent_bytes - 2 * HEADER_NBYTES for t in (half, full))
     assert half_body * 2 == full_body
     assert 0 < largest_difference(full.anchor(), half.anchor()) < 1e-2
 
 
-def test_a_lone_worker_sends_nothing() -> None:
-    stats = Team(diloco(), adamw, 1).train(10).loops[0].stats
-    assert (stats.rounds, stats.sent_bytes, stats.received_bytes) == (2, 0, 0)
-    assert stats.peak_sent_bytes_per_step == 0
-
-
-def for_toys(method: tw.Method) -> tw.Method:
-    """`method` for a model without a stack of layers."""
-    if isinstance(method.fragments, tw.Strided):
-        return dataclasses.replace(method, fragments=tw.Balanced(count=2))
-    return method
-
-
-@pytest.mark.parametrize("preset", tw.presets.names())
-@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("preset", "workers"), [(name, [2, 3, 5][n % 3]) for n, name in enumerate(tw.presets.names())]
+)
 def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: int) -> None:
-    method = for_toys(tw.presets.by_name(preset)())
+    method = tw.presets.by_name(preset)()
+    if isinstance(method.fragments, tw.Strided):  # a toy has no stack of layers
+        method = dataclasses.replace(method, fragments=tw.Balanced(count=2))
     team = Team(method, adamw, workers)
     for _ in range(2):
         team.train(method.sync_every)
@@ -67,7 +68,7 @@ def test_all_workers_agree_bit_for_bit_after_every_round(preset: str, workers: i
         assert len(agreed) == 1
         if method.outer.has_own_anchors:
             continue
-        assert agreed == {loop.digest() for loop in team.loops}
+        assert agreed == {*team.digests()}
         live = [[p.detach() for p in m.parameters()] for m in team.models[:2]]
         assert same_bits(*live) == (method.overlap == tw.Delay())
 
@@ -76,76 +77,44 @@ def held(method: tw.Method, *, embedding: bool) -> dict[str, int]:
     """What one of two workers holds after a round over two hidden matrices of 64x64."""
 
     def model() -> nn.Module:
-        layers = [nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)]
-        return nn.Sequential(*([nn.Embedding(11, 64)] if embedding else []), *layers)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = [nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)]
+            return nn.Sequential(*([nn.Embedding(11, 64)] if embedding else []), *layers)
+
+    def loss(model: nn.Module, step: int, worker: int, *, workers: int) -> torch.Tensor:
+        x = torch.tensor([1, 2 + worker]) if embedding else torch.randn(2, 64)
+        return model(x).square().sum()
 
     method = dataclasses.replace(method, sync_every=1)
-    models = [model() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers = [method.inner.build(m) for m in models]
-    loops = [
-        tw.OuterLoop(m, o, method, transport=t)
-        for m, o, t in zip(models, optimizers, tw.transport.in_process(2), strict=True)
-    ]
-    for worker, (m, o) in enumerate(zip(models, optimizers, strict=True)):
-        x = torch.tensor([1, 2 + worker]) if embedding else torch.randn(2, 64)
-        m(x).square().sum().backward()
-        o.step()
-    for loop in loops:
-        loop.begin()
-    for loop in loops:
-        loop.finish()
-    return loops[0].memory()
+    team = Team(method, method.inner.build, 2, model=model, loss=loss)
+    return team.train(1).loops[0].memory()
 
 
-def test_muloco_with_feedback_holds_no_more_than_diloco() -> None:
-    n = 4 * 2 * 64 * 64
-    step_counts = 4 * 2  # torch's AdamW counts the steps of each parameter in a float
-    state = {"live weights": n, "anchor": n, "outer state": n}
-    assert held(tw.presets.muloco(bits=2), embedding=False) == state | {
-        "inner state": n,
-        "feedback": n,
-    }
-    assert held(tw.presets.diloco(), embedding=False) == state | {
-        "inner state": 2 * n + step_counts,
-        "feedback": 0,
-    }
+N = 4 * 2 * 64 * 64
+E = 4 * 11 * 64  # of an embedding, for which AdamW has two moments
 
 
-def test_memory_of_other_methods() -> None:
-    n, e = 4 * 2 * 64 * 64, 4 * 11 * 64
-    # Without outer momentum; AdamW's two moments for the embedding, and its count.
-    assert held(tw.presets.sparse_muloco(), embedding=True) == {
-        "live weights": n + e,
-        "inner state": n + 2 * e + 4,
-        "anchor": n + e,
-        "outer state": 0,
-        "feedback": n + e,
-    }
-    assert held(tw.presets.ddp(), embedding=False) == {
-        "live weights": n,
-        "inner state": 2 * n + 4 * 2,
-        "anchor": 0,
-        "outer state": 0,
-        "feedback": 0,
-    }
+@pytest.mark.parametrize(
+    ("method", "embedding", "expected"),
+    [
+        # Live weights, inner state, anchor, outer state, feedback. torch's AdamW counts the steps
+        # of each parameter in a float.
+        (tw.presets.muloco(bits=2), False, (N, N, N, N, N)),
+        (tw.presets.diloco(), False, (N, 2 * N + 4 * 2, N, N, 0)),
+        (tw.presets.sparse_muloco(), True, (N + E, N + 2 * E + 4, N + E, 0, N + E)),
+        (tw.presets.ddp(), False, (N, 2 * N + 4 * 2, 0, 0, 0)),
+    ],
+    ids=lambda value: value.name if isinstance(value, tw.Method) else "",
+)
+def test_memory_is_counted_by_what_it_is_for(method, embedding: bool, expected) -> None:
+    names = ("live weights", "inner state", "anchor", "outer state", "feedback")
+    assert held(method, embedding=embedding) == dict(zip(names, expected, strict=True))
 
 
 def test_flush_exchanges_what_is_left_once() -> None:
     team = Team(diloco(), adamw, 2).train(7)
-    for loop in team.loops:
-        loop.begin_last()
-    for loop in team.loops:
-        loop.finish()
-    assert team.loops[0].stats.rounds == 2
-    for loop in team.loops:
-        loop.begin_last()
-    for loop in team.loops:
-        loop.finish()
-    assert team.loops[0].stats.rounds == 2
-
-
-# -- the user's own code -------------------------------------------------------------------------
+    assert [team.flush().loops[0].stats.rounds for _ in range(2)] == [2, 2]
 
 
 def train_in_threads(method: tw.Method, build, steps: int, *, follow: bool) -> list[list]:
@@ -163,9 +132,7 @@ def train_in_threads(method: tw.Method, build, steps: int, *, follow: bool) -> l
 
         def train() -> None:
             for step in range(steps):
-                loss(model, step, rank, workers=2).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                descend(loss(model, step, rank, workers=2), optimizer)
                 if not follow:
                     outer.step()
 
@@ -208,9 +175,7 @@ def test_leaving_the_context_gives_the_optimizer_back() -> None:
 
 
 def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, diloco(sync_every=2))
+    model, optimizer, outer = alone(diloco(sync_every=2), sgd)
     with outer:
         with pytest.raises(tw.ConfigurationError, match="every inner step would count twice"):
             outer.__enter__()
@@ -222,9 +187,7 @@ def test_entering_twice_is_refused_and_counts_no_step_twice() -> None:
 
 def test_an_error_in_the_with_block_sends_nothing_more() -> None:
     """The others may be gone, or wait for something else."""
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, diloco(sync_every=2))
+    model, optimizer, outer = alone(diloco(sync_every=2), sgd)
 
     def train() -> None:
         with outer:
@@ -238,19 +201,13 @@ def test_an_error_in_the_with_block_sends_nothing_more() -> None:
 
 
 def test_a_list_of_optimizers_counts_as_one() -> None:
-    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
-        parameters = list(model.parameters())
-        return [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.1)]
-
     for method in (tw.presets.ddp(), diloco()):
         model = build_model()
-        optimizers = split(model)
+        parts = list(model.parameters())
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parts[:2], parts[2:])]
         with tw.OuterLoop(model, optimizers, method) as outer:
             for step in range(10):
-                loss(model, step, 0).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                descend(loss(model, step, 0), *optimizers)
         expected = Team(method, sgd, 1).train(10).anchor()
         assert same_bits(list(outer.anchor().values()), expected)
 
@@ -273,14 +230,11 @@ def test_ddp_uses_the_learning_rate_of_the_moment_the_gradient_was_taken() -> No
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_each_worker_clips_its_own_gradient_before_it_is_sent(parts: int) -> None:
-    def split(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        owned = list(model.parameters())
-        places = [owned] if parts == 1 else [owned[:1], owned[1:]]
-        return [torch.optim.SGD(own, lr=0.1) for own in places]
-
     def train(clip_norm: float | None, by_hand: float | None = None) -> list[torch.Tensor]:
         models = [build_model() for _ in range(2)]
-        optimizers = [split(model) for model in models]
+        owned = [list(model.parameters()) for model in models]
+        places = [[own] if parts == 1 else [own[:1], own[1:]] for own in owned]
+        optimizers = [[torch.optim.SGD(own, lr=0.1) for own in each] for each in places]
         method = tw.presets.ddp(outer=tw.outer.GradientAveraging(clip_norm=clip_norm))
         ends = zip(models, optimizers, tw.transport.in_process(2), strict=True)
         loops = [tw.OuterLoop(m, o, method, transport=t) for m, o, t in ends]
@@ -292,9 +246,7 @@ def test_each_worker_clips_its_own_gradient_before_it_is_sent(parts: int) -> Non
                 for optimizer in own:
                     optimizer.step()
                     optimizer.zero_grad()
-            for act in ("begin", "finish"):
-                for loop in loops:
-                    getattr(loop, act)()
+            exchange_all(loops)
         return list(loops[0].anchor().values())
 
     expected = train(None, by_hand=0.4)
@@ -303,44 +255,41 @@ def test_each_worker_clips_its_own_gradient_before_it_is_sent(parts: int) -> Non
     assert largest_difference(train(4.0), expected) > 1e-2
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan")])
-def test_a_norm_that_sends_nothing_is_refused(clip_norm: float) -> None:
-    with pytest.raises(tw.ConfigurationError, match="clip gradients to a norm"):
-        tw.outer.GradientAveraging(clip_norm=clip_norm)
+TOGETHER = tw.presets.ddp(fragments=tw.Balanced(count=2, offsets=tw.At(steps=(0, 0))))
 
 
-def test_ddp_says_so_when_no_step_was_taken() -> None:
-    model = build_model()
-    outer = tw.OuterLoop(model, sgd(model), tw.presets.ddp())
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: tw.outer.GradientAveraging(clip_norm=0.0), "clip gradients to a norm"),
+        (lambda: tw.outer.GradientAveraging(clip_norm=float("nan")), "clip gradients to a norm"),
+        (lambda: alone(TOGETHER, sgd), r"fragment by fragment.*all parameters at once"),
+        (lambda: alone(diloco(), lambda _: sgd(nn.Linear(7, 5))), "not in the model"),
+        (lambda: alone(diloco(), lambda _: [])[2].__enter__(), "built without one"),
+        (lambda: tw.OuterLoop(nn.Tanh(), [], diloco()), "none of its parameters"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(make, word: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=word):
+        make()
+
+
+def test_ddp_refuses_what_would_be_counted_or_scaled_wrongly() -> None:
+    _, optimizer, outer = alone(tw.presets.ddp(), sgd)
     with pytest.raises(tw.ConfigurationError, match="GradScaler"):
         outer.step()
-
-
-def test_ddp_refuses_a_closure() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
     with pytest.raises(tw.ConfigurationError, match="closure"):
         optimizer.step(lambda: 0.0)
-
-
-def test_ddp_refuses_what_would_be_scaled_wrongly() -> None:
-    model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(loss(model, 0, 0)).backward()
-    with pytest.raises(tw.ConfigurationError, match="fused=False"):
-        scaler.step(optimizer)
-
-
-def test_ddp_refuses_a_second_step_before_the_exchange() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    _outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
     optimizer.step()
     with pytest.raises(tw.ConfigurationError, match="twice under ddp"):
         optimizer.step()
+    model, fused, _outer = alone(
+        tw.presets.ddp(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(loss(model, 0, 0)).backward()
+    with pytest.raises(tw.ConfigurationError, match="fused=False"):
+        scaler.step(fused)
 
 
 def moved(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -351,9 +300,7 @@ def moved(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def test_two_ddp_loops_do_not_share_an_optimizer() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    model, optimizer, outer = alone(tw.presets.ddp(), sgd)
     with pytest.raises(tw.ConfigurationError, match="another outer loop does so already"):
         tw.OuterLoop(model, optimizer, tw.presets.ddp())
     outer.close()
@@ -361,19 +308,8 @@ def test_two_ddp_loops_do_not_share_an_optimizer() -> None:
     assert moved(model, optimizer)
 
 
-def test_ddp_refuses_fragments_and_says_why() -> None:
-    model = build_model()
-    method = tw.presets.ddp(fragments=tw.Balanced(count=2, offsets=tw.At(steps=(0, 0))))
-    with pytest.raises(
-        tw.ConfigurationError, match=r"fragment by fragment.*all parameters at once"
-    ):
-        tw.OuterLoop(model, sgd(model), method)
-
-
 def test_a_ddp_loop_that_is_dropped_or_refused_lets_go_of_its_optimizer() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, tw.presets.ddp())
+    model, optimizer, outer = alone(tw.presets.ddp(), sgd)
     del outer
     gc.collect()
     assert moved(model, optimizer)
@@ -382,17 +318,6 @@ def test_a_ddp_loop_that_is_dropped_or_refused_lets_go_of_its_optimizer() -> Non
     with pytest.raises(tw.MismatchError):
         tw.OuterLoop(model, optimizer, tw.presets.ddp(), transport=transports[1])
     assert moved(model, optimizer)
-
-
-@pytest.mark.parametrize("wrong", ["adam", [nn.Linear(1, 1)], None])
-def test_what_is_no_optimizer_is_refused(wrong) -> None:
-    with pytest.raises(tw.ConfigurationError, match="takes a torch Module and a torch Optimizer"):
-        tw.OuterLoop(build_model(), wrong, diloco())
-
-
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match="not in the model"):
-        tw.OuterLoop(build_model(), sgd(nn.Linear(7, 5)), diloco())
 
 
 @pytest.mark.parametrize("preset", tw.presets.names())
@@ -409,10 +334,8 @@ def test_freezing_or_unfreezing_later_is_refused(preset: str) -> None:
         outer.step()
 
 
-def test_a_closed_loop_is_not_stepped() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    outer = tw.OuterLoop(model, optimizer, diloco())
+def test_a_closed_loop_is_not_stepped_and_one_that_follows_not_by_hand() -> None:
+    _, _, outer = alone(diloco(), sgd)
     digest = outer.digest()
     outer.close()
     for step in (outer.step, outer.begin):
@@ -420,11 +343,7 @@ def test_a_closed_loop_is_not_stepped() -> None:
             step()
     outer.close()
     assert (outer.digest(), outer.inner_step) == (digest, 0)
-
-
-def test_stepping_by_hand_while_following_is_refused() -> None:
-    model = build_model()
-    with tw.OuterLoop(model, sgd(model), diloco()) as outer:
+    with alone(diloco(), sgd)[2] as outer:
         with pytest.raises(tw.ConfigurationError, match="count twice"):
             outer.step()
         outer.flush()
@@ -434,42 +353,15 @@ def test_stepping_by_hand_while_following_is_refused() -> None:
 
 def test_rounding_of_bf16_weights_is_not_movement() -> None:
     """Workers that do not move leave the fp32 anchor where it is, whatever bf16 makes of it."""
-    models = [build_model().to(torch.bfloat16) for _ in range(2)]
-    loops = [
-        tw.OuterLoop(m, [], diloco(sync_every=1, outer=tw.outer.SGD(lr=0.3)), transport=t)
-        for m, t in zip(models, tw.transport.in_process(2), strict=True)
-    ]
-
-    def exchange() -> None:
-        for loop in loops:
-            loop.begin()
-        for loop in loops:
-            loop.finish()
-
+    method = diloco(sync_every=1, outer=tw.outer.SGD(lr=0.3))
+    team = Team(method, lambda _: [], 2, model=lambda: build_model().to(torch.bfloat16))
     with torch.no_grad():
-        models[0][1].weight += 0.1
-    exchange()
-    anchor = copy.deepcopy(loops[0].anchor())
-    assert not torch.equal(anchor["1.weight"], anchor["1.weight"].bfloat16().float())
-    exchange()
-    assert same_bits(list(anchor.values()), list(loops[0].anchor().values()))
-
-
-def test_a_gradient_scaler_works_with_local_steps() -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    outer = tw.OuterLoop(model, optimizer, diloco())
-    for step in range(10):
-        scaler.scale(loss(model, step, 0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        outer.step()
-    assert outer.stats.rounds == 2
-
-
-# -- outer parameters ----------------------------------------------------------------------------
+        team.models[0][1].weight += 0.1
+    team.exchange()
+    anchor = copy.deepcopy(team.anchor())
+    assert any(not torch.equal(p, p.bfloat16().float()) for p in anchor)
+    team.exchange()
+    assert same_bits(anchor, team.anchor())
 
 
 def test_an_evaluation_that_is_never_ended_leaves_the_outer_parameters() -> None:
@@ -526,9 +418,6 @@ def test_frozen_parameters_stay_out() -> None:
     assert "0.weight" in loop.anchor()
 
 
-# -- checkpoints ---------------------------------------------------------------------------------
-
-
 def test_a_state_with_missing_keys_is_refused() -> None:
     loop = Team(diloco(), adamw, 1).loops[0]
     with pytest.raises(tw.CheckpointError, match="not the keys of an outer loop"):
@@ -540,34 +429,27 @@ def test_a_state_with_missing_keys_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "field"),
+    ("make", "field"),
     [
-        (diloco(sync_every=6), "method.sync_every"),
-        (diloco(codec=tw.codecs.CastBF16()), "method.codec.kind"),
-        (diloco(outer=tw.outer.SGD(lr=0.6)), "method.outer.lr"),
+        (lambda: alone(diloco(sync_every=6)), "method.sync_every"),
+        (lambda: alone(diloco(codec=tw.codecs.CastBF16())), "method.codec.kind"),
+        (lambda: alone(diloco(outer=tw.outer.SGD(lr=0.6))), "method.outer.lr"),
+        (lambda: [tw.OuterLoop(nn.Linear(2, 2), [], diloco())], r"parameters\."),
     ],
 )
-def test_a_checkpoint_of_another_method_is_refused_by_field(other: tw.Method, field: str) -> None:
-    state = Team(diloco(), adamw, 1).loops[0].state_dict()
+def test_a_checkpoint_of_another_method_or_model_is_refused_by_field(make, field: str) -> None:
+    state = alone(diloco())[2].state_dict()
     with pytest.raises(tw.MismatchError, match=field):
-        Team(other, adamw, 1).loops[0].load_state_dict(state)
+        make()[-1].load_state_dict(state)
 
 
-def test_a_checkpoint_of_another_model_is_refused() -> None:
-    state = Team(diloco(), adamw, 1).loops[0].state_dict()
-    other = tw.OuterLoop(nn.Linear(2, 2), [], diloco())
-    with pytest.raises(tw.MismatchError, match=r"parameters\."):
-        other.load_state_dict(state)
-
-
-def test_saving_in_mid_round_is_refused() -> None:
+def test_in_mid_round_a_loop_neither_saves_nor_begins_again() -> None:
     loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1))
     loop.begin()
     with pytest.raises(tw.CheckpointError, match="finish"):
         loop.state_dict()
-
-
-# -- what goes wrong -----------------------------------------------------------------------------
+    with pytest.raises(tw.ConfigurationError, match="begun and not finished"):
+        loop.begin()
 
 
 def connect(methods, models) -> None:
@@ -577,42 +459,54 @@ def connect(methods, models) -> None:
         tw.OuterLoop(model, [], method, transport=transport)
 
 
-def test_workers_that_differ_are_told_which_field_and_both_values() -> None:
-    models = [build_model(), build_model()]
-    with pytest.raises(tw.MismatchError, match=r"method\.sync_every") as caught:
-        connect([diloco(), diloco(sync_every=6)], models)
-    assert "worker 0 has 5 and worker 1 has 6" in str(caught.value)
+def other_shapes() -> list[nn.Module]:
+    return [nn.Linear(2, 2), nn.Linear(3, 2)]
 
 
-def test_workers_with_other_shapes_are_refused() -> None:
-    with pytest.raises(tw.MismatchError, match=r"parameters\.weight.*\[2, 2\].*\[2, 3\]"):
-        connect([diloco()] * 2, [nn.Linear(2, 2), nn.Linear(3, 2)])
+def complex_frozen() -> list[nn.Module]:
+    models = [half_frozen(), half_frozen()]
+    for sign, model in zip((1, -1), models, strict=True):
+        model.turns = nn.Parameter(torch.tensor([1 + sign * 1j]), requires_grad=False)
+    return models
 
 
-def test_workers_with_other_initial_weights_are_refused() -> None:
-    with pytest.raises(tw.MismatchError, match=r"initial weights.*seed all workers alike"):
-        connect([diloco()] * 2, [build_model(0), build_model(1)])
+@dataclasses.dataclass(frozen=True)
+class Mine(tw.inner.InnerOptimizer):
+    rate: float
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.rate)
+
+
+@pytest.mark.parametrize(
+    ("fields", "models", "told"),
+    [
+        ({"sync_every": 6}, None, r"method\.sync_every.*worker 0 has 5 and worker 1 has 6"),
+        ({"fragments": tw.Balanced(count=2)}, None, r"method\.fragments"),
+        ({"inner": Mine(0.2)}, None, r"method\.inner"),
+        ({}, other_shapes, r"parameters\.weight.*\[2, 2\].*\[2, 3\]"),
+        ({}, lambda: [build_model(0), build_model(1)], r"initial weights.*seed all workers alike"),
+        # These never travel, so that no later check would find it.
+        ({}, lambda: [half_frozen(), half_frozen(2.0)], r"frozen weights.*load the same weights"),
+        ({}, complex_frozen, "frozen weights"),
+    ],
+)
+def test_workers_that_differ_are_told_in_what(fields, models, told: str) -> None:
+    pair = [build_model(), build_model()] if models is None else models()
+    with pytest.raises(tw.MismatchError, match=told):
+        connect([diloco(inner=Mine(0.1)), diloco(**{"inner": Mine(0.1), **fields})], pair)
+
+
+def test_workers_that_are_alike_are_taken() -> None:
+    connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
+    connect([diloco()] * 2, [half_frozen(), half_frozen()])
+    connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.1))], [build_model(), build_model()])
 
 
 def half_frozen(value: float = 1.0) -> nn.Module:
     model = build_model()
     model.frozen = nn.Parameter(torch.full((3,), value), requires_grad=False)
     return model
-
-
-def test_workers_with_other_frozen_weights_are_refused() -> None:
-    """These never travel, so that no later check would find it."""
-    connect([diloco()] * 2, [half_frozen(), half_frozen()])
-    with pytest.raises(tw.MismatchError, match=r"frozen weights.*load the same weights"):
-        connect([diloco()] * 2, [half_frozen(), half_frozen(2.0)])
-
-
-def test_complex_frozen_weights_are_compared_whole() -> None:
-    models = [half_frozen(), half_frozen()]
-    for sign, model in zip((1, -1), models, strict=True):
-        model.turns = nn.Parameter(torch.tensor([1 + sign * 1j]), requires_grad=False)
-    with pytest.raises(tw.MismatchError, match="frozen weights"):
-        connect([diloco()] * 2, models)
 
 
 def test_a_worker_that_is_resumed_may_have_frozen_weights_of_its_own() -> None:
@@ -636,37 +530,9 @@ def test_an_elastic_worker_says_what_it_does_not_train() -> None:
     assert described[0] == described[1] != described[2]
 
 
-def test_a_slot_of_ones_own_is_the_same_on_all_workers() -> None:
-    class Mine(tw.inner.InnerOptimizer):
-        def __init__(self, rate: float) -> None:
-            self.rate = rate
-
-        def build(self, model: nn.Module) -> torch.optim.Optimizer:
-            return torch.optim.SGD(model.parameters(), lr=self.rate)
-
-    connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.1))], [build_model(), build_model()])
-    with pytest.raises(tw.MismatchError, match=r"method\.inner\.rate"):
-        connect([diloco(inner=Mine(0.1)), diloco(inner=Mine(0.2))], [build_model(), build_model()])
-
-
-def test_beginning_twice_does_not_lose_the_first_payload() -> None:
-    loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1))
-    loop.begin()
-    with pytest.raises(tw.ConfigurationError, match="begun and not finished"):
-        loop.begin()
-
-
-def test_a_name_alone_is_no_difference() -> None:
-    connect([diloco(), diloco(name="mine")], [build_model(), build_model()])
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+@pytest.mark.parametrize(("preset", "bad"), [("ddp", float("nan")), ("diloco", float("inf"))])
 def test_what_is_not_finite_is_not_sent(bad: float, preset: str) -> None:
-    model = build_model()
-    optimizer = sgd(model)
-    method = tw.presets.by_name(preset)(sync_every=1)
-    loop = tw.OuterLoop(model, optimizer, method)
+    model, optimizer, loop = alone(tw.presets.by_name(preset)(sync_every=1), sgd)
     before = copy.deepcopy(loop.anchor())
     loss(model, 0, 0).backward()
     model[1].bias.grad[2] = bad
@@ -695,66 +561,16 @@ def test_finishing_before_all_have_begun_names_who_is_missing() -> None:
         team.loops[0].finish()
 
 
-def test_a_silent_worker_is_an_error_after_the_timeout() -> None:
-    transports = tw.transport.in_process(2, timeout_s=0.05)
-    loop = tw.OuterLoop(build_model(), [], diloco(sync_every=1), transport=transports[0])
-    with pytest.raises(tw.ExchangeTimeout, match=r"worker 1 of 2 has not sent it within 0\.05 s"):
-        loop.step()
-
-
-def test_a_model_without_trainable_parameters_is_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match="none of its parameters"):
-        tw.OuterLoop(nn.Tanh(), [], diloco())
-
-
-def test_following_no_optimizer_is_refused() -> None:
-    with (
-        pytest.raises(tw.ConfigurationError, match="built without one"),
-        tw.OuterLoop(build_model(), [], diloco()),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("shape", [(0,), (1,), (), (3, 0), (101,)])
 def test_odd_shapes(shape: tuple[int, ...]) -> None:
     def model() -> nn.Module:
-        module = nn.Linear(2, 1)
-        module.odd = nn.Parameter(torch.ones(shape))
-        return module
+        return nn.ParameterDict({"odd": torch.ones(shape), "other": torch.ones(3)})
 
-    models = [model(), model()]
-    for m in models:
-        m.load_state_dict(models[0].state_dict())
-    loops = [
-        tw.OuterLoop(m, [], diloco(sync_every=1, outer=tw.outer.SGD()), transport=t)
-        for m, t in zip(models, tw.transport.in_process(2), strict=True)
-    ]
+    team = Team(diloco(sync_every=1, outer=tw.outer.SGD()), lambda _: [], 2, model=model)
     with torch.no_grad():
-        models[0].odd -= 1.0
-    for loop in loops:
-        loop.begin()
-    for loop in loops:
-        loop.finish()
-    assert torch.equal(models[1].odd, torch.full(shape, 0.5))
-
-
-def test_strided_parameters_are_read_and_written_in_their_logical_order() -> None:
-    model = nn.Linear(3, 2, bias=False)
-    model.weight = nn.Parameter(torch.arange(6.0).view(3, 2).t())
-    loop = tw.OuterLoop(model, [], diloco(sync_every=1))
-    loop.step()
-    assert not model.weight.is_contiguous()
-    assert torch.equal(model.weight, torch.arange(6.0).view(3, 2).t())
-
-
-def test_where_workers_are_fixed_a_report_changes_nothing() -> None:
-    team = Team(diloco(), adamw, 2).train(10)
-    before = team.loops[0].digest(), team.loops[0].stats
-    team.loops[0].report(loss=2.5, tokens_per_s=100.0)
-    assert (team.loops[0].digest(), team.loops[0].stats) == before
-
-
-# -- two loops on one model ------------------------------------------------------------------------
+        team.models[0].odd -= 1.0
+    team.exchange()
+    assert torch.equal(team.models[1].odd, torch.full(shape, 0.5))
 
 
 def two_loops(second: tw.Method) -> tuple[tw.OuterLoop, tw.OuterLoop]:
@@ -770,9 +586,6 @@ def test_two_loops_do_not_train_one_parameter_at_once() -> None:
     first.close()
     second.step()
     assert second.inner_step == 1
-
-
-def test_a_part_of_a_model_is_not_trained_in_a_second_loop_either() -> None:
     model = build_model()
     whole, part = tw.OuterLoop(model, [], diloco()), tw.OuterLoop(model[3], [], diloco())
     part.join()
@@ -780,16 +593,12 @@ def test_a_part_of_a_model_is_not_trained_in_a_second_loop_either() -> None:
         whole.join()
 
 
-def test_parts_of_a_model_may_have_loops_of_their_own() -> None:
+def test_parts_of_a_model_and_gradient_averaging_may_have_loops_of_their_own() -> None:
     model = build_model()
     for part in [tw.OuterLoop(model[index], [], diloco()) for index in (0, 1, 3)]:
         part.step()
-
-
-def test_gradients_may_be_averaged_inside_of_a_worker() -> None:
-    outside, inside = two_loops(tw.presets.ddp())
-    outside.join()
-    inside.join()
+    for loop in two_loops(tw.presets.ddp()):
+        loop.join()
 
 
 def test_a_loop_that_was_dropped_or_never_used_has_no_parameters() -> None:

@@ -25,8 +25,10 @@ def weights(team: Team) -> list[Tensor]:
     return [p.detach().clone() for p in team.models[0].parameters()]
 
 
-@pytest.mark.parametrize("fragments", [tw.Whole(), tw.Balanced(count=2)])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize(
+    ("workers", "fragments"),
+    [(k, [tw.Whole(), tw.Balanced(count=2)][n % 2]) for n, k in enumerate([1, 2, 3, 4, 5, 7])],
+)
 def test_it_is_the_mean_of_all_anchors_in_rank_order(workers: int, fragments) -> None:
     team = Team(method(fragments=fragments), adamw, workers).train(8)
     anchors = [list(loop.anchor().values()) for loop in team.loops]
@@ -125,11 +127,6 @@ def test_loading_a_state_forgets_what_was_gathered_and_counts_on() -> None:
     fresh = Team(method(), adamw, 3).loops[0]
     fresh.load_state_dict(states[0])
     assert fresh.stats.consensus_sent_bytes == before
-
-
-def test_a_state_of_a_shared_anchor_has_no_such_count() -> None:
-    loop = Team(tw.presets.diloco(), adamw, 1).loops[0]
-    assert "consensus_traffic" not in loop.state_dict()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

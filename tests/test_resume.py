@@ -1,13 +1,11 @@
 """The resume contract: from a state saved after any step, a run goes on bit for bit."""
 
 import copy
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import thinwire as tw
@@ -70,43 +68,11 @@ def build(method: tw.Method, outer_device: str | None = None) -> Team:
     return Team(method, adamw, WORKERS, outer_device=outer_device)
 
 
-def states_of(team: Team) -> list[State]:
-    parts = zip(team.models, team.optimizers, team.loops, strict=True)
-    return [
-        {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "outer": loop.state_dict(),
-        }
-        for model, optimizer, loop in parts
-    ]
-
-
-def through_a_file(state: State) -> State:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def load(team: Team, states: list[State]) -> Team:
-    parts = zip(team.models, team.optimizers, team.loops, states, strict=True)
-    for model, optimizer, loop, state in parts:
-        loop.load_state_dict(state["outer"])
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    return team
-
-
 def outcome(team: Team) -> dict[str, Any]:
     """All that two equal runs have in common once they have ended."""
-    for loop in team.loops:
-        loop.begin_last()
-    for loop in team.loops:
-        loop.finish()
-    stats = [loop.stats for loop in team.loops]
+    stats = [loop.stats for loop in team.flush().loops]
     return {
-        "outer parameters": [loop.digest() for loop in team.loops],
+        "outer parameters": team.digests(),
         "live weights": [
             {name: value.tolist() for name, value in model.state_dict().items()}
             for model in team.models
@@ -127,8 +93,7 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
         if name not in known:
             team, saved = build(METHODS[name]), []
             for step in range(STEPS):
-                team.train(1, first=step)
-                saved.append([through_a_file(state) for state in states_of(team)])
+                saved.append(team.train(1, first=step).states())
             known[name] = saved, outcome(team)
         return known[name]
 
@@ -143,12 +108,13 @@ def undisturbed() -> Callable[[str], tuple[list[list[State]], dict[str, Any]]]:
     "streaming, no",
     "streaming, pairs",
 )
-@pytest.mark.parametrize("outer_device", [None, "cpu"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "outer_device"), [(name, [None, "cpu"][n % 2]) for n, name in enumerate(METHODS)]
+)
 def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str | None) -> None:
     saved, expected = undisturbed(name)
     for done, states in enumerate(saved, start=1):
-        again = load(build(METHODS[name], outer_device), copy.deepcopy(states))
+        again = build(METHODS[name], outer_device).load(copy.deepcopy(states))
         again.train(STEPS - done, first=done)
         assert outcome(again) == expected, f"after step {done}"
 
@@ -172,14 +138,14 @@ def test_a_run_goes_on_from_a_distributed_checkpoint(
     saved, expected = undisturbed(name)
     done = 7
     again = build(METHODS[name])
-    states = states_of(again)
+    states = again.states()
     for worker, (state, theirs) in enumerate(zip(states, saved[done - 1], strict=True)):
         parts = {part: copy.deepcopy(theirs[part]) for part in ("outer", "model")}
         dcp.save(parts, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
         loaded = {part: state[part] for part in ("outer", "model")}
         dcp.load(loaded, checkpoint_id=tmp_path / f"{worker}", no_dist=True)
         state.update(loaded, optimizer=copy.deepcopy(theirs["optimizer"]))
-    assert outcome(load(again, states).train(STEPS - done, first=done)) == expected
+    assert outcome(again.load(states).train(STEPS - done, first=done)) == expected
 
 
 def resumed_without(
@@ -192,7 +158,7 @@ def resumed_without(
     for state in states:
         for fragment in state["outer"]["fragments"]:
             lose(fragment)
-    again = load(build(METHODS[name]), states).train(STEPS - done, first=done)
+    again = build(METHODS[name]).load(states).train(STEPS - done, first=done)
     return outcome(again), expected
 
 
@@ -225,18 +191,17 @@ def test_control_without_feedback_it_is_another_run(undisturbed, part: str) -> N
     assert found["outer parameters"] != expected["outer parameters"]
 
 
-# -- another number of workers ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["diloco", "diloco, 2 bits", "streaming", "streaming, 2 bits"])
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("diloco", 5), ("diloco, 2 bits", 1), ("streaming", 2), ("streaming, 2 bits", 5)],
+)
 def test_with_another_number_of_workers_the_outer_parameters_go_on(
     undisturbed, name: str, workers: int
 ) -> None:
     saved, _ = undisturbed(name)
     states = [copy.deepcopy(saved[6][rank % WORKERS]) for rank in range(workers)]
-    before = load(build(METHODS[name]), copy.deepcopy(saved[6])).loops[0].digest()
-    again = load(Team(METHODS[name], adamw, workers), states)
+    before = build(METHODS[name]).load(copy.deepcopy(saved[6])).loops[0].digest()
+    again = Team(METHODS[name], adamw, workers).load(states)
     assert {loop.digest() for loop in again.loops} == {before}
     outer_parameters = outcome(again.train(5, first=7))["outer parameters"]
     assert len(set(outer_parameters)) == 1
@@ -245,8 +210,8 @@ def test_with_another_number_of_workers_the_outer_parameters_go_on(
 
 def test_work_that_was_in_flight_is_sent_again_even_if_nothing_is_trained_after_it() -> None:
     method = diloco(overlap=tw.Delay(tau=3), exchange=GATHER)
-    states = [through_a_file(state) for state in states_of(build(method).train(SYNC_EVERY))]
-    again = load(Team(method, adamw, 2), states[:2])
+    states = build(method).train(SYNC_EVERY).states()
+    again = Team(method, adamw, 2).load(states[:2])
     before, rounds = again.loops[0].digest(), again.loops[0].stats.rounds
     outcome(again)
     assert again.loops[0].stats.rounds == rounds + 1

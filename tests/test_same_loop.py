@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -10,15 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forked import Forked
-from processes import free_port
+from processes import free_port, run_workers
 from thinwire.train.config import Periods, WarmupCosine
 from thinwire.train.trainer import train
 from training import corpus, records, tiny
 
 __all__ = ["corpus", "tiny"]
 
-SCRIPT = Path(__file__).parent / "same_loop.py"
 # Newton-Schulz, in bf16, makes more of a difference in the last bit than AdamW does.
 LARGEST_DIFFERENCE = {"diloco": 1e-5, "muloco": 5e-4}
 
@@ -38,25 +35,13 @@ def test_it_is_the_loop_of_thinwire_train(tiny, library: str, method: str, tmp_p
 
     file = tmp_path / "config.pickle"
     file.write_bytes(pickle.dumps(config))
-    environment = os.environ | {
-        "THINWIRE_MEET": f"127.0.0.1:{free_port()}",
-        "THINWIRE_WORKERS": "2",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    (tmp_path / "out").mkdir()
-    team = [
-        Forked(
-            [str(SCRIPT), library, str(file), str(tmp_path / "out")],
-            environment | {"THINWIRE_WORKER": str(worker)},
-        )
-        for worker in range(2)
-    ]
+    (out := tmp_path / "out").mkdir()
+    meet = f"127.0.0.1:{free_port()}"
+    where = {"THINWIRE_MEET": meet, "CONFIG": str(file), "OUT": str(out)}
     said = []
-    for process in team:
-        stdout, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
-        said.append(json.loads(stdout.splitlines()[-1]))
+    for process in run_workers("same_loop.py", library, 2, **where):
+        assert process.returncode == 0, process.stderr
+        said.append(json.loads(process.stdout.splitlines()[-1]))
     assert said[0]["digest"] == said[1]["digest"]
     found = [sum(losses) / 2 for losses in zip(*(each["losses"] for each in said), strict=True)]
     # Means are taken in another order, and what is lost is lost again in every step.

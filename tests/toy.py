@@ -1,7 +1,9 @@
 """A model small enough to check by hand, and K workers that train it in one process."""
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,39 @@ def muon(model: nn.Module) -> torch.optim.Optimizer:
     return tw.inner.Muon(lr=0.02, weight_decay=0.01).build(model)
 
 
+def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    """Take one inner step."""
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def exchange_all(loops: Sequence[tw.OuterLoop]) -> None:
+    """What follows an inner step of workers that share a thread."""
+    for loop in loops:
+        loop.begin()
+    for loop in loops:
+        loop.finish()
+
+
+def flush(loops: Sequence[tw.OuterLoop]) -> None:
+    """The last exchange of workers that share a thread."""
+    for loop in loops:
+        loop.begin_last()
+    for loop in loops:
+        loop.finish()
+
+
+def alone(
+    method: tw.Method, build: BuildOptimizer = adamw, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer, tw.OuterLoop]:
+    """A worker without others, or that of `transport`."""
+    model = build_model()
+    optimizer = build(model)
+    return model, optimizer, tw.OuterLoop(model, optimizer, method, **options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnAnchors(tw.outer.OuterOptimizer):
     """`outer`, with an anchor of its own for every worker, which nothing pulls together."""
@@ -68,7 +103,7 @@ class OwnAnchors(tw.outer.OuterOptimizer):
 
 
 class Team:
-    """K workers that share a thread."""
+    """K workers that share a thread. `loss` takes a model, a step, a worker and `workers`."""
 
     def __init__(
         self,
@@ -76,47 +111,72 @@ class Team:
         build: BuildOptimizer,
         workers: int,
         *,
-        model=build_model,
+        model: Callable[[], nn.Module] = build_model,
+        loss: Callable[..., Tensor] = loss,
         outer_device: str | None = None,
+        transports: Sequence[tw.transport.Transport] | None = None,
     ) -> None:
-        self.workers = workers
+        self.workers, self.loss = workers, loss
         self.models = [model() for _ in range(workers)]
         self.optimizers = [build(model) for model in self.models]
+        transports = transports or tw.transport.in_process(workers)
         self.loops = [
             tw.OuterLoop(model, optimizer, method, transport=transport, outer_device=outer_device)
             for model, optimizer, transport in zip(
-                self.models, self.optimizers, tw.transport.in_process(workers), strict=True
+                self.models, self.optimizers, transports, strict=True
             )
         ]
 
     def train(self, steps: int, *, first: int = 0) -> "Team":
         for step in range(first, first + steps):
-            for worker, (model, optimizer) in enumerate(
-                zip(self.models, self.optimizers, strict=True)
-            ):
-                loss(model, step, worker, workers=self.workers).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            for worker in range(self.workers):
+                self.descend(worker, step)
             self.exchange()
         return self
 
+    def descend(self, worker: int, step: int) -> None:
+        loss = self.loss(self.models[worker], step, worker, workers=self.workers)
+        descend(loss, self.optimizers[worker])
+
     def exchange(self) -> None:
-        for loop in self.loops:
-            loop.begin()
-        for loop in self.loops:
-            loop.finish()
+        exchange_all(self.loops)
+
+    def flush(self) -> "Team":
+        flush(self.loops)
+        return self
+
+    def digests(self) -> list[str]:
+        return [loop.digest() for loop in self.loops]
 
     def anchor(self) -> list[Tensor]:
         return list(self.loops[0].anchor().values())
+
+    def states(self) -> list[dict[str, Any]]:
+        """What a checkpoint of each worker has, through a file."""
+        file = io.BytesIO()
+        parts = zip(self.models, self.optimizers, self.loops, strict=True)
+        names = ("model", "optimizer", "outer")
+        torch.save(
+            [dict(zip(names, [p.state_dict() for p in each], strict=True)) for each in parts], file
+        )
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> "Team":
+        for model, optimizer, loop, state in zip(
+            self.models, self.optimizers, self.loops, states, strict=True
+        ):
+            loop.load_state_dict(state["outer"])
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        return self
 
 
 def train_alone(build: BuildOptimizer, steps: int) -> list[Tensor]:
     model = build_model()
     optimizer = build(model)
     for step in range(steps):
-        loss(model, step, 0).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss(model, step, 0), optimizer)
     return [p.detach() for p in model.parameters()]
 
 

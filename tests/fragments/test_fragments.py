@@ -1,7 +1,6 @@
 """Where layers are found in real and toy models, and what every rule makes of their parameters."""
 
 import copy
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from language_models import LAYERS, gemma3, gpt2, gpt_oss, llama, mixtral, qwen2
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import Fragment, Fragments, Part
 from thinwire.fragments.layers import find_layers, parts_of
-from thinwire.method import describe
 
 
 class Block(nn.Module):
@@ -87,6 +85,10 @@ def bare_linears(layers: int) -> nn.Module:
     return nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(layers))
 
 
+def experts_alone() -> nn.Module:
+    return nn.ModuleList([nn.ModuleList(nn.Linear(3, 3) for _ in range(4))])
+
+
 def parts(model: nn.Module) -> list[Part]:
     return list(parts_of(model).values())
 
@@ -134,21 +136,28 @@ class TestFindLayers:
         found = find_layers(model)
         assert found == expected(model, prefix)
         assert set(found.values()) == set(range(LAYERS))
+        assert find_layers(model.requires_grad_(False)) == found
 
-    @pytest.mark.parametrize("build", [lambda: llama(num_hidden_layers=1), lambda: NanoGPT(1)])
-    def test_one_layer(self, build):
-        assert set(find_layers(build()).values()) == {0}
-
-    def test_layers_that_are_nothing_but_experts_win_over_their_experts(self):
-        layer = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
-        model = nn.ModuleDict({"embed": nn.Embedding(3, 3), "h": nn.ModuleList([layer])})
-        assert set(find_layers(model).values()) == {0}
-
-    def test_a_list_of_layers_may_be_mixed_and_a_sequential_may_not(self):
-        mixed = [nn.Linear(2, 2), nn.Conv1d(2, 2, 1), Block()]
-        assert set(find_layers(nn.ModuleList(mixed)).values()) == {0, 1, 2}
-        toy = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 3))
-        assert find_layers(toy) == {}
+    @pytest.mark.parametrize(
+        ("model", "layers"),
+        [
+            (lambda: llama(num_hidden_layers=1), {0}),
+            (lambda: NanoGPT(1), {0}),
+            # Layers that are nothing but experts win over their experts.
+            (lambda: nn.ModuleDict({"embed": nn.Embedding(3, 3), "h": experts_alone()}), {0}),
+            # A list of layers may be mixed, and a sequential may not.
+            (lambda: nn.ModuleList([nn.Linear(2, 2), nn.Conv1d(2, 2, 1), Block()]), {0, 1, 2}),
+            (lambda: nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.Linear(2, 3)), set()),
+            # As FSDP2 leaves a model of which only some layers are sharded.
+            (lambda: nn.Sequential(Block(), OtherBlock(), Block()), {0, 1, 2}),
+            (lambda: nn.ModuleList([block := Block(), Block(), block]), {0, 1}),
+            (lambda: nn.Linear(2, 2), set()),
+            (nn.ModuleList, set()),
+            (lambda: nn.ModuleList([nn.Tanh()]), set()),
+        ],
+    )
+    def test_which_layers_there_are(self, model, layers):
+        assert set(find_layers(model()).values()) == layers
 
     def test_children_without_parameters_do_not_count(self):
         model = nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
@@ -164,12 +173,6 @@ class TestFindLayers:
         )
         assert find_layers(model) == expected(model, "h.")
 
-    @pytest.mark.parametrize(
-        "model", [nn.Linear(2, 2), nn.ModuleList(), nn.ModuleList([nn.Tanh()])]
-    )
-    def test_no_stack(self, model):
-        assert find_layers(model) == {}
-
     def test_a_sequential_of_one_is_no_stack_for_it_could_hold_anything(self):
         model = nn.Sequential(nn.ModuleDict({"embed": nn.Embedding(9, 4), "h": stack()}))
         assert find_layers(model) == expected(model, "0.h.")
@@ -184,14 +187,6 @@ class TestFindLayers:
         assert find_layers(compiled) == {f"_orig_mod.module.{n}": i for n, i in found.items()}
 
     @compiles
-    @pytest.mark.parametrize("wrap", [torch.compile, checkpoint_wrapper])
-    def test_layers_compiled_or_checkpointed_one_by_one(self, wrap):
-        model = Titan()
-        for name in model.layers:
-            model.layers[name] = wrap(model.layers[name])
-        assert find_layers(model) == expected(model, "layers.")
-
-    @compiles
     def test_only_some_layers_compiled_or_checkpointed(self):
         model = Titan()
         for name, wrap in (("1", torch.compile), ("2", checkpoint_wrapper)):
@@ -204,11 +199,6 @@ class TestFindLayers:
         children = [nn.Embedding(3, 3), nn.Linear(3, 3), nn.Conv1d(3, 3, 1)]
         assert find_layers(nn.Sequential(*map(torch.compile, children))) == {}
 
-    def test_subclasses_count_as_their_class(self):
-        # As FSDP2 leaves a model of which only some layers are sharded.
-        model = nn.Sequential(Block(), OtherBlock(), Block())
-        assert set(find_layers(model).values()) == {0, 1, 2}
-
     def test_layers_that_were_named_before_they_were_listed(self):
         model = nn.Module()
         model.first = Block()
@@ -217,21 +207,12 @@ class TestFindLayers:
         assert {name.split(".")[0] for name, layer in found.items() if layer == 0} == {"first"}
         assert {name[:9] for name, layer in found.items() if layer == 1} == {"layers.1."}
 
-    def test_a_layer_that_is_used_twice_counts_once(self):
-        block = Block()
-        assert set(find_layers(nn.ModuleList([block, Block(), block])).values()) == {0, 1}
-
     def test_what_layers_share_is_in_the_first(self):
         model = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
         model[2].weight = model[1].weight
         found = find_layers(model)
         assert (found["1.weight"], found["2.bias"]) == (1, 2)
         assert "2.weight" not in found
-
-    def test_frozen_layers_are_found(self):
-        model = llama()
-        model.model.layers[0].requires_grad_(False)
-        assert find_layers(model) == expected(model, "model.layers.")
 
 
 @pytest.fixture
@@ -249,12 +230,6 @@ class TestParts:
             "lm_head.weight",
         )
         assert "lm_head.weight" not in found
-
-    def test_sizes_are_those_of_the_model(self):
-        model = mixtral()
-        assert {n: p.numel for n, p in parts_of(model).items()} == {
-            n: p.numel() for n, p in model.named_parameters()
-        }
 
     def test_frozen_parameters_are_left_out(self):
         model = llama()
@@ -305,31 +280,8 @@ class TestOffsets:
             assert len(steps) == len(set(steps)) == 3 * count
             assert min(steps) == sync_every
 
-    def test_more_fragments_than_steps(self):
-        with pytest.raises(
-            ConfigurationError, match=r"spread 4 fragments over 3 .*sync_every >= 4"
-        ):
-            tw.Spread().of(4, sync_every=3)
-
-    @pytest.mark.parametrize("steps", [(), (0,), (0, 1, 2)])
-    def test_one_offset_for_each_fragment(self, steps):
-        with pytest.raises(ConfigurationError, match=f"use {len(steps)} offsets .*2 fragments"):
-            tw.At(steps=steps).of(2, sync_every=10)
-
     def test_offsets_below_the_interval(self):
         assert tw.At(steps=(9, 0)).of(2, sync_every=10) == ((9, 9), (0, 10))
-        with pytest.raises(ConfigurationError, match=r"fragment 0 at an offset of 10 .* 0 to 9"):
-            tw.At(steps=(10, 0)).of(2, sync_every=10)
-
-    @pytest.mark.parametrize("steps", [5, [0, 1], None])
-    def test_offsets_come_as_a_tuple(self, steps):
-        with pytest.raises(ConfigurationError, match="one for each fragment"):
-            tw.At(steps=steps)
-
-    @pytest.mark.parametrize("step", [-1, 1.5, "2"])
-    def test_offsets_are_whole_numbers(self, step):
-        with pytest.raises(ConfigurationError, match="counted 0, 1, 2"):
-            tw.At(steps=(0, step))
 
 
 class TestByLayer:
@@ -363,18 +315,6 @@ class TestByLayer:
             "transformer.ln_f.bias",
         )
 
-    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
-    def test_nothing_outside_of_the_stack(self, rule):
-        model = stack()
-        plan = rule.plan(parts(model), sync_every=30)
-        assert len(plan) == 2
-        assert None not in layers_of(plan[-1], model)
-
-    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
-    def test_one_layer_is_one_fragment_and_the_rest(self, rule):
-        plan = rule.plan(parts(llama(num_hidden_layers=1)), sync_every=30)
-        assert [fragment.offset_steps for fragment in plan] == [0, 15]
-
     def test_frozen_layers_are_not_counted(self):
         model = llama()
         for frozen in (0, 2, 3):
@@ -383,56 +323,21 @@ class TestByLayer:
             plan = rule.plan(parts(model), sync_every=30)
             assert [layers_of(fragment, model) for fragment in plan] == [{1}, {4}, {None}]
 
-    @pytest.mark.parametrize("rule", [tw.Strided(), tw.Sequential()])
-    def test_no_stack_of_layers(self, rule):
-        frozen = llama()
-        frozen.model.layers.requires_grad_(False)
-        for model in (nn.Linear(2, 2), frozen):
-            wanted = rf"{type(rule).__name__} does.*nn.ModuleList.*Balanced\(\).*ByModule\(\)"
-            with pytest.raises(ConfigurationError, match=wanted):
-                rule.plan(parts(model), sync_every=30)
-
-    @pytest.mark.parametrize("rule", [tw.Strided, tw.Sequential])
-    @pytest.mark.parametrize("layers", [0, -3, 1.5])
-    def test_at_least_one_layer(self, rule, layers):
-        with pytest.raises(ConfigurationError, match=rf"{rule.__name__}\(layers={layers}\)"):
-            rule(layers=layers)
-
-    def test_names_keep_the_order_of_the_parts(self):
-        backwards = parts(llama())[::-1]
-        for fragment in tw.Strided().plan(backwards, sync_every=30):
-            places = [backwards.index(p) for p in backwards if p.name in fragment.names]
-            assert fragment.names == tuple(backwards[place].name for place in places)
-
 
 class TestBalanced:
-    def test_the_largest_tensor_first_by_hand(self):
-        sizes = {"a": 1, "b": 2, "c": 5, "d": 4, "e": 4}
-        plan = tw.Balanced(count=2).plan([part(n, s) for n, s in sizes.items()], sync_every=30)
-        # c | d; e to d's (4 < 5); b to c's (5 < 8); a to c's (7 < 8).
-        assert [fragment.names for fragment in plan] == [("a", "b", "c"), ("d", "e")]
-
-    def test_equal_tensors_are_dealt_out_in_order(self):
-        plan = tw.Balanced(count=3).plan([part(n, 2) for n in "abcdefg"], sync_every=30)
-        assert [fragment.names for fragment in plan] == [tuple("adg"), tuple("be"), tuple("cf")]
-
-    def test_tensors_without_elements_leave_no_fragment_empty(self):
-        plan = tw.Balanced(count=4).plan(
-            [part("a", 5), *(part(n, 0) for n in "bcd")], sync_every=30
-        )
-        assert [fragment.names for fragment in plan] == [("a",), ("b",), ("c",), ("d",)]
-
-    def test_no_layers_are_needed(self):
-        assert len(tw.Balanced(count=2).plan(parts(nn.Linear(3, 3)), sync_every=30)) == 2
-
-    def test_more_fragments_than_tensors(self):
-        with pytest.raises(ConfigurationError, match=r"into 3 fragments.*2 trainable.*count <= 2"):
-            tw.Balanced(count=3).plan(parts(nn.Linear(3, 3)), sync_every=30)
-
-    @pytest.mark.parametrize("count", [0, -1, 2.0])
-    def test_at_least_one_fragment(self, count):
-        with pytest.raises(ConfigurationError, match=rf"Balanced\(count={count}\)"):
-            tw.Balanced(count=count)
+    @pytest.mark.parametrize(
+        ("sizes", "fragments"),
+        [
+            # c | d; e to d's (4 < 5); b to c's (5 < 8); a to c's (7 < 8).
+            ({"a": 1, "b": 2, "c": 5, "d": 4, "e": 4}, ["abc", "de"]),
+            (dict.fromkeys("abcdefg", 2), ["adg", "be", "cf"]),  # equal ones in order
+            ({"a": 5, "b": 0, "c": 0, "d": 0}, ["a", "b", "c", "d"]),  # none is empty
+        ],
+    )
+    def test_the_largest_tensor_first_by_hand(self, sizes, fragments):
+        found = [part(n, s) for n, s in sizes.items()]
+        plan = tw.Balanced(count=len(fragments)).plan(found, sync_every=30)
+        assert [fragment.names for fragment in plan] == [tuple(names) for names in fragments]
 
 
 LISTED = (
@@ -452,6 +357,19 @@ class TestByModule:
             "transformer.ln_f.bias",
         )
 
+    @pytest.mark.parametrize(
+        ("names", "modules", "fragments"),
+        [
+            # No name is the beginning of another, and a module with a sister is no wrapper.
+            (["h.1.w", "h.11.w"], ["h.1", "h.11"], ["h.1.w", "h.11.w"]),
+            (["module.w", "w"], ["w", "module"], ["w", "module.w"]),
+        ],
+    )
+    def test_names_by_hand(self, names, modules, fragments):
+        rule = tw.ByModule(modules=tuple((module,) for module in modules))
+        plan = rule.plan([part(name) for name in names], sync_every=9)
+        assert [fragment.names for fragment in plan] == [(name,) for name in fragments]
+
     def test_a_tied_head_can_be_listed_by_either_name(self):
         by_head = (LISTED[0], ("lm_head", *LISTED[1][1:]))
         both = (LISTED[0], ("lm_head", *LISTED[1]))
@@ -460,11 +378,6 @@ class TestByModule:
             for m in (LISTED, by_head, both)
         ]
         assert plans[0] == plans[1] == plans[2]
-
-    def test_a_name_is_no_prefix_of_another(self):
-        found = [part("h.1.w"), part("h.11.w")]
-        plan = tw.ByModule(modules=(("h.1",), ("h.11",))).plan(found, sync_every=9)
-        assert [fragment.names for fragment in plan] == [("h.1.w",), ("h.11.w",)]
 
     @compiles
     @pytest.mark.parametrize(
@@ -480,50 +393,67 @@ class TestByModule:
         full = wrapped[0].names, wrapped[1].names
         assert tw.ByModule(modules=full).plan(parts(wrap(gpt2())), sync_every=9) == wrapped
 
-    def test_a_module_called_module_is_no_wrapper_if_it_has_a_sister(self):
-        found = [part("module.w"), part("w")]
-        plan = tw.ByModule(modules=(("w",), ("module",))).plan(found, sync_every=9)
-        assert [fragment.names for fragment in plan] == [("w",), ("module.w",)]
 
-    def test_unknown_name(self):
-        modules = (*LISTED, ("transformer.h.00",))
-        wanted = r"'transformer\.h\.00' into fragment 2.*did you mean 'transformer\.h\.0'"
-        with pytest.raises(ConfigurationError, match=wanted):
-            tw.ByModule(modules=modules).plan(parts(gpt2()), sync_every=30)
-        with pytest.raises(ConfigurationError, match=r"'xyz' into .*model\.named_modules\(\)"):
-            tw.ByModule(modules=(("xyz",),)).plan(parts(gpt2()), sync_every=30)
+def without_layers(rule: Fragments) -> object:
+    model = llama()
+    model.model.layers.requires_grad_(False)
+    return rule.plan(parts(model), sync_every=30)
 
-    def test_frozen_module(self):
-        model = gpt2()
-        model.transformer.wpe.requires_grad_(False)
-        with pytest.raises(ConfigurationError, match=r"'transformer.wpe.weight'.*no trainable"):
-            tw.ByModule(modules=LISTED).plan(parts(model), sync_every=30)
 
-    def test_in_no_fragment(self):
-        with pytest.raises(ConfigurationError, match=r"'transformer.wte.weight' and 3 more out"):
-            tw.ByModule(modules=LISTED[:1]).plan(parts(gpt2()), sync_every=30)
-        with pytest.raises(ConfigurationError, match="'c' out of every"):
-            tw.ByModule(modules=(("a",),)).plan([part("a"), part("c")], sync_every=30)
-        with pytest.raises(ConfigurationError, match="'a' out of every"):
-            tw.ByModule(modules=()).plan([part("a")], sync_every=30)
+def planned(*modules: tuple[str, ...], model: nn.Module | None = None) -> object:
+    return tw.ByModule(modules=modules).plan(parts(model or gpt2()), sync_every=30)
 
-    def test_in_two_fragments(self):
-        wanted = "'transformer.h.0.ln_1.weight' in fragment 0 and '.*ln_1.weight' in fragment 2"
-        with pytest.raises(ConfigurationError, match=wanted) as raised:
-            tw.ByModule(modules=(*LISTED, ("transformer.h.0.ln_1",))).plan(
-                parts(gpt2()), sync_every=30
-            )
-        assert "tied" not in str(raised.value)
 
-    def test_in_two_fragments_under_two_names(self):
-        wanted = "'transformer.wte.weight' in fragment 1 and 'lm_head.weight' in fragment 2.*tied"
-        with pytest.raises(ConfigurationError, match=wanted):
-            tw.ByModule(modules=(*LISTED, ("lm_head",))).plan(parts(gpt2()), sync_every=30)
+def without_wpe() -> nn.Module:
+    model = gpt2()
+    model.transformer.wpe.requires_grad_(False)
+    return model
 
-    @pytest.mark.parametrize("wrong", [(), "lm_head", ""])
-    def test_a_fragment_is_a_tuple_of_names(self, wrong):
-        with pytest.raises(ConfigurationError, match=r"fragment 1 of .*at least one name"):
-            tw.ByModule(modules=(("a",), wrong))
+
+STACKLESS = r" does.*nn.ModuleList.*Balanced\(\).*ByModule\(\)"
+LN_1 = "'transformer.h.0.ln_1.weight' in fragment 0 and '.*ln_1.weight' in fragment 2"
+TIED = "'transformer.wte.weight' in fragment 1 and 'lm_head.weight' in fragment 2.*tied"
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: tw.Spread().of(4, sync_every=3), r"spread 4 fragments over 3 .*sync_every >= 4"),
+        (lambda: tw.At(steps=()).of(2, sync_every=10), "use 0 offsets .*2 fragments"),
+        (lambda: tw.At(steps=(0, 1, 2)).of(2, sync_every=10), "use 3 offsets .*2 fragments"),
+        (
+            lambda: tw.At(steps=(10, 0)).of(2, sync_every=10),
+            "fragment 0 at an offset of 10 .* 0 to",
+        ),
+        (lambda: tw.At(steps=(0, -1)), "counted 0, 1, 2"),
+        (lambda: tw.Strided(layers=0), r"Strided\(layers=0\)"),
+        (lambda: tw.Sequential(layers=-3), r"Sequential\(layers=-3\)"),
+        (lambda: tw.Strided().plan(parts(nn.Linear(2, 2)), sync_every=30), "Strided" + STACKLESS),
+        (lambda: without_layers(tw.Sequential()), "Sequential" + STACKLESS),
+        (lambda: tw.Balanced(count=0), r"Balanced\(count=0\)"),
+        (
+            lambda: tw.Balanced(count=3).plan(parts(nn.Linear(3, 3)), sync_every=30),
+            r"into 3 fragments.*2 trainable.*count <= 2",
+        ),
+        (
+            lambda: planned(*LISTED, ("transformer.h.00",)),
+            r"'transformer\.h\.00' into fragment 2.*did you mean 'transformer\.h\.0'",
+        ),
+        (lambda: planned(("xyz",)), r"'xyz' into .*model\.named_modules\(\)"),
+        (lambda: planned(*LISTED, model=without_wpe()), r"'transformer.wpe.weight'.*no trainable"),
+        (lambda: planned(LISTED[0]), r"'transformer.wte.weight' and 3 more out"),
+        (lambda: planned(), "out of every"),
+        (lambda: planned(*LISTED, ("transformer.h.0.ln_1",)), LN_1),
+        (lambda: planned(*LISTED, ("lm_head",)), TIED),
+        *(
+            (lambda w=wrong: tw.ByModule(modules=(("a",), w)), "fragment 1 of .*at least one name")
+            for wrong in ((), "lm_head")
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(call, word):
+    with pytest.raises(ConfigurationError, match=word):
+        call()
 
 
 @st.composite
@@ -585,26 +515,6 @@ def test_balanced_is_within_one_tensor_of_the_mean(found, bound):
     count = min(bound, len(found))
     sizes = sizes_of(tw.Balanced(count=count).plan(found, sync_every=40), found)
     assert max(sizes) <= sum(sizes) / count + max(p.numel for p in found)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        tw.Whole(),
-        tw.Strided(),
-        tw.Sequential(layers=2),
-        tw.Balanced(count=3, offsets=tw.At(steps=(0, 1, 2))),
-        tw.ByModule(modules=LISTED),
-    ],
-)
-def test_rules_are_described_by_plain_values(rule):
-    text = json.dumps(describe(rule))
-    assert json.loads(text)["kind"] == type(rule).__name__
-    method = tw.presets.diloco(fragments=rule)
-    others = (tw.Strided(layers=7), tw.Strided(offsets=tw.At(steps=(0,))), tw.Sequential())
-    prints = {tw.presets.diloco(fragments=other).fingerprint() for other in others}
-    assert len(prints) == 3
-    assert method.fingerprint() not in prints
 
 
 def test_a_fragment_has_a_name_for_messages():

@@ -72,14 +72,3 @@ def test_a_scaler_that_skips_a_step_counts_with_step_and_refuses_the_with_block(
     outer.follow()
     with pytest.raises(tw.ConfigurationError, match="that a GradScaler steps"):
         step(H, 1.0)
-
-
-def test_a_with_block_follows_it_too() -> None:
-    accelerator, net, optimizer, loader, outer = worker()
-    with outer:
-        for _, batch in zip(range(2 * H), loader, strict=False):
-            with accelerator.accumulate(net):
-                accelerator.backward(net(**batch).loss)
-                optimizer.step()
-                optimizer.zero_grad()
-    assert (outer.inner_step, outer.stats.rounds) == (H, 1)

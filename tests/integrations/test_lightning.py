@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,17 +165,6 @@ def test_a_lone_worker_trains(tmp_path: Path) -> None:
     assert (callback.outer.stats.rounds, callback.outer.inner_step) == (3, 6)
 
 
-# -- where workers come and go ---------------------------------------------------------------------
-
-
-def elastic_callback() -> LightningCallback:
-    """Of a lone worker, which needs no lighthouse."""
-    hub = ElasticHub()
-    end = hub.connect("a")
-    hub.set_members(end)
-    return LightningCallback(tw.presets.diloco(sync_every=2), transport=end)
-
-
 def shares(callback: LightningCallback):
     rows = torch.utils.data.TensorDataset(torch.randn(24, 3))
     dataset = ShareDataset(rows, lambda: callback.outer, rows_per_step=3)
@@ -218,17 +208,25 @@ def with_scheduler(interval: str, frequency: int):
     return net
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("interval", "frequency"), [("epoch", 1), ("step", 2)])
-def test_a_scheduler_that_does_not_follow_steps_is_refused(interval, frequency, tmp_path) -> None:
-    callback = elastic_callback()
-    with pytest.raises(tw.ConfigurationError, match=f"every {frequency} {interval}s.*interval="):
-        trainer(callback, tmp_path).fit(with_scheduler(interval, frequency), shares(callback))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_manual_optimization_is_refused(tmp_path: Path) -> None:
-    callback, net = elastic_callback(), module()
+def by_hand() -> Any:
+    net = module()
     net.automatic_optimization = False
-    with pytest.raises(tw.ConfigurationError, match="manual optimization"):
-        trainer(callback, tmp_path).fit(net, shares(callback))
+    return net
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("net", "told"),
+    [
+        (lambda: with_scheduler("epoch", 1), "every 1 epochs.*interval="),
+        (lambda: with_scheduler("step", 2), "every 2 steps.*interval="),
+        (by_hand, "manual optimization"),
+    ],
+)
+def test_what_elastic_workers_cannot_do_is_refused(net, told: str, tmp_path: Path) -> None:
+    hub = ElasticHub()  # of a lone worker, which needs no lighthouse
+    end = hub.connect("a")
+    hub.set_members(end)
+    callback = LightningCallback(tw.presets.diloco(sync_every=2), transport=end)
+    with pytest.raises(tw.ConfigurationError, match=told):
+        trainer(callback, tmp_path).fit(net(), shares(callback))

@@ -79,8 +79,8 @@ def test_adapters_resume_bit_for_bit_and_are_evaluated_as_their_anchor(method) -
     assert all(torch.equal(p, live[name]) for name, p in trained(net).items())
 
 
-def test_workers_over_other_base_models_are_refused() -> None:
-    method = tw.presets.diloco(sync_every=H)
+def test_other_base_models_and_adapters_that_come_later_are_refused() -> None:
+    method = tw.presets.diloco(sync_every=1)
     first, second = tw.transport.in_process(2)
     tw.OuterLoop(adapted(model()), [], method, transport=first)
     other = adapted(model())
@@ -88,11 +88,8 @@ def test_workers_over_other_base_models_are_refused() -> None:
         other.get_input_embeddings().weight[0, 0] += 1.0
     with pytest.raises(tw.MismatchError, match="frozen weights"):
         tw.OuterLoop(other, [], method, transport=second)
-
-
-def test_an_adapter_that_is_added_later_is_refused() -> None:
     net = adapted(model())
-    outer = tw.OuterLoop(net, [], tw.presets.diloco(sync_every=1))
+    outer = tw.OuterLoop(net, [], method)
     net.add_adapter("second", net.peft_config["default"])
     net.set_adapter("second")
     with pytest.raises(tw.ConfigurationError, match="frozen or unfrozen"):

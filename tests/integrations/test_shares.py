@@ -5,6 +5,7 @@ from torch import nn
 import thinwire as tw
 from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
+from toy import Team, adamw, exchange_all
 
 H, ROWS = 3, 2
 
@@ -24,13 +25,6 @@ def joined(*names: str) -> list[tw.OuterLoop]:
     return [loop for _, loop in team]
 
 
-def step(loops) -> None:
-    for loop in loops:
-        loop.begin()
-    for loop in loops:
-        loop.finish()
-
-
 def test_workers_read_every_row_once_and_a_pass_is_a_round() -> None:
     loops = joined("a", "b")
     # So many that the order does not begin anew.
@@ -39,16 +33,9 @@ def test_workers_read_every_row_once_and_a_pass_is_a_round() -> None:
     for _ in range(3):
         seen += [row for shares in sets for row in shares]
         for _ in range(H):
-            step(loops)
+            exchange_all(loops)
     assert sorted(seen) == list(range(36))
     assert len(sets[0]) == H * ROWS
-
-
-def test_a_pass_that_begins_within_a_round_has_what_is_left_of_it() -> None:
-    (loop,) = joined("a")
-    whole = list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS))
-    step([loop])
-    assert list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS)) == whole[ROWS:]
 
 
 def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None:
@@ -58,27 +45,40 @@ def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None
     ]
     assert orders[0] != orders[1]
     assert all(sorted(order[:5]) == list(range(5)) for order in orders)
+    # A pass that begins within a round has what is left of it.
+    whole = list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS))
+    exchange_all([loop])
+    assert list(ShareDataset(range(100), lambda: loop, rows_per_step=ROWS)) == whole[ROWS:]
 
 
 def test_with_a_fixed_number_of_workers_shares_are_dealt_in_turn() -> None:
-    model = nn.Linear(2, 1)
-    transports = tw.transport.in_process(2)
-    loops = []
-    for transport in transports:
-        clone = nn.Linear(2, 1)
-        clone.load_state_dict(model.state_dict())
-        loops.append(tw.OuterLoop(clone, [], tw.presets.diloco(sync_every=H), transport=transport))
+    team = Team(tw.presets.diloco(sync_every=H), adamw, 2)
     seen = [
-        r for loop in loops for r in ShareDataset(range(12), lambda lp=loop: lp, rows_per_step=2)
+        r
+        for loop in team.loops
+        for r in ShareDataset(range(12), lambda lp=loop: lp, rows_per_step=2)
     ]
     assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "of", "word"),
+    [
+        (range(0), 1, None, "at least 1"),
+        (range(3), 0, None, "at least 1"),
+        (range(9), 1, lambda: worker(ElasticHub(), "a")[1], r"outer\.join\(\)"),
+    ],
+)
+def test_nothing_to_read_is_refused(rows, count: int, of, word: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=word):
+        next(iter(ShareDataset(rows, of or (lambda: joined("a")[0]), rows_per_step=count)))
 
 
 def test_fewer_rows_than_are_trained_in_a_round_are_refused() -> None:
     (loop,) = joined("a")
     shares = ShareDataset(range(100), lambda: loop, rows_per_step=1)
     list(shares)
-    step([loop])
+    exchange_all([loop])
     with pytest.raises(tw.ConfigurationError, match="read to its end before its round was over"):
         next(iter(shares))
 
@@ -88,7 +88,7 @@ def test_more_rows_than_are_trained_in_a_round_are_refused() -> None:
     rows = iter(ShareDataset(range(100), lambda: loop, rows_per_step=4))
     for _ in range(H):
         next(rows)
-        step([loop])
+        exchange_all([loop])
     with pytest.raises(tw.ConfigurationError, match="not read to its end in its round"):
         next(rows)
 
@@ -102,15 +102,3 @@ def test_a_process_of_a_data_loader_is_refused() -> None:
     # DataLoader brings the error from its process as one of its own.
     with pytest.raises(RuntimeError, match=r"ConfigurationError: .*num_workers=0"):
         next(iter(loader))
-
-
-@pytest.mark.parametrize(("rows", "count"), [(range(0), 1), (range(3), 0)])
-def test_nothing_to_read_is_refused(rows, count: int) -> None:
-    with pytest.raises(tw.ConfigurationError, match="at least 1"):
-        ShareDataset(rows, lambda: joined("a")[0], rows_per_step=count)
-
-
-def test_before_joining_there_is_no_share() -> None:
-    _, loop = worker(ElasticHub(), "a")
-    with pytest.raises(tw.ConfigurationError, match=r"outer\.join\(\)"):
-        next(iter(ShareDataset(range(9), lambda: loop, rows_per_step=1)))

@@ -133,11 +133,7 @@ def test_trainers_own_optimizer_is_refused(tmp_path: Path) -> None:
     trainer, callback = build(tmp_path, optimizer=lambda net: torch.optim.SGD(net.parameters()))
     with pytest.raises(tw.ConfigurationError, match=r"optimizers=\(optimizer, None\)"):
         callback.add_to(trainer)
-
-
-def test_without_add_to_it_is_refused_when_training_begins(tmp_path: Path) -> None:
-    trainer, callback = build(tmp_path, optimizer=lambda net: torch.optim.SGD(net.parameters()))
-    trainer.add_callback(callback)
+    trainer.add_callback(callback)  # by hand: when training begins
     with pytest.raises(tw.ConfigurationError, match="an optimizer of its own"):
         trainer.train()
 
@@ -205,25 +201,6 @@ def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
     assert (callback.outer.inner_step, callback.outer.stats.rounds) == (8, 2)
 
 
-def test_only_what_is_trained_travels(tmp_path: Path) -> None:
-    """As with adapters: frozen parameters are neither exchanged nor in the outer state."""
-    net = model()
-    for name, p in net.named_parameters():
-        p.requires_grad_("norm" in name)
-    method = tw.presets.diloco(sync_every=4)
-    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
-    outer = tw.OuterLoop(net, optimizer, method)
-    args = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, save_strategy="no"
-    )
-    trainer = Trainer(model=net, args=args, train_dataset=Windows(0), optimizers=(optimizer, None))
-    TransformersCallback(outer).add_to(trainer)
-    trainer.train()
-    assert outer.memory()["anchor"] == 4 * sum(
-        p.numel() for p in net.parameters() if p.requires_grad
-    )
-
-
 def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) -> None:
     trainer, callback = build(tmp_path, method=tw.presets.diloco(sync_every=10**9))
     trainer.state.max_steps = 10**9
@@ -239,40 +216,28 @@ def test_a_step_without_a_round_costs_trainer_next_to_nothing(tmp_path: Path) ->
     assert min(seconds) < 1e-4
 
 
-# -- before anything is trained --------------------------------------------------------------------
-
-
 class FakeLoop:
     workers, inner_step, is_elastic = 2, 3, False
     transport = tw.transport.Distributed()
 
 
-def test_a_trainers_ranks_that_are_the_workers_are_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_MEET"):
-        check_apart(FakeLoop(), 2)
-    check_apart(FakeLoop(), 1)
-
-
-@pytest.mark.slow
-def test_an_elastic_worker_of_other_ranks_than_the_trainers_is_refused() -> None:
+def test_workers_of_other_ranks_or_steps_than_the_trainers_are_refused() -> None:
     loop = FakeLoop()
+    with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_MEET"):
+        check_apart(loop, 2)
+    with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
+        check_same_step(loop, 8)
+    check_same_step(loop, 3)
+    check_apart(loop, 1)
     loop.is_elastic = True
-    with pytest.raises(
-        tw.ConfigurationError, match=r"worker of 2 ranks where .*join with 1 of them"
-    ):
+    wanted = r"worker of 2 ranks where .*join with 1 of them"
+    with pytest.raises(tw.ConfigurationError, match=wanted):
         check_apart(loop, 2)
     check_apart(loop, 1)
 
 
-def test_a_trainer_that_was_resumed_alone_is_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
-        check_same_step(FakeLoop(), 8)
-    check_same_step(FakeLoop(), 3)
-
-
-# -- where workers come and go ---------------------------------------------------------------------
-
 H = 3
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 
 
 def build_elastic(out: Path, **changes):
@@ -347,6 +312,7 @@ def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path:
     ("changes", "why"),
     [
         ({"ignore_data_skip": False}, r"ignore_data_skip=True.*ShareDataset"),
+        ({"scheduler": PLATEAU}, r"ReduceLROnPlateau.*function of the step"),
         (
             {
                 "load_best_model_at_end": True,
@@ -357,21 +323,17 @@ def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path:
             "load the best model at the end where workers come and go",
         ),
     ],
-    ids=["skipped data", "best model"],
+    ids=["skipped data", "metric", "best model"],
 )
 def test_what_elastic_workers_cannot_do_is_refused(changes: dict, why: str, tmp_path) -> None:
     trainer, callback = build_elastic(tmp_path, **changes)
-    with pytest.raises(tw.ConfigurationError, match=why):
+
+    def begin() -> None:
         callback.add_to(trainer)
-
-
-def test_a_schedule_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
-    trainer, callback = build_elastic(
-        tmp_path, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
-    )
-    callback.add_to(trainer)
-    with pytest.raises(tw.ConfigurationError, match=r"ReduceLROnPlateau.*function of the step"):
         trainer.train()
+
+    with pytest.raises(tw.ConfigurationError, match=why):
+        begin()
 
 
 def test_elastic_and_fixed_checkpoints_are_told_apart(tmp_path: Path) -> None:

@@ -49,56 +49,46 @@ class Plain(nn.Module):
 
 
 class TestTransformers:
-    def test_llama(self):
-        model = llama(tie_word_embeddings=False)
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11, "HEAD": 1}
-        assert of_role(model, Role.EMBEDDING) == {"model.embed_tokens.weight"}
-        assert of_role(model, Role.HEAD) == {"lm_head.weight"}
+    @pytest.mark.parametrize(
+        ("build", "numbers"),
+        [
+            (lambda: llama(tie_word_embeddings=False), (1, 35, 11, 1)),
+            (lambda: llama(tie_word_embeddings=True), (1, 35, 11, 0)),  # no head of its own
+            (qwen3, (1, 35, 21, 0)),  # q_norm and k_norm come on top of Llama's norms
+            (gpt2, (2, 20, 42, 0)),
+            # Per layer: q, k, v, o, the router, and two stacks of experts.
+            (mixtral, (1, 35, 11, 1)),
+        ],
+    )
+    def test_counts(self, build, numbers):
+        model = build()
+        names = ("EMBEDDING", "MATRIX", "VECTOR", "HEAD")
+        found = {name: n for name, n in zip(names, numbers, strict=True) if n}
+        assert counts(model) == found
+        assert of_role(model, Role.HEAD) == ({"lm_head.weight"} if numbers[3] else set())
+        assert list(parameter_roles(model)) == [name for name, _ in model.named_parameters()]
 
-    def test_tied_llama_has_no_head_of_its_own(self):
-        model = llama(tie_word_embeddings=True)
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11}
-
-    def test_qwen3(self):
-        # q_norm and k_norm come on top of Llama's norms.
-        assert counts(qwen3()) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 21}
-
-    def test_gpt2(self):
+    def test_layouts(self):
         model = gpt2()
-        assert counts(model) == {"EMBEDDING": 2, "MATRIX": 20, "VECTOR": 42}
-        assert {parameter_layouts(model)[n].id for n in of_role(model, Role.MATRIX)} == {"in_out"}
-
-    def test_gpt2_matrices_unfold_to_out_in(self):
-        model = gpt2()
-        name = "transformer.h.0.attn.c_attn.weight"
-        layout = parameter_layouts(model)[name]
-        assert layout.unfold(model.get_parameter(name)).shape == (24, 8)
-
-    def test_mixtral(self):
-        model = mixtral()
-        # Per layer: q, k, v, o, the router, and two stacks of experts.
-        assert counts(model) == {"EMBEDDING": 1, "MATRIX": 35, "VECTOR": 11, "HEAD": 1}
-        stacks = [n for n in of_role(model, Role.MATRIX) if model.get_parameter(n).ndim == 3]
-        assert len(stacks) == 10
-        for name in stacks:
-            assert parameter_layouts(model)[name].id == "out_in"
-
-    def test_experts_stored_in_out(self):
-        model = gpt_oss()
         layouts = parameter_layouts(model)
-        experts = "model.layers.0.mlp.experts."
-        assert layouts[experts + "gate_up_proj"].id == "in_out"
-        assert layouts["model.layers.0.self_attn.q_proj.weight"].id == "out_in"
-        unfolded = layouts[experts + "gate_up_proj"].unfold(
-            model.get_parameter(experts + "gate_up_proj")
-        )
-        assert unfolded.shape == (3, 24, 8)
+        assert {layouts[n].id for n in of_role(model, Role.MATRIX)} == {"in_out"}
+        name = "transformer.h.0.attn.c_attn.weight"
+        assert layouts[name].unfold(model.get_parameter(name)).shape == (24, 8)
+        stacks = [(n, p) for n, p in mixtral().named_parameters() if p.ndim == 3]
+        assert len(stacks) == 10
+        assert {parameter_layouts(mixtral())[n].id for n, _ in stacks} == {"out_in"}
 
-    def test_stacked_biases_of_experts_are_vectors(self):
-        roles = parameter_roles(gpt_oss())
-        assert roles["model.layers.0.mlp.experts.down_proj_bias"] is Role.VECTOR
-        assert roles["model.layers.0.mlp.experts.down_proj"] is Role.MATRIX
-        assert roles["model.layers.0.mlp.router.weight"] is Role.MATRIX
+    def test_experts_stored_in_out_have_biases_that_are_vectors(self):
+        model = gpt_oss()
+        layouts, roles = parameter_layouts(model), parameter_roles(model)
+        of_layer = "model.layers.0.{}".format
+        name = of_layer("mlp.experts.gate_up_proj")
+        assert layouts[name].id == "in_out"
+        assert layouts[of_layer("self_attn.q_proj.weight")].id == "out_in"
+        assert layouts[name].unfold(model.get_parameter(name)).shape == (3, 24, 8)
+        assert roles[of_layer("mlp.experts.down_proj_bias")] is Role.VECTOR
+        assert roles[of_layer("mlp.experts.down_proj")] is Role.MATRIX
+        assert roles[of_layer("mlp.router.weight")] is Role.MATRIX
 
     def test_a_wrapper_does_not_hide_the_head(self):
         wrapped = nn.ModuleDict(
@@ -106,10 +96,11 @@ class TestTransformers:
         )
         assert of_role(wrapped, Role.HEAD) == {"model.lm_head.weight"}
 
-    @pytest.mark.parametrize("build", [qwen3, mixtral, gpt2])
-    def test_one_role_for_every_parameter_in_order(self, build):
-        model = build()
-        assert list(parameter_roles(model)) == [name for name, _ in model.named_parameters()]
+
+def tied_list() -> nn.Module:
+    table, head = nn.Embedding(32, 8), nn.Linear(8, 32, bias=False)
+    head.weight = table.weight
+    return nn.ModuleList([head, table])
 
 
 class TestPlain:
@@ -117,23 +108,36 @@ class TestPlain:
         model = Plain(tied=False)
         assert of_role(model, Role.HEAD) == {"classifier.weight"}
         assert len(of_role(model, Role.EMBEDDING)) == 2
+        for name in ("overhead", "embed_output", "lm_head"):
+            assert parameter_roles(model)[f"transformer.h.1.{name}.weight"] is Role.MATRIX
+        tied = Plain(tied=True)
+        assert of_role(tied, Role.HEAD) == set()
+        assert len(of_role(tied, Role.EMBEDDING)) == 2
+        assert not any("classifier" in name for name in parameter_roles(tied))
 
-    def test_tied_head_is_an_embedding(self):
-        model = Plain(tied=True)
-        assert of_role(model, Role.HEAD) == set()
-        assert len(of_role(model, Role.EMBEDDING)) == 2
-        assert not any("classifier" in name for name in parameter_roles(model))
-
-    def test_tied_head_that_is_registered_first_is_an_embedding(self):
-        table = nn.Embedding(32, 8)
-        head = nn.Linear(8, 32, bias=False)
-        head.weight = table.weight
-        assert parameter_roles(nn.ModuleList([head, table])) == {"0.weight": Role.EMBEDDING}
-
-    @pytest.mark.parametrize("name", ["overhead", "embed_output", "lm_head"])
-    def test_hidden_layers_stay_matrices_whatever_their_name(self, name):
-        roles = parameter_roles(Plain(tied=False))
-        assert roles[f"transformer.h.1.{name}.weight"] is Role.MATRIX
+    @pytest.mark.parametrize(
+        ("model", "roles"),
+        [
+            # Tied, and registered first.
+            (lambda: tied_list(), "E"),
+            # An embedding after the head does not hide it.
+            (
+                lambda: nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 9), nn.Embedding(7, 4)]),
+                "EHVE",
+            ),
+            # The last layer has another shape.
+            (lambda: nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 3)]), "EMV"),
+            (lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), "MVMV"),
+            (lambda: nn.EmbeddingBag(9, 4), "E"),
+            # Gains over two dimensions.
+            (lambda: nn.ModuleList([nn.LayerNorm((3, 4)), nn.RMSNorm((3, 4))]), "VVV"),
+            (lambda: nn.ParameterList(torch.zeros(s) for s in ((), (1, 5), (2, 3, 4))), "VMM"),
+            (nn.ReLU, ""),
+        ],
+    )
+    def test_small_models(self, model, roles):
+        assert "".join(role.name[0] for role in parameter_roles(model()).values()) == roles
+        assert roles or parameter_layouts(model()) == {}
 
     def test_names_are_not_looked_at(self):
         class Anonymous(nn.Module):
@@ -148,38 +152,6 @@ class TestPlain:
             Role.MATRIX,
             Role.HEAD,
         ]
-
-    def test_an_embedding_registered_after_the_head_does_not_hide_it(self):
-        model = nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 9), nn.Embedding(16, 4)])
-        assert of_role(model, Role.HEAD) == {"1.weight"}
-
-    def test_last_layer_of_another_shape_is_no_head(self):
-        model = nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 3)])
-        assert of_role(model, Role.HEAD) == set()
-        assert of_role(model, Role.MATRIX) == {"1.weight"}
-
-    def test_no_head_without_an_embedding(self):
-        assert counts(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))) == {"MATRIX": 2, "VECTOR": 2}
-
-    def test_embedding_bag(self):
-        model = nn.EmbeddingBag(9, 4)
-        assert parameter_roles(model) == {"weight": Role.EMBEDDING}
-
-    def test_gain_over_two_dimensions_is_a_vector(self):
-        assert counts(nn.ModuleList([nn.LayerNorm((3, 4)), nn.RMSNorm((3, 4))])) == {"VECTOR": 3}
-
-    def test_scalars_and_bare_parameters(self):
-        model = nn.ParameterDict(
-            {
-                name: torch.zeros(shape)
-                for name, shape in [("a", ()), ("b", (1, 5)), ("c", (2, 3, 4))]
-            }
-        )
-        assert list(parameter_roles(model).values()) == [Role.VECTOR, Role.MATRIX, Role.MATRIX]
-
-    def test_a_model_without_parameters(self):
-        assert parameter_roles(nn.ReLU()) == {}
-        assert parameter_layouts(nn.ReLU()) == {}
 
 
 class TestLayouts:
@@ -218,10 +190,9 @@ class TestOverrides:
         assert roles["classifier.weight"] is Role.MATRIX
         assert list(roles) == list(parameter_roles(model))
 
-    def test_unknown_name(self):
-        with pytest.raises(ConfigurationError, match="no parameter of that name"):
-            parameter_roles(nn.Linear(2, 2), {"wieght": Role.MATRIX})
-
-    def test_a_vector_is_no_matrix(self):
-        with pytest.raises(ConfigurationError, match="its shape is"):
-            parameter_roles(nn.Linear(2, 2), {"bias": Role.MATRIX})
+    @pytest.mark.parametrize(
+        ("name", "word"), [("wieght", "no parameter of that name"), ("bias", "its shape is")]
+    )
+    def test_what_cannot_be_is_refused(self, name, word):
+        with pytest.raises(ConfigurationError, match=word):
+            parameter_roles(nn.Linear(2, 2), {name: Role.MATRIX})

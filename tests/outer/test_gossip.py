@@ -1,7 +1,6 @@
 """Gossip in pairs is NoLoCo: the paper's loop, DiLoCo among all workers, and anchors that meet."""
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -50,12 +49,6 @@ class TestGossipWithoutMomentum(OuterContract):
         return Gossip(lr=1.0, momentum=0.0)
 
 
-# -- one step --------------------------------------------------------------------------------------
-
-
-NANS = (float("nan"), float("nan"))
-
-
 def state_of_one_weight(anchor: float, dtype=torch.float32, outer_device: str = "cpu"):
     model = nn.Linear(1, 1, bias=False, dtype=dtype)
     nn.init.constant_(model.weight, anchor)
@@ -95,12 +88,27 @@ def test_the_weight_that_is_sent_lacks_nothing_that_16_bits_rounded_away() -> No
 
 
 @pytest.mark.parametrize(
-    ("lr", "momentum"),
-    [(0.0, 0.5), (-0.7, 0.5), (1.5, 0.5), (0.7, 0.9), (0.7, 1.0), (0.7, -0.1), (2.0, 0.0), NANS],
+    ("make", "word"),
+    [
+        *(
+            (lambda r=rates: Gossip(lr=r[0], momentum=r[1]), "Gossip with lr=.*they drift apart")
+            for rates in [(0.0, 0.5), (1.5, 0.5), (0.7, 1.0), (0.7, -0.1), (float("nan"), 0.5)]
+        ),
+        (lambda: method(overlap=tw.Eager()), r"Gossip with Eager.*Delay"),
+        # Weights that are not sent would be zero; other rules are for pseudo-gradients.
+        *(
+            (lambda c=codec: method(codec=c), "send weights with .*count as zero")
+            for codec in (codecs.TopK(), codecs.RandomK(), codecs.PerRole(default=codecs.TopK()))
+        ),
+        *(
+            (lambda a=rule: method(aggregate=a), "combine weights by .*do: leave aggregate")
+            for rule in (tw.MeanOverSenders(), tw.MedianNormClip(), tw.ClipNorms())
+        ),
+    ],
 )
-def test_rates_at_which_anchors_drift_apart_are_refused(lr: float, momentum: float) -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"Gossip with lr=.*they drift apart"):
-        Gossip(lr=lr, momentum=momentum)
+def test_what_cannot_work_is_refused(make, word: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=word):
+        make()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.8])
@@ -125,9 +133,6 @@ def test_spread_shrinks_on_one_side_of_the_limit_and_grows_on_the_other(momentum
     assert growth(1.07 * limit) > 0.005
 
 
-# -- whole runs ------------------------------------------------------------------------------------
-
-
 def groups_of(workers: int, seed: int = 0):
     def of_round(round: int) -> list[list[int]]:
         peers = peers_of(workers, round=round, seed=seed)
@@ -136,8 +141,9 @@ def groups_of(workers: int, seed: int = 0):
     return of_round
 
 
-@pytest.mark.parametrize("build", [adamw, sgd])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("workers", "build"), [(1, sgd), (2, adamw), (3, adamw), (4, sgd), (5, adamw)]
+)
 def test_it_follows_the_papers_two_vectors_where_gamma_is_eta(workers: int, build) -> None:
     """One payload is two payloads; an odd one out steps on its own weights."""
 
@@ -161,8 +167,7 @@ def test_it_follows_the_papers_two_vectors_where_gamma_is_eta(workers: int, buil
         assert max(differences) > 30 * ROUNDING
 
 
-@pytest.mark.parametrize("build", [adamw, sgd])
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize(("workers", "build"), [(1, adamw), (2, sgd), (3, adamw), (5, sgd)])
 def test_among_all_workers_it_is_diloco_with_heavy_ball_momentum(workers: int, build) -> None:
     gossip = Team(method(exchange=tw.Gather()), build, workers).train(30)
     heavy_ball = Team(method(outer=HEAVY_BALL, exchange=tw.Gather()), build, workers).train(30)
@@ -177,13 +182,6 @@ def test_control_nesterov_and_another_momentum_are_not_that() -> None:
     for outer in (dataclasses.replace(HEAVY_BALL, nesterov=True), tw.outer.SGD(lr=0.7)):
         other = Team(method(outer=outer, exchange=tw.Gather()), adamw, 3).train(30).anchor()
         assert largest_difference(gossip, other) > 30 * ROUNDING
-
-
-def test_two_workers_in_pairs_are_all_workers() -> None:
-    pairs, gather = (
-        Team(method(exchange=exchange), adamw, 2).train(12) for exchange in (Pairs(), tw.Gather())
-    )
-    assert [loop.digest() for loop in pairs.loops] == [loop.digest() for loop in gather.loops]
 
 
 @pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
@@ -204,27 +202,13 @@ def test_it_overlaps(overlap) -> None:
     assert spread(pairs.train(30)) < 2 * spread(waited.train(30))
 
 
-def test_updates_a_round_ahead_are_refused() -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"Gossip with Eager.*Delay"):
-        method(overlap=tw.Eager())
-
-
-def test_outer_state_on_the_host_gives_the_same_bits() -> None:
-    teams = [Team(method(), adamw, 3, outer_device=device).train(9) for device in (None, "cpu")]
-    here, there = ([loop.digest() for loop in team.loops] for team in teams)
-    assert here == there
-
-
 def test_fragments_each_have_their_own_pairs_of_the_round() -> None:
     """All fragments of a round go to one peer, as the whole model does."""
     whole, halves = (
         Team(method(fragments=fragments), adamw, 4).train(9)
         for fragments in (tw.Whole(), tw.Balanced(count=2, offsets=tw.At(steps=(0, 0))))
     )
-    assert [loop.digest() for loop in whole.loops] == [loop.digest() for loop in halves.loops]
-
-
-# -- spread ----------------------------------------------------------------------------------------
+    assert whole.digests() == halves.digests()
 
 
 def trained(workers: int, rates, **fields) -> list[float]:
@@ -248,19 +232,17 @@ def test_spread_follows_the_inner_rate() -> None:
 
 def test_control_without_a_pull_the_anchors_drift_apart() -> None:
     """Every worker with itself: the pairs of a lone worker."""
-    alone = [Team(method(), adamw, 1, model=build_model).train(0) for _ in range(4)]
-    for worker, team in enumerate(alone):
-        for step in range(90):
-            loss(team.models[0], step, worker, workers=4).backward()
-            team.optimizers[0].step()
-            team.optimizers[0].zero_grad()
-            team.exchange()
-    flat = torch.stack([torch.cat([p.flatten() for p in team.anchor()]) for team in alone])
+
+    def one(worker: int) -> torch.Tensor:
+        def its_loss(model: nn.Module, step: int, _: int, *, workers: int) -> torch.Tensor:
+            return loss(model, step, worker, workers=4)
+
+        team = Team(method(), adamw, 1, loss=its_loss).train(90)
+        return torch.cat([p.flatten() for p in team.anchor()])
+
+    flat = torch.stack([one(worker) for worker in range(4)])
     apart = float((flat - flat.mean(0)).square().mean().sqrt())
     assert apart > 3 * trained(4, [0.02] * 90)[-1]
-
-
-# -- what travels ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [codecs.Identity(), codecs.CastBF16(), codecs.Quantise(bits=4)])
@@ -291,51 +273,18 @@ def test_feedback_keeps_the_mean_of_all_anchors_near_that_without_a_codec(bits: 
     assert corrected < plain
 
 
-SPARSE = [codecs.TopK(), codecs.RandomK(), codecs.PerRole(default=codecs.TopK())]
-
-
-@pytest.mark.parametrize("codec", SPARSE, ids=lambda codec: codec.id)
-def test_weights_that_are_not_sent_would_be_zero(codec) -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"send weights with .*count as zero"):
-        method(codec=codec)
-    method(codec=codecs.TopK(k=4096, values=codecs.BF16()))
-
-
-AGGREGATES = [
-    *(tw.MeanOverSenders(), tw.MedianNormClip(), tw.DropOutliers()),
-    *(tw.ClipNorms(), tw.TrimmedMean()),
-]
-
-
-@pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_what_is_for_pseudo_gradients_is_refused_for_weights(aggregate) -> None:
-    with pytest.raises(tw.ConfigurationError, match=r"combine weights by .*do: leave aggregate"):
-        method(aggregate=aggregate)
-
-
 def test_a_watcher_sees_pseudo_gradients() -> None:
     team, seen = Team(method(sync_every=1), sgd, 2), []
     team.loops[0].watch(lambda index, delta: seen.append(delta.clone()))
-    team.train(2)
-    for delta in seen:
-        assert (
-            0
-            < float(delta.norm())
-            < 0.1 * float(torch.cat([*map(torch.flatten, team.anchor())]).norm())
-        )
+    size = torch.cat([*map(torch.flatten, team.train(2).anchor())]).norm()
+    assert all(0 < delta.norm() < 0.1 * size for delta in seen)
 
 
 def test_a_resumed_run_gives_every_worker_its_own_anchor_back() -> None:
-    undisturbed, team = Team(method(), adamw, 3).train(12), Team(method(), adamw, 3).train(7)
-    resumed = Team(method(), adamw, 3)
-    for old, new in zip(team.loops, resumed.loops, strict=True):
-        new.load_state_dict(old.state_dict())
-    for parts in ("models", "optimizers"):
-        for old, new in zip(getattr(team, parts), getattr(resumed, parts), strict=True):
-            new.load_state_dict(old.state_dict())
-    assert len({loop.digest() for loop in resumed.loops}) == 3
-    resumed.train(5, first=7)
-    assert [x.digest() for x in resumed.loops] == [x.digest() for x in undisturbed.loops]
+    team = Team(method(), adamw, 3).train(7)
+    resumed = Team(method(), adamw, 3).load(team.states())
+    assert len({*resumed.digests()}) == 3
+    assert resumed.train(5, first=7).digests() == Team(method(), adamw, 3).train(12).digests()
 
 
 def test_worker_count_may_change() -> None:
@@ -348,17 +297,6 @@ def test_worker_count_may_change() -> None:
     assert [loop.digest() for loop in new.loops] == [*digests, digests[0]]
     new.train(6, first=6)
     assert all(torch.isfinite(p).all() for anchor in anchors(new) for p in anchor)
-
-
-def test_pairs_change_from_round_to_round() -> None:
-    """Two teams that differ in the seed of the pairs alone end elsewhere."""
-    first, second = (Team(method(exchange=Pairs(seed=seed)), adamw, 4).train(9) for seed in (0, 1))
-    ours = [loop.digest() for loop in first.loops]
-    assert not set(ours) & {loop.digest() for loop in second.loops}
-    assert len(set(itertools.chain(ours))) == 4
-
-
-# -- other processes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

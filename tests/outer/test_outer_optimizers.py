@@ -73,21 +73,18 @@ def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]
     return anchors
 
 
+@pytest.mark.parametrize(
+    ("outer", "deltas", "anchors"),
+    [
+        # m1 = 1, step 0.5 (1 + 0.5); m2 = 0.5 + 2, step 0.5 (2 + 1.25).
+        ({"lr": 0.5, "momentum": 0.5, "nesterov": True}, [1.0, 2.0], [-0.75, -0.75 - 1.625]),
+        ({"lr": 0.5, "momentum": 0.5}, [1.0, 2.0], [-0.5, -0.5 - 1.25]),
+        ({"lr": 0.25}, [1.0], [-0.25]),
+    ],
+)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nesterov_by_hand(workers: int) -> None:
-    """m1 = 1, step 0.5 (1 + 0.5); m2 = 0.5 + 2, step 0.5 (2 + 1.25)."""
-    outer = tw.outer.SGD(lr=0.5, momentum=0.5, nesterov=True)
-    assert run_scalar(outer, workers, [1.0, 2.0]) == [-0.75, -0.75 - 1.625]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_heavy_ball_by_hand(workers: int) -> None:
-    outer = tw.outer.SGD(lr=0.5, momentum=0.5)
-    assert run_scalar(outer, workers, [1.0, 2.0]) == [-0.5, -0.5 - 1.25]
-
-
-def test_the_learning_rate_is_applied_once() -> None:
-    assert run_scalar(tw.outer.SGD(lr=0.25), 2, [1.0]) == [-0.25]
+def test_sgd_by_hand(workers: int, outer, deltas, anchors) -> None:
+    assert run_scalar(tw.outer.SGD(**outer), workers, deltas) == anchors
 
 
 def test_outer_state_is_fp32_under_bf16_weights() -> None:
@@ -103,6 +100,13 @@ def test_outer_state_is_fp32_under_bf16_weights() -> None:
     assert torch.equal(anchor.to(torch.bfloat16), model.weight)
 
 
+OWN = OwnAnchors(outer=tw.outer.SGD())
+DELAYED = [
+    *({"lr": -1.0}, {"lr": float("nan")}, {"momentum": 1.0}, {"every": 0}),
+    *({"c": -0.01}, {"every": 4, "c": 0.26}, {"c": float("nan")}),
+]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -115,9 +119,8 @@ def test_outer_state_is_fp32_under_bf16_weights() -> None:
         lambda: tw.outer.ByWorkerCount(table=()),
         lambda: tw.outer.ByWorkerCount(table=((2, tw.outer.SGD()),)),
         lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (1, tw.outer.SGD()))),
-        lambda: tw.outer.ByWorkerCount(
-            table=((1, tw.outer.SGD()), (2, OwnAnchors(outer=tw.outer.SGD())))
-        ),
+        lambda: tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, OWN))),
+        *(lambda s=s: tw.outer.DelayedNesterov(**s) for s in DELAYED),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make) -> None:

@@ -2,18 +2,14 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
 import thinwire as tw
-from forked import Forked
-from processes import free_port, rank_environment
-from thinwire.testing.transports import check_worker
+from processes import free_port, run_workers
+from thinwire.testing.transports import check_worker, gathered
 from thinwire.transport import Distributed, Rendezvous, default_transport
-
-RANKS = str(Path(__file__).parent.parent / "rendezvous_ranks.py")
 
 
 def meet(port: int, count: int, **fields) -> list[Rendezvous]:
@@ -57,19 +53,13 @@ def test_ranks_meet_their_counterparts() -> None:
         assert list(threads.map(one, places)) == [[0, 10], [1, 11]] * 2
 
 
-def gathered(payload: torch.Tensor):
-    received = yield tw.transport.AllGather(payload)
-    return received
-
-
 @pytest.mark.parametrize(
     ("fields", "error", "match"),
     [
-        ({"worker": [0, 0]}, Exception, "another process has that place|listen at|meet worker 1"),
         ({"workers": [2, 3]}, tw.MismatchError, "workers=[23] and worker [01] with workers=[23]"),
         ({"ranks": [1, 2]}, tw.MismatchError, "ranks=[12] and worker [01] with ranks=[12]"),
     ],
-    ids=["a number twice", "another K", "another number of ranks"],
+    ids=["another K", "another number of ranks"],
 )
 def test_workers_that_do_not_belong_together_are_named(fields, error, match) -> None:
     started_s = time.monotonic()
@@ -128,9 +118,6 @@ def test_numbers_that_cannot_be_are_refused(worker: int, workers: int) -> None:
         Rendezvous("127.0.0.1:1", worker=worker, workers=workers)
 
 
-# -- from the environment --------------------------------------------------------------------------
-
-
 def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatch) -> None:
     assert isinstance(default_transport(), Distributed)
     monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:29400")
@@ -146,39 +133,12 @@ def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatc
     assert (transport.rank, transport.world_size) == (0, 1)
 
 
-# -- what a trainer does with the default group is its own affair ----------------------------------
-
-
-def start(case: str, worker: int, workers: int, ranks: int, ports: list[int], own_port: int):
-    meeting = {
-        "PORTS": " ".join(map(str, ports)),
-        "THINWIRE_MEET": f"127.0.0.1:{ports[0]}",
-        "THINWIRE_WORKER": str(worker),
-        "THINWIRE_WORKERS": str(workers),
-    }
-    return [
-        Forked([RANKS, case], rank_environment(rank, ranks, own_port) | meeting)
-        for rank in range(ranks)
-    ]
-
-
 def run(case: str, workers: int, ranks: int) -> list[dict]:
     ports = [free_port() for _ in range(4)]
-    processes = [
-        process
-        for worker in range(workers)
-        for process in start(case, worker, workers, ranks, ports, free_port())
-    ]
-    said = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            assert process.returncode == 0, err
-            said.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
-    return said
+    where = {"PORTS": " ".join(map(str, ports)), "THINWIRE_MEET": f"127.0.0.1:{ports[0]}"}
+    processes = run_workers("rendezvous_ranks.py", case, workers, ranks=ranks, **where)
+    assert {process.returncode for process in processes} == {0}, processes[0].stderr
+    return [json.loads(process.stdout.splitlines()[-1]) for process in processes]
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
 """What travels sealed: nobody reads it, and what was changed or moved on its way is refused."""
 
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import pytest
 import torch
 
 import thinwire as tw
 from exchanges import exchanged, state_of
 from forked import Forked
-from processes import free_port, rank_environment
+from processes import ended, fork_worker, free_port
 from thinwire.rejection import RejectReason
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import announced, gathered, payload_of, reduced, swapped
@@ -27,7 +24,6 @@ from toy import adamw, build_model
 
 SECRET = "a secret of many characters"
 TAG = RoundTag(what="x", round=1)
-RANKS = str(Path(__file__).parent.parent / "rendezvous_ranks.py")
 
 
 def sealed_team(workers: int, *, change: Change | None = None, tokens=None) -> list[Sealed]:
@@ -49,35 +45,28 @@ class Seen(Change):
         return request
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [
-        lambda rank: gathered(payload_of(rank, 99)),
-        lambda rank: reduced([payload_of(rank, 99)] * 2, lambda received: payload_of(rank, 99)),
-        lambda rank: swapped(payload_of(rank, 99), 1 - rank),
-    ],
-    ids=["gather", "scatter", "swap"],
-)
-def test_nothing_that_travels_can_be_read(requests) -> None:
-    seen = Seen()
-    rounds = [t.run(requests(t.rank), TAG) for t in sealed_team(2, change=seen)]
-    for each in rounds:
+REQUESTS = {
+    "gather": lambda rank, workers: gathered(payload_of(rank, 99)),
+    "scatter": lambda rank, workers: reduced([payload_of(rank, 99)] * workers, lambda got: got[0]),
+    "swap": lambda rank, workers: swapped(payload_of(rank, 99), 1 - rank),
+    "announce": lambda rank, workers: announced(b"card"),
+}
+
+
+def run_all(transports, kind: str, tag: RoundTag = TAG) -> None:
+    workers = len(transports)
+    for each in [t.run(REQUESTS[kind](t.rank, workers), tag) for t in transports]:
         each.wait()
+
+
+@pytest.mark.parametrize("kind", ["gather", "scatter", "swap"])
+def test_nothing_that_travels_can_be_read(kind: str) -> None:
+    run_all(sealed_team(2, change=(seen := Seen())), kind)
     assert seen.payloads
     plain = bytes(payload_of(1, 99).tolist())
     for payload in seen.payloads:
         assert len(payload) == 99 + 28
         assert not any(plain[at : at + 4] in payload for at in range(96))
-
-
-class Tampered(Change):
-    """Changes what worker 1 sends, as `how` says."""
-
-    def __init__(self, how) -> None:
-        self.how = how
-
-    def sent(self, request):
-        return with_payloads(request, self.how)
 
 
 def flipped(payload: torch.Tensor) -> torch.Tensor:
@@ -86,112 +75,76 @@ def flipped(payload: torch.Tensor) -> torch.Tensor:
     return payload
 
 
-def test_a_changed_payload_is_an_error_that_names_its_sender() -> None:
-    transports = sealed_team(3, change=Tampered(flipped))
-    rounds = [t.run(gathered(payload_of(t.rank, 9)), TAG) for t in transports]
-    with pytest.raises(tw.ExchangeError, match=r"worker 1 sent for x in round 1; .* does not open"):
-        rounds[0].wait()
+class Tampered(Change):
+    """Changes what worker 1 sends, or what a worker gets."""
 
-
-@pytest.mark.parametrize("kind", ["gather", "scatter", "swap", "announce"])
-def test_another_token_is_refused_by_name(kind: str) -> None:
-    requests = {
-        "gather": lambda rank: gathered(payload_of(rank, 9)),
-        "scatter": lambda rank: reduced([payload_of(rank, 9)] * 2, lambda received: received[0]),
-        "swap": lambda rank: swapped(payload_of(rank, 9), 1 - rank),
-        "announce": lambda rank: announced(b"card"),
-    }[kind]
-    transports = sealed_team(2, tokens={1: "another secret of many"})
-
-    def exchange() -> None:
-        for each in [t.run(requests(t.rank), TAG) for t in transports]:
-            each.wait()
-
-    with pytest.raises(tw.ExchangeError, match=r"worker [01] sent for x in round 1"):
-        exchange()
-
-
-class Recorded(Change):
-    """Sends what was sent at an earlier request in place of the last one."""
-
-    def __init__(self) -> None:
-        self.kept: list = []
+    def __init__(self, *, sent=lambda request: request, arrived=lambda answer: answer) -> None:
+        self._sent, self._arrived = sent, arrived
 
     def sent(self, request):
-        if not isinstance(request, AllGather):
-            return request
-        self.kept.append(request)
-        return self.kept[0] if len(self.kept) > 1 else request
+        return self._sent(request)
+
+    def arrived(self, request, answer):
+        return self._arrived(answer) if isinstance(answer, list) else answer
+
+
+def first_again():
+    """Sends what was gathered at first in place of what is gathered later."""
+    kept: list = []
+
+    def sent(request):
+        kept.append(request)
+        return kept[0] if isinstance(request, AllGather) else request
+
+    return Tampered(sent=sent)
+
+
+def to_another_receiver(request):
+    return AllToAll([request.payloads[0]] * 3) if isinstance(request, AllToAll) else request
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_another_token_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(tw.ExchangeError, match=r"worker [01] sent for x in round 1"):
+        run_all(sealed_team(2, tokens={1: "another secret of many"}), kind)
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("kind", "at", "change"),
     [
-        (RoundTag(what="x", round=1), RoundTag(what="x", round=2)),
-        (RoundTag(what="x", round=1), RoundTag(what="y", round=1)),
+        ("gather", 1, Tampered(sent=lambda request: with_payloads(request, flipped))),
+        ("gather", 0, Tampered(arrived=lambda answer: [answer[0], *answer[:0:-1]])),
+        ("scatter", 0, Tampered(arrived=lambda answer: [answer[0], *answer[:0:-1]])),
+        ("scatter", 1, Tampered(sent=to_another_receiver)),
     ],
-    ids=["round", "fragment"],
+    ids=["changed", "another sender", "another sender's shard", "another receiver"],
 )
-def test_a_payload_of_another_exchange_is_refused(first: RoundTag, second: RoundTag) -> None:
-    transports = sealed_team(2, change=Recorded())
-    for each in [t.run(gathered(payload_of(t.rank, 9)), first) for t in transports]:
-        each.wait()
-    rounds = [t.run(gathered(payload_of(t.rank, 9)), second) for t in transports]
-    with pytest.raises(tw.ExchangeError, match=f"worker 1 sent for {second}"):
-        rounds[0].wait()
+def test_what_was_changed_or_moved_is_an_error_that_names_its_sender(kind, at, change) -> None:
+    inner = in_process(3)
+    inner[at] = Changing(inner[at], change)
+    with pytest.raises(tw.ExchangeError, match=r"worker 1 sent for x in round 1; .*not open"):
+        # Who gets what is wrong asks first.
+        run_all([Sealed(t, SECRET) for t in inner], kind)
 
 
-def two_gathers(rank: int):
-    yield AllGather(payload_of(rank, 9))
-    yield AllGather(payload_of(rank + 10, 9))
+@pytest.mark.parametrize(
+    "later", [RoundTag(what="x", round=2), RoundTag(what="y", round=1)], ids=["round", "fragment"]
+)
+def test_a_payload_of_another_exchange_is_refused(later: RoundTag) -> None:
+    transports = sealed_team(2, change=first_again())
+    run_all(transports, "gather")
+    with pytest.raises(tw.ExchangeError, match=f"worker 1 sent for {later}"):
+        run_all(transports, "gather", later)
 
 
 def test_a_payload_of_an_earlier_request_is_refused() -> None:
-    rounds = [t.run(two_gathers(t.rank), TAG) for t in sealed_team(2, change=Recorded())]
+    def two_gathers(rank: int):
+        yield AllGather(payload_of(rank, 9))
+        yield AllGather(payload_of(rank + 10, 9))
+
+    rounds = [t.run(two_gathers(t.rank), TAG) for t in sealed_team(2, change=first_again())]
     with pytest.raises(tw.ExchangeError, match="worker 1 sent for x"):
         rounds[0].wait()
-
-
-class Exchanged(Change):
-    """Swaps what two workers sent, on arrival."""
-
-    def arrived(self, request, answer):
-        return [answer[0], *answer[:0:-1]] if isinstance(answer, list) else answer
-
-
-@pytest.mark.parametrize("kind", ["gather", "scatter"])
-def test_the_payload_of_another_sender_is_refused(kind: str) -> None:
-    inner = in_process(3)
-    transports = [Sealed(t, SECRET) for t in (Changing(inner[0], Exchanged()), *inner[1:])]
-    rounds = [
-        t.run(
-            gathered(payload_of(t.rank, 9))
-            if kind == "gather"
-            else reduced([payload_of(t.rank, 9)] * 3, lambda received: received[0]),
-            TAG,
-        )
-        for t in transports
-    ]
-    with pytest.raises(tw.ExchangeError, match="worker 1 sent for x"):
-        rounds[0].wait()
-
-
-class Redirected(Change):
-    """Sends to worker 2 what was sealed for worker 0."""
-
-    def sent(self, request):
-        if isinstance(request, AllToAll):
-            return AllToAll([request.payloads[0]] * len(request.payloads))
-        return request
-
-
-def test_the_payload_for_another_receiver_is_refused() -> None:
-    rounds = [
-        t.run(reduced([payload_of(t.rank, 9)] * 3, lambda received: received[0]), TAG)
-        for t in sealed_team(3, change=Redirected())
-    ]
-    with pytest.raises(tw.ExchangeError, match="worker 1 sent for x"):
-        rounds[2].wait()
 
 
 def test_a_token_on_some_workers_only_is_refused() -> None:
@@ -205,9 +158,6 @@ def test_a_token_on_some_workers_only_is_refused() -> None:
     tw.OuterLoop(model, adamw(model), method, transport=plain)
     with pytest.raises(tw.ExchangeError, match="worker 0 sent for the workers' descriptions"):
         tw.OuterLoop(model, adamw(model), method, transport=Sealed(sealed, SECRET))
-
-
-# -- where workers vote ----------------------------------------------------------------------------
 
 
 class First(Change):
@@ -240,20 +190,20 @@ def test_where_workers_vote_a_changed_message_is_left_out_by_name() -> None:
     assert "worker 0, 2 found" in str(found[1].left_out[1])
 
 
-def test_a_changed_vote_is_an_error() -> None:
-    """A vote of zeros would hide from one worker what the others leave out."""
-    states = [state_of(tw.Gather(), rank, 3, drops_bad_messages=True) for rank in range(3)]
-    with pytest.raises(tw.ExchangeError, match="worker 1 sent for the fragment"):
-        exchanged(states, sealed_team(3, change=First(vote=True)))
-
-
-def test_a_changed_shard_discards_the_round() -> None:
-    states = [state_of(tw.ReduceScatter(), rank, 3, drops_bad_messages=True) for rank in range(3)]
-    with pytest.raises(tw.errors.RoundDiscarded, match="worker 1: its message did not arrive"):
-        exchanged(states, sealed_team(3, change=First(vote=False)))
-
-
-# -- what it costs ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("exchange", "vote", "error", "told"),
+    [
+        # A vote of zeros would hide from one worker what the others leave out.
+        (tw.Gather(), True, tw.ExchangeError, "worker 1 sent for the fragment"),
+        (tw.ReduceScatter(), False, tw.errors.RoundDiscarded, "worker 1: its message did not"),
+    ],
+)
+def test_a_changed_vote_is_an_error_and_a_changed_shard_discards(
+    exchange, vote: bool, error, told: str
+) -> None:
+    states = [state_of(exchange, rank, 3, drops_bad_messages=True) for rank in range(3)]
+    with pytest.raises(error, match=told):
+        exchanged(states, sealed_team(3, change=First(vote=vote)))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
@@ -278,9 +228,6 @@ def test_what_is_added_is_counted(workers: int) -> None:
     assert swaps == [(28 * (peer != rank),) * 2 for rank, peer in enumerate(peers)]
 
 
-# -- by default ------------------------------------------------------------------------------------
-
-
 def test_a_token_in_the_environment_seals_what_a_script_without_a_transport_sends(
     monkeypatch,
 ) -> None:
@@ -294,30 +241,20 @@ def test_a_token_in_the_environment_seals_what_a_script_without_a_transport_send
         sealed_by_default(first)
 
 
-def trained(port: int, tokens: list[str]) -> list[Forked]:
-    processes = []
-    for worker, token in enumerate(tokens):
-        environment = rank_environment(0, 1, free_port()) | {
-            "THINWIRE_MEET": f"127.0.0.1:{port}",
-            "THINWIRE_WORKER": str(worker),
-            "THINWIRE_WORKERS": str(len(tokens)),
-            "THINWIRE_TOKEN": token,
-        }
-        processes.append(Forked((RANKS, "train"), environment))
-    for process in processes:
-        process.communicate(timeout=60)
-    return processes
+def trained(*tokens: str) -> list[Forked]:
+    where = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}"}
+    case = ("rendezvous_ranks.py", "train")
+    started = [
+        fork_worker(*case, worker, len(tokens), THINWIRE_TOKEN=token, **where)
+        for worker, token in enumerate(tokens)
+    ]
+    return ended([process for worker in started for process in worker], timeout_s=60)
 
 
 def test_processes_with_a_token_reach_the_digests_of_those_without() -> None:
-    with ThreadPoolExecutor(3) as threads:
-        plain, sealed, mixed = threads.map(
-            lambda tokens: trained(free_port(), tokens),
-            [["", ""], [SECRET] * 2, [SECRET, "another secret of many"]],
-        )
-    told = [process.stdout for process in (*plain, *sealed)]
-    assert len(set(told)) == 1, [process.stderr for process in (*plain, *sealed)]
-    assert "digest" in told[0]
-    for worker, process in enumerate(mixed):
+    both = [*trained("", ""), *trained(SECRET, SECRET)]
+    assert len({process.stdout for process in both}) == 1, [process.stderr for process in both]
+    assert "digest" in both[0].stdout
+    for worker, process in enumerate(trained(SECRET, "another secret of many")):
         assert process.returncode != 0
         assert f"what worker {1 - worker} sent for the workers' descriptions" in process.stderr

@@ -1,0 +1,130 @@
+"""Pages lead somewhere, quote what the source says, and show outputs and pictures of today."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import concept_pictures
+import pytest
+import run_notebook
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "docs" / "tutorials" / "one-outer-step.ipynb"
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def prose(page: Path) -> str:
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+        return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return CODE.sub("", page.read_text(encoding="utf-8"))
+
+
+def dead_links(root: Path) -> list[str]:
+    """Links to no file, or to no heading: GitHub's anchors are lower case, hyphens for spaces."""
+    dead = []
+    for page in sorted(
+        [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("docs/**/*.ipynb")]
+    ):
+        for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            alive = "://" in target or file.exists()
+            if alive and anchor and file.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", prose(file), re.MULTILINE)
+                marks = (re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings)
+                alive = anchor in marks
+            if not alive:
+                dead.append(f"{page.relative_to(root)}: {target}")
+    return dead
+
+
+def test_no_link_is_dead() -> None:
+    assert dead_links(ROOT) == []
+
+
+def test_dead_files_and_headings_are_found(tmp_path) -> None:
+    (tmp_path / "docs").mkdir()
+    links = "[a](docs/b.md) [b](docs/b.md#two-words) [c](#one) [d](https://x.test/y)"
+    dead = "[e](docs/absent.md) [f](docs/b.md#one) [g](#two)"
+    (tmp_path / "README.md").write_text(f"# One\n{links}\n{dead}\n```\n[h](absent)\n```\n")
+    (tmp_path / "docs" / "b.md").write_text("## Two, words\n[back](../README.md) ![p](q.svg#x)\n")
+    targets = ["docs/absent.md", "docs/b.md#one", "#two"]
+    assert dead_links(tmp_path) == [*(f"README.md: {t}" for t in targets), "docs/b.md: q.svg#x"]
+
+
+def quoted(text: str) -> list[str]:
+    """Messages in the first column of tables of what went wrong."""
+    tables = re.findall(r"^\| (?:message|what is said) \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = (row.split(" | ")[0] for table in tables for row in table.splitlines())
+    return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+
+
+@cache
+def said() -> tuple[str, ...]:
+    """Every text of the source, with a mark where an f-string has a value."""
+    texts = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Constant(value=str(text)):
+                    texts.append(text)
+                case ast.JoinedStr(values=parts):
+                    values = (p.value if isinstance(p, ast.Constant) else "\0" for p in parts)
+                    texts.append("".join(values))
+    return tuple(texts)
+
+
+def is_said(message: str) -> bool:
+    """Each part of it, with any text for `...` and any number."""
+    for part in message.split("; "):
+        words = re.sub(r"^(cannot|because|do:|\.\.\.) ", "", part)
+        known = ".*".join(re.escape(word.strip()) for word in re.split(r"\.\.\.|\d+", words))
+        if not any(re.search(known, text, re.DOTALL) for text in said()):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [("troubleshooting.md", 45), ("launching.md", 6), ("bucket.md", 8)]
+)
+def test_messages_that_a_page_quotes_are_still_said(page: str, least: int) -> None:
+    messages = quoted((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert len(messages) >= least
+    of_the_system = {"Address already in use"}
+    assert [m for m in messages if m not in of_the_system and not is_said(m)] == []
+    assert not is_said("it is not so, by no means")
+
+
+def test_outputs_of_the_notebook_are_current_and_it_agrees_with_the_loop_bit_for_bit() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    found = run_notebook.executed(text)
+    # Another processor may round the last digit of a loss otherwise. Pictures are compared, too.
+    assert NUMBER.sub("", found) == NUMBER.sub("", text)
+    numbers = ([float(n) for n in NUMBER.findall(each)] for each in (found, text))
+    assert next(numbers) == pytest.approx(next(numbers), rel=1e-3, abs=1e-3)
+    compared = [line for line in text.splitlines() if re.search("bit for bit.*(True|False)", line)]
+    assert len(compared) >= 8
+    assert [line for line in compared if "False" in line] == []
+    other = text.replace("alpha=0.9", "alpha=0.8")
+    assert "bit for bit: anchor False" in run_notebook.executed(other)
+
+
+def test_pictures_of_concepts_are_current() -> None:
+    drawn = concept_pictures.files()
+    assert [p.name for p, svg in drawn.items() if p.read_text() != svg] == []
+    assert {p.name for p in concept_pictures.FOLDER.iterdir()} == {p.name for p in drawn}
+
+
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [("own-loop.md", "plain_pytorch.py"), ("hugging-face.md", "hugging_face_trainer.py")],
+)
+def test_a_tutorial_shows_the_example_as_it_is(page: str, example: str) -> None:
+    text = (ROOT / "docs" / "tutorials" / page).read_text()
+    found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert found
+    assert [b for b in found if b not in (ROOT / "examples" / example).read_text()] == []

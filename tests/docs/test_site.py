@@ -1,0 +1,114 @@
+"""The documentation site: it builds, it fits a phone, and it asks no other host for anything."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from accessibility import prepare, violations
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+# A report has tests of its own, and a server shows the other one in the place of what is missing.
+ELSEWHERE = {"report-example.html", "404.html"}
+NOT_COPIED = {".git", ".venv", ".cache", "build", "dist", "runs", "site"}
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    import docs_site
+
+    return docs_site
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ('<a href="b.html#there">c</a>', None),
+        ('<a href="c.html">c</a>', "a.html: (c.html) leads to no file"),
+        ('<a href="#there">c</a>', "a.html: (#there) leads to no heading"),
+        ('<script src="https://x.org/s.js">', "a.html: loads https://x.org/s.js from elsewhere"),
+    ],
+)
+def test_flaws_of_a_page_are_found(tool, tmp_path: Path, text: str, flaw: str | None) -> None:
+    (tmp_path / "a.html").write_text(text)
+    (tmp_path / "b.html").write_text('<h2 id="there">b</h2>')
+    assert list(tool.flaws(tmp_path)) == ([flaw] if flaw else [])
+
+
+def test_every_page_is_in_the_navigation(tool) -> None:
+    assert tool.pages_out_of_navigation() == set()
+    assert "registry.md" not in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    pytest.importorskip("zensical")
+    copy = tmp_path_factory.mktemp("docs") / "copy"
+    shutil.copytree(
+        ROOT, copy, ignore=lambda folder, _: NOT_COPIED if Path(folder) == ROOT else {"__pycache__"}
+    )
+    built = subprocess.run(
+        [sys.executable, "tools/docs_site.py"],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return copy / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes, and more on a busy machine
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_built_page_fits_can_be_read_and_asks_nothing(site: Path, scheme: str) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    files = [file for file in sorted(site.rglob("*.html")) if file.name not in ELSEWHERE]
+    assert len(files) > 80
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = browser.new_context(color_scheme=scheme)
+        flaws = [f"{f.relative_to(site)}: {flaw}" for f in files for flaw in flaws_of(f, context)]
+        browser.close()
+    assert flaws == []
+
+
+def flaws_of(file: Path, context: Any) -> Iterator[str]:
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url))
+    page.set_viewport_size({"width": 1600, "height": 900})
+    page.goto(file.as_uri(), wait_until="networkidle")
+    prepare(page)
+    for width in (1600, 800, 400):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(100)  # it finds out what scrolls now
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        if wide > width:
+            yield f"is {wide} wide in a window of {width}"
+        if width != 800:
+            yield from (f"{width} wide: {flaw}" for flaw in violations(page))
+    yield from (text for text in said if not text.startswith(("file:", "data:", "blob:")))
+    page.close()
+
+
+@pytest.mark.slow
+def test_every_object_of_the_reference_is_in_the_index_of_the_search(site: Path, tool) -> None:
+    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    found = {item["location"].partition("#")[2] for item in index["items"]}
+    assert [name for name in tool.identifiers() if name not in found] == []
