@@ -23,7 +23,6 @@ from exchanges import LAYOUT, exchanged, state_of, tag_of
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.testing.transports import (
-    announced,
     check_background,
     check_worker,
     gathered,
@@ -103,7 +102,7 @@ def carry(transport: Transport | None = None) -> None:
     transport = Distributed() if transport is None else transport
     check_worker(transport)
     # Only here do all workers wait for the cards of all.
-    known = transport.run(announced(b""), TAG).wait()
+    known = transport.announce(b"", TAG)
     assert set(known) == set(range(transport.world_size))
 
 
@@ -170,6 +169,18 @@ def background() -> None:
     assert not [name for name in names if "gloo" in name], names
 
 
+def gather(transport: Transport, payload: torch.Tensor):
+    return transport.run(gathered(payload, transport.rank, transport.world_size), TAG)
+
+
+def shards(ranks: int) -> list[torch.Tensor]:
+    return [BYTES.clone() for _ in range(ranks)]
+
+
+def sized(size: int) -> torch.Tensor:
+    return BYTES.expand(size).contiguous()
+
+
 def on_gpus() -> None:
     torch.cuda.set_device(dist.get_rank())
     transport = Distributed()
@@ -184,8 +195,7 @@ def threads_of_reduction(transport: Distributed) -> int:
         seen.append((torch.get_num_threads(), threading.current_thread()))
         return received[0]
 
-    payloads = [BYTES] * transport.world_size
-    transport.run(reduced(payloads, reduce), TAG).wait()
+    transport.run(reduced(shards(transport.world_size), transport.rank, reduce), TAG).wait()
     assert seen[0][1] is not threading.main_thread()
     return seen[0][0]
 
@@ -209,14 +219,15 @@ def fail_in_reduce() -> None:
             raise tw.MismatchError("use it", because="it is odd", do="send even ones")
         return received[0]
 
-    report(transport.run(reduced([BYTES] * transport.world_size, reduce), TAG).wait)
+    posts = reduced(shards(transport.world_size), transport.rank, reduce)
+    report(transport.run(posts, TAG).wait)
 
 
 def lag() -> None:
     """The last worker begins two exchanges, the others four."""
     transport = hasty()
     last = transport.rank == transport.world_size - 1
-    pending = [transport.run(gathered(BYTES), TAG) for _ in range(2 if last else 4)]
+    pending = [gather(transport, BYTES) for _ in range(2 if last else 4)]
     for exchange in pending[:2]:
         exchange.wait()
     if last:
@@ -233,44 +244,50 @@ def lag() -> None:
     report(wait)
 
 
+def first_of(received):
+    return received[0]
+
+
 DIFFERENT = {
-    "sizes_of_gathers": lambda rank, size, ranks: gathered(BYTES.expand(size).contiguous()),
+    "sizes_of_gathers": lambda rank, size, ranks: gathered(sized(size), rank, ranks),
     "sizes_of_shards": lambda rank, size, ranks: reduced(
-        [BYTES.expand(size).contiguous()] * ranks, lambda received: received[0]
+        [sized(size).clone() for _ in range(ranks)], rank, first_of
     ),
     "sizes_of_results": lambda rank, size, ranks: reduced(
-        [BYTES] * ranks, lambda received: BYTES.expand(size).contiguous()
+        shards(ranks), rank, lambda received: sized(size)
     ),
-    "sizes_of_swaps": lambda rank, size, ranks: swapped(BYTES.expand(size).contiguous(), 1 - rank),
+    "sizes_of_swaps": lambda rank, size, ranks: swapped(sized(size), rank, 1 - rank),
     # Worker 1 gathers where the others reduce, or the other swaps.
     "kinds": lambda rank, size, ranks: (
-        gathered(BYTES) if rank == 1 else reduced([BYTES] * ranks, lambda received: received[0])
+        gathered(BYTES, rank, ranks) if rank == 1 else reduced(shards(ranks), rank, first_of)
     ),
-    "kinds_of_swaps": lambda rank, size, ranks: gathered(BYTES) if rank == 1 else swapped(BYTES, 1),
+    "kinds_of_swaps": lambda rank, size, ranks: (
+        gathered(BYTES, rank, ranks) if rank == 1 else swapped(BYTES, rank, 1)
+    ),
     # Worker 0 would swap with a worker that swaps with another one.
-    "peers": lambda rank, size, ranks: swapped(BYTES, [1, 2, 1][rank]),
+    "peers": lambda rank, size, ranks: swapped(BYTES, rank, [1, 2, 1][rank]),
 }
 
 
 def different() -> None:
     transport = hasty()
     rank = transport.rank
-    requests = DIFFERENT[sys.argv[1]](rank, 70 if rank == 1 else 100, transport.world_size)
-    report(lambda: transport.run(requests, TAG).wait())
+    posts = DIFFERENT[sys.argv[1]](rank, 70 if rank == 1 else 100, transport.world_size)
+    report(lambda: transport.run(posts, TAG).wait())
 
 
 def leave() -> None:
     """All but the last leave with exchanges under way."""
     transport = Distributed()
-    transport.run(gathered(BYTES), TAG).wait()
+    gather(transport, BYTES).wait()
     if transport.rank == transport.world_size - 1:
         dist.barrier()
         time.sleep(60)
-    shards = [BYTES] * transport.world_size
+    reducing = reduced(shards(transport.world_size), transport.rank, first_of)
     _pending = [
-        transport.run(gathered(BYTES), TAG),
-        transport.run(reduced(shards, lambda received: received[0]), TAG),
-        transport.run(gathered(BYTES), TAG),
+        gather(transport, BYTES),
+        transport.run(reducing, TAG),
+        gather(transport, BYTES),
     ]
     dist.barrier()
     time.sleep(1)  # the first one to leave must find no other that is still starting
@@ -281,10 +298,10 @@ def leave() -> None:
 def child_exits() -> None:
     """Rank 0 forks children that exit while an exchange is under way, which then goes on."""
     transport = Distributed()
-    transport.run(gathered(BYTES), TAG).wait()
+    gather(transport, BYTES).wait()
     for _ in range(5):
         if transport.rank == 0:
-            pending = transport.run(gathered(BYTES + 1), TAG)
+            pending = gather(transport, BYTES + 1)
             time.sleep(0.1)  # the thread that carries it waits for the others by now
             child = os.fork()
             if child == 0:
@@ -292,7 +309,7 @@ def child_exits() -> None:
             assert os.waitpid(child, 0)[1] == 0
         dist.barrier()
         if transport.rank:
-            pending = transport.run(gathered(BYTES + 1), TAG)
+            pending = gather(transport, BYTES + 1)
         assert [int(payload) for payload in pending.wait()] == [1] * transport.world_size
     dist.barrier()
     print("done")
@@ -302,7 +319,7 @@ def hasty() -> Distributed:
     """A transport that waits for two seconds, once all ranks are up."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     transport = Distributed(group)
-    transport.run(announced(b""), TAG).wait()
+    transport.announce(b"", TAG)
     dist.barrier()
     return transport
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import thinwire as tw
 from ranks import TAG
-from thinwire.testing.transports import announced, gathered
+from thinwire.testing.transports import gathered
 from thinwire.transport import Distributed
 from toy import Team, adamw, build_model, descend, loss
 
@@ -84,8 +84,12 @@ def at_once() -> None:
 
 
 def exchanged(transport: Distributed, value: int) -> list[int]:
+    return [int(received) for received in gather(transport, value).wait()]
+
+
+def gather(transport: Distributed, value: int):
     payload = torch.tensor([value], dtype=torch.uint8)
-    return [int(received) for received in transport.run(gathered(payload), TAG).wait()]
+    return transport.run(gathered(payload, transport.rank, transport.world_size), TAG)
 
 
 def left_under_way() -> None:
@@ -94,7 +98,7 @@ def left_under_way() -> None:
     left = Distributed()
     exchanged(left, 100 + rank)
     if rank == 1:
-        _pending = left.run(gathered(torch.tensor([77], dtype=torch.uint8)), TAG)
+        _pending = gather(left, 77)
     del left
     for number in range(NUMBERS + 10):
         transport = Distributed()
@@ -138,7 +142,7 @@ def other_order() -> None:
         distributed._SHARED[group] = distributed._Shared(group)
         distributed._SHARED[group].transports = 1
     try:
-        Distributed(group).run(announced(b""), TAG).wait()
+        Distributed(group).announce(b"", TAG)
     except tw.MismatchError as error:
         print(error)
 
@@ -148,7 +152,7 @@ def closed() -> None:
     exchanged(transport, 1)
     transport.close()
     try:
-        transport.run(gathered(torch.ones(1, dtype=torch.uint8)), TAG)
+        gather(transport, 1)
     except tw.ExchangeError as error:
         print(error)
 

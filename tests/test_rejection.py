@@ -20,7 +20,7 @@ from thinwire.exchange import Exchange, ExchangeState, RoundResult
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.rejection import Consequence, MessageKind, Rejection, RejectReason
 from thinwire.testing.faults import Change, Changing
-from thinwire.transport import AllGather, AllToAll, in_process
+from thinwire.transport import in_process
 
 SKIPPED, SENT_AGAIN = Consequence.SKIPPED, Consequence.SENT_AGAIN
 LOST, DISCARDED = Consequence.LOST, Consequence.DISCARDED
@@ -53,23 +53,22 @@ def test_a_reason_has_a_text_and_no_reason_has_no_consequence() -> None:
 class AtWorker0(Change):
     """Changes what worker 0 gets from worker 1: in all-gathers, or as the owner of a shard."""
 
-    def __init__(self, kind: type, change: Callable[[Tensor], Tensor]) -> None:
-        self.kind, self.change = kind, change
+    def __init__(self, change: Callable[[Tensor], Tensor], *, shards: bool) -> None:
+        self.change, self.shards = change, shards
 
-    def arrived(self, request, answer):
-        if not isinstance(request, self.kind) or len(answer[1]) < HEADER_NBYTES:
-            return answer
-        return [self.change(m) if sender == 1 else m for sender, m in enumerate(answer)]
+    def arrived(self, post, received):
+        if post.is_to_all(3) == self.shards or len(received[1]) < HEADER_NBYTES:
+            return received
+        return {**received, 1: self.change(received[1])}
 
 
 class VotesAgainstWorker1(Change):
     def __init__(self, reason: RejectReason) -> None:
         self.reason = reason
 
-    def sent(self, request):
-        if isinstance(request, AllGather) and len(request.payload) < HEADER_NBYTES:
-            return AllGather(torch.tensor([0, self.reason, 0], dtype=torch.uint8))
-        return request
+    def sent(self, post):
+        vote = torch.tensor([0, self.reason, 0], dtype=torch.uint8)
+        return post.changed(lambda payload: vote if len(payload) < HEADER_NBYTES else payload)
 
 
 def flipped(message: Tensor) -> Tensor:
@@ -128,8 +127,8 @@ def states_of(exchange: Exchange) -> list[ExchangeState]:
 def test_an_exchange_does_what_the_row_says(exchange, kind, reason: RejectReason) -> None:
     transports = in_process(3)
     if reason is RejectReason.DAMAGED:
-        carried = AllToAll if kind is MessageKind.SHARD else AllGather
-        transports[0] = Changing(transports[0], AtWorker0(carried, flipped))
+        change = AtWorker0(flipped, shards=kind is MessageKind.SHARD)
+        transports[0] = Changing(transports[0], change)
     states = states_of(exchange)
 
     def run() -> list[RoundResult]:
@@ -161,7 +160,7 @@ def test_a_result_that_a_worker_votes_against_discards_the_round(reason: RejectR
 
 def test_a_result_that_is_damaged_discards_the_round() -> None:
     transports = in_process(3)
-    transports[0] = Changing(transports[0], AtWorker0(AllGather, flipped))
+    transports[0] = Changing(transports[0], AtWorker0(flipped, shards=False))
     with pytest.raises(RoundDiscarded, match=r"worker 1: .*does not match its checksum"):
         exchanged(states_of(tw.ReduceScatter()), transports)
 
@@ -193,8 +192,8 @@ def test_a_worker_that_sees_all_others_drifted_discards_the_round() -> None:
 
 @pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
 def test_with_fixed_workers_a_bad_message_is_an_error(exchange) -> None:
-    carried = AllToAll if isinstance(exchange, tw.ReduceScatter) else AllGather
     transports = in_process(3)
-    transports[0] = Changing(transports[0], AtWorker0(carried, flipped))
+    change = AtWorker0(flipped, shards=isinstance(exchange, tw.ReduceScatter))
+    transports[0] = Changing(transports[0], change)
     with pytest.raises(tw.ExchangeError, match="message of worker 1 for round 1"):
         exchanged([state_of(exchange, rank, 3) for rank in range(3)], transports)

@@ -20,8 +20,7 @@ from thinwire.checksums import checksum
 from thinwire.exchange.message import HEADER_NBYTES, Header, Kind
 from thinwire.fragments.layout import Layout
 from thinwire.testing.faults import Change, Changing
-from thinwire.transport import AllGather, AllToAll, Request, in_process
-from thinwire.transport.base import with_payloads
+from thinwire.transport import Post, in_process
 from toy import OwnAnchors, Team, adamw, build_model, exchange_all, same_bits
 
 FEEDBACK = tw.ErrorFeedback()
@@ -183,29 +182,30 @@ Tamper = Callable[[list[Tensor]], list[Tensor]]
 class Wire(Change):
     """Changes what arrives (`shards`: at a shard's owner), or what is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, workers: int) -> None:
+        self.rank, self.workers = rank, workers
         self.arriving: Tamper = list
         self.shards: Tamper = list
         self.sending: Callable[[Tensor], Tensor] = lambda message: message
 
-    def sent(self, request: Request) -> Request:
-        return with_payloads(request, self.sending)
+    def sent(self, post: Post) -> Post:
+        return post.changed(self.sending)
 
-    def arrived(self, request, answer):
-        match request:
-            case AllGather():
-                return self.arriving(list(answer))
-            case AllToAll():
-                return self.shards(list(answer))
-            case _:
-                return answer
+    def arrived(self, post, received):
+        to_all = post.is_to_all(self.workers)
+        change = self.arriving if to_all else self.shards
+        # This worker's own message has a place in the list, but is not one that arrived.
+        own = next(iter(post.to.values())) if to_all else torch.empty(0, dtype=torch.uint8)
+        everyone = [{self.rank: own, **received}[rank] for rank in range(self.workers)]
+        changed = change(everyone)
+        return {sender: changed[sender] for sender in received}
 
 
 class WiredTeam(Team):
     """A team whose messages are changed on their way."""
 
     def __init__(self, method: tw.Method, workers: int) -> None:
-        self.wires = [Wire() for _ in range(workers)]
+        self.wires = [Wire(rank, workers) for rank in range(workers)]
         transports = list(map(Changing, in_process(workers), self.wires))
         super().__init__(method, adamw, workers, transports=transports)
 

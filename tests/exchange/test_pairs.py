@@ -15,7 +15,7 @@ from thinwire.exchange import Pairs
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.exchange.pairs import peers_of
 from thinwire.testing.faults import Change, Changing
-from thinwire.transport import Metered, Swap, in_process
+from thinwire.transport import Metered, in_process
 from toy import OwnAnchors, Team, adamw
 
 LOSSY = [codecs.CastBF16(), codecs.Quantise(bits=2), codecs.TopK(k=64)]
@@ -94,11 +94,11 @@ class Flipped(Change):
     def __init__(self, place: int) -> None:
         self.place = place
 
-    def arrived(self, request, answer):
-        if isinstance(request, Swap):
-            answer = answer.clone()
-            answer[self.place] ^= 1
-        return answer
+    def arrived(self, post, received):
+        changed = {sender: payload.clone() for sender, payload in received.items()}
+        for payload in changed.values():
+            payload[self.place] ^= 1
+        return changed
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def through(endpoint: str, fault: Callable[[int, str], str]) -> Iterator[Proxy]:
 
 def exchange(transport: Bucket, round: int = 1, nbytes: int = 9) -> Round:
     tag = RoundTag(what="x", round=round)
-    return transport.run(gathered(payload_of(transport.rank, nbytes)), tag)
+    rank = transport.rank
+    return transport.run(gathered(payload_of(rank, nbytes), rank, transport.world_size), tag)
 
 
 def rounds(transports: Sequence[Bucket], last: int) -> None:
@@ -240,7 +241,8 @@ def test_nothing_is_deleted_that_a_worker_may_still_read() -> None:
     def swaps(transport: Bucket) -> None:
         for number in range(2, 8):
             tag = RoundTag(what="x", round=number)
-            transport.run(swapped(payload_of(transport.rank, 9), 1 - transport.rank), tag).wait()
+            rank = transport.rank
+            transport.run(swapped(payload_of(rank, 9), rank, 1 - rank), tag).wait()
 
     at_once(swaps, transports[:2])
     assert len([path for path in paths(store) if "/00000001/" in path]) == 3
@@ -470,7 +472,7 @@ def script(folder: Path, *lines: str) -> Forked:
 
 
 def test_a_process_that_ends_with_an_exchange_under_way_ends(tmp_path) -> None:
-    assert script(tmp_path, "t.run(gathered(payload), tag)").returncode == 0
+    assert script(tmp_path, "t.run(gathered(payload, 0, 2), tag)").returncode == 0
 
 
 def test_a_full_disk_is_an_error_at_once_and_leaves_nothing_half_visible(tmp_path) -> None:
@@ -478,7 +480,7 @@ def test_a_full_disk_is_an_error_at_once_and_leaves_nothing_half_visible(tmp_pat
         tmp_path,
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)",
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
-        "try: t.run(gathered(payload), tag).wait()",
+        "try: t.run(gathered(payload, 0, 2), tag).wait()",
         "except tw.ExchangeError as error: print(type(error).__name__, error)",
     )
     said = process.stdout
@@ -570,7 +572,7 @@ def test_payloads_of_bf16_and_zeros_arrive() -> None:
     transports = team(memory(), 2, token=SECRET)
     for payload in (torch.zeros(0, dtype=torch.uint8), torch.ones(3).bfloat16().view(torch.uint8)):
         tag = RoundTag(what=f"{payload.numel()}", round=1)
-        for each in [t.run(gathered(payload), tag) for t in transports]:
+        for each in [t.run(gathered(payload, 0, 2), tag) for t in transports]:
             assert all(torch.equal(theirs, payload) for theirs in each.wait())
 
 

@@ -44,7 +44,9 @@ def test_ranks_meet_their_counterparts() -> None:
         )
         tag = tw.transport.RoundTag(what="x", round=1)
         payload = torch.tensor([10 * worker + rank], dtype=torch.uint8)
-        received = transport.run(gathered(payload), tag).wait()
+        received = transport.run(
+            gathered(payload, transport.rank, transport.world_size), tag
+        ).wait()
         transport.close()
         return [int(p) for p in received]
 

@@ -9,17 +9,15 @@ from forked import Forked
 from processes import ended, fork_worker, free_port
 from thinwire.rejection import RejectReason
 from thinwire.testing.faults import Change, Changing
-from thinwire.testing.transports import announced, gathered, payload_of, reduced, swapped
+from thinwire.testing.transports import gathered, payload_of, reduced, swapped
 from thinwire.transport import (
-    AllGather,
-    AllToAll,
     Metered,
     RoundTag,
     Sealed,
     in_process,
     sealed_by_default,
+    to_all,
 )
-from thinwire.transport.base import with_payloads
 from toy import adamw, build_model
 
 SECRET = "a secret of many characters"
@@ -40,22 +38,24 @@ class Seen(Change):
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
 
-    def sent(self, request):
-        with_payloads(request, lambda p: self.payloads.append(bytes(p.tolist())) or p)
-        return request
+    def sent(self, post):
+        return post.changed(lambda p: self.payloads.append(bytes(p.tolist())) or p)
 
 
-REQUESTS = {
-    "gather": lambda rank, workers: gathered(payload_of(rank, 99)),
-    "scatter": lambda rank, workers: reduced([payload_of(rank, 99)] * workers, lambda got: got[0]),
-    "swap": lambda rank, workers: swapped(payload_of(rank, 99), 1 - rank),
-    "announce": lambda rank, workers: announced(b"card"),
+def shards(rank: int, workers: int) -> list[torch.Tensor]:
+    return [payload_of(rank, 99) for _ in range(workers)]
+
+
+KINDS = {
+    "gather": lambda rank, workers: gathered(payload_of(rank, 99), rank, workers),
+    "scatter": lambda rank, workers: reduced(shards(rank, workers), rank, lambda got: got[0]),
+    "swap": lambda rank, workers: swapped(payload_of(rank, 99), rank, 1 - rank),
 }
 
 
 def run_all(transports, kind: str, tag: RoundTag = TAG) -> None:
     workers = len(transports)
-    for each in [t.run(REQUESTS[kind](t.rank, workers), tag) for t in transports]:
+    for each in [t.run(KINDS[kind](t.rank, workers), tag) for t in transports]:
         each.wait()
 
 
@@ -78,32 +78,45 @@ def flipped(payload: torch.Tensor) -> torch.Tensor:
 class Tampered(Change):
     """Changes what worker 1 sends, or what a worker gets."""
 
-    def __init__(self, *, sent=lambda request: request, arrived=lambda answer: answer) -> None:
+    def __init__(self, *, sent=lambda post: post, arrived=lambda received: received) -> None:
         self._sent, self._arrived = sent, arrived
 
-    def sent(self, request):
-        return self._sent(request)
+    def sent(self, post):
+        return self._sent(post)
 
-    def arrived(self, request, answer):
-        return self._arrived(answer) if isinstance(answer, list) else answer
+    def arrived(self, post, received):
+        return self._arrived(received)
 
 
 def first_again():
     """Sends what was gathered at first in place of what is gathered later."""
     kept: list = []
 
-    def sent(request):
-        kept.append(request)
-        return kept[0] if isinstance(request, AllGather) else request
+    def sent(post):
+        kept.append(post)
+        return kept[0]
 
     return Tampered(sent=sent)
 
 
-def to_another_receiver(request):
-    return AllToAll([request.payloads[0]] * 3) if isinstance(request, AllToAll) else request
+def crossed(received):
+    """What two others sent, each in the other's place."""
+    (one, a), (other, b) = received.items()
+    return {one: b, other: a}
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
+def to_another_receiver(post):
+    return post if post.is_to_all(3) else post._replace(to=dict.fromkeys(post.to, post.to[0]))
+
+
+def test_another_token_is_refused_where_workers_announce() -> None:
+    first, second = sealed_team(2, tokens={1: "another secret of many"})
+    first.announce(b"card", TAG)
+    with pytest.raises(tw.ExchangeError, match=r"worker 0 sent for x in round 1"):
+        second.announce(b"card", TAG)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_token_is_refused_by_name(kind: str) -> None:
     with pytest.raises(tw.ExchangeError, match=r"worker [01] sent for x in round 1"):
         run_all(sealed_team(2, tokens={1: "another secret of many"}), kind)
@@ -112,9 +125,9 @@ def test_another_token_is_refused_by_name(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "at", "change"),
     [
-        ("gather", 1, Tampered(sent=lambda request: with_payloads(request, flipped))),
-        ("gather", 0, Tampered(arrived=lambda answer: [answer[0], *answer[:0:-1]])),
-        ("scatter", 0, Tampered(arrived=lambda answer: [answer[0], *answer[:0:-1]])),
+        ("gather", 1, Tampered(sent=lambda post: post.changed(flipped))),
+        ("gather", 0, Tampered(arrived=crossed)),
+        ("scatter", 0, Tampered(arrived=crossed)),
         ("scatter", 1, Tampered(sent=to_another_receiver)),
     ],
     ids=["changed", "another sender", "another sender's shard", "another receiver"],
@@ -137,10 +150,11 @@ def test_a_payload_of_another_exchange_is_refused(later: RoundTag) -> None:
         run_all(transports, "gather", later)
 
 
-def test_a_payload_of_an_earlier_request_is_refused() -> None:
+def test_a_payload_of_an_earlier_post_is_refused() -> None:
     def two_gathers(rank: int):
-        yield AllGather(payload_of(rank, 9))
-        yield AllGather(payload_of(rank + 10, 9))
+        yield to_all(payload_of(rank, 9), rank, 2)
+        yield to_all(payload_of(rank + 10, 9), rank, 2)
+        return lambda: None
 
     rounds = [t.run(two_gathers(t.rank), TAG) for t in sealed_team(2, change=first_again())]
     with pytest.raises(tw.ExchangeError, match="worker 1 sent for x"):
@@ -166,10 +180,10 @@ class First(Change):
     def __init__(self, *, vote: bool) -> None:
         self.count, self.vote = 0, vote
 
-    def sent(self, request):
+    def sent(self, post):
         self.count += 1
         hit = self.count == (2 if self.vote else 1)
-        return with_payloads(request, flipped) if hit else request
+        return post.changed(flipped) if hit else post
 
 
 def test_where_workers_vote_a_changed_message_is_left_out_by_name() -> None:

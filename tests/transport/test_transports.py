@@ -14,16 +14,15 @@ from thinwire.testing import TransportContract
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import check_worker, gathered, reduced, swapped
 from thinwire.transport import (
-    AllGather,
-    Announce,
     Metered,
-    Requests,
+    Post,
+    Posts,
     Round,
     RoundTag,
     Sealed,
-    ToCaller,
     Transport,
     in_process,
+    to_all,
 )
 from thinwire.transport.base import RunningExchange
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
@@ -61,65 +60,63 @@ BYTES = torch.zeros(1, dtype=torch.uint8)
 TAG = RoundTag(what="x", round=1)
 
 
-def nothing_asked() -> Requests[int]:
-    yield ToCaller()
-    return 7
+def nothing_posted() -> Posts[int]:
+    yield from ()
+    return lambda: 7
 
 
-def announced_late() -> Requests[None]:
-    yield AllGather(BYTES)
-    yield Announce(b"")
+def longer(rank: int) -> Posts[None]:
+    for _ in range(1 + rank):
+        yield to_all(BYTES, rank, 2)
+    return lambda: None
 
 
-def longer(rank: int) -> Requests[None]:
-    yield AllGather(BYTES)
-    if rank:
-        yield AllGather(BYTES)
+def one_sided(rank: int) -> Posts[None]:
+    yield Post({1: BYTES}, {}) if rank == 0 else Post({}, {})
+    return lambda: None
+
+
+def reducing(rank: int, shard: torch.Tensor, result: torch.Tensor = BYTES) -> Posts:
+    return reduced([shard, shard.clone()], rank, lambda received: result)
+
+
+def sized(rank: int) -> torch.Tensor:
+    return BYTES.expand(3 + rank)
 
 
 DIFFERENT = {
-    "sizes of gathers": (lambda rank: gathered(BYTES.expand(3 + rank)), r"\[3, 4\] bytes"),
-    "sizes of shards": (
-        lambda rank: reduced([BYTES.expand(3 + rank)] * 2, lambda received: BYTES),
-        r"\[3, 4\] bytes",
-    ),
-    "sizes of results": (
-        lambda rank: reduced([BYTES] * 2, lambda received: BYTES.expand(3 + rank)),
-        r"\[3, 4\] bytes",
-    ),
-    "sizes of swaps": (lambda rank: swapped(BYTES.expand(3 + rank), 1 - rank), r"\[3, 4\] bytes"),
-    "kinds": (
-        lambda rank: gathered(BYTES) if rank else reduced([BYTES] * 2, lambda received: BYTES),
-        "ask for AllGather, AllToAll",
-    ),
-    "a swap and a gather": (
-        lambda rank: gathered(BYTES) if rank else swapped(BYTES, 1),
-        "ask for AllGather, Swap",
-    ),
-    "peers": (
-        lambda rank: swapped(BYTES, 1),
-        r"swap with \[1, 1\], where each must name the other",
-    ),
-    "an announcement within a round": (lambda rank: announced_late(), "ask for Announce"),
-    "an end where another asks on": (longer, "ask for AllGather, NoneType"),
+    "sizes of gathers": lambda rank: gathered(sized(rank), rank, 2),
+    "sizes of shards": lambda rank: reducing(rank, sized(rank)),
+    "sizes of results": lambda rank: reducing(rank, BYTES, sized(rank)),
+    "sizes of swaps": lambda rank: swapped(sized(rank), rank, 1 - rank),
+    "peers": lambda rank: swapped(BYTES, rank, 1),
+    "a payload nobody expects": one_sided,
 }
 
 
-@pytest.mark.parametrize(("requests", "difference"), DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_workers_that_ask_for_different_things_are_told_in_process(requests, difference) -> None:
-    rounds = [t.run(requests(t.rank), TAG) for t in in_process(2)]
+@pytest.mark.parametrize("posts", DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> None:
+    rounds = [t.run(posts(t.rank), TAG) for t in in_process(2)]
     for each in rounds:
-        with pytest.raises(tw.ExchangeError, match=rf"exchange x in round 1.*{difference}"):
+        with pytest.raises(
+            tw.ExchangeError,
+            match=r"exchange x in round 1.*worker \d sends \{.*\} bytes by receiver, who expect",
+        ):
             each.wait()
 
 
-def test_an_exchange_that_asks_for_nothing_needs_no_other_worker_and_meetings_are_forgotten() -> (
-    None
-):
+def test_a_worker_that_has_ended_where_another_posts_on_is_told() -> None:
+    rounds = [t.run(longer(t.rank), TAG) for t in in_process(2)]
+    for each in rounds:
+        with pytest.raises(tw.ExchangeError, match="some workers have finished it and others"):
+            each.wait()
+
+
+def test_an_exchange_without_posts_needs_no_other_worker_and_meetings_are_forgotten() -> None:
     transports = in_process(2)
-    assert transports[0].run(nothing_asked(), TAG).wait() == 7
+    assert transports[0].run(nothing_posted(), TAG).wait() == 7
     for _ in range(3):
-        for each in [t.run(gathered(BYTES), TAG) for t in transports]:
+        for each in [t.run(gathered(BYTES, t.rank, 2), TAG) for t in transports]:
             each.wait()
     assert transports[0]._hub.meetings == {}
 
@@ -324,7 +321,7 @@ class Idle(Task):
     """Has nothing to carry."""
 
     def __init__(self, tag: RoundTag) -> None:
-        super().__init__(tag, Future(RunningExchange(nothing_asked())))
+        super().__init__(tag, Future(RunningExchange(nothing_posted())))
 
     def carry(self):
         return []
@@ -357,13 +354,13 @@ class Clock:
 class Slow(Round):
     """Everything is there after `travel_s`, and using it takes `use_s` in the waiting thread."""
 
-    def __init__(self, clock: Clock, requests: Requests, travel_s: float) -> None:
+    def __init__(self, clock: Clock, posts: Posts, travel_s: float) -> None:
         self.clock, self.at_s = clock, clock.now_s + travel_s
-        self.running = RunningExchange(requests)
+        self.running = RunningExchange(posts)
 
     def wait(self):
         self.clock.now_s = max(self.clock.now_s, self.at_s)
-        self.running.answer([BYTES] * 2)
+        self.running.answer({1: BYTES})
         return self.running.finish()
 
     def arrived_s(self) -> float | None:
@@ -376,8 +373,11 @@ class SlowTransport(Transport):
     def __init__(self, clock: Clock, travel_s: float) -> None:
         self.clock, self.travel_s = clock, travel_s
 
-    def run(self, requests, tag):
-        return Slow(self.clock, requests, self.travel_s)
+    def announce(self, card, tag):
+        return {0: card}
+
+    def run(self, posts, tag):
+        return Slow(self.clock, posts, self.travel_s)
 
 
 @pytest.mark.parametrize(
@@ -390,9 +390,14 @@ def test_only_what_is_hidden_counts_as_overlapped_and_work_is_no_waiting(
     clock = Clock()
     monkeypatch.setattr("thinwire.transport.metered.time", clock)
 
-    def averaged() -> Requests[None]:
-        yield from gathered(BYTES)
-        clock.now_s += use_s
+    def averaged() -> Posts[None]:
+        finish = yield from gathered(BYTES, 0, 2)
+
+        def use() -> None:
+            finish()
+            clock.now_s += use_s
+
+        return use
 
     meter = Metered(SlowTransport(clock, travel_s))
     under_way = meter.run(averaged(), TAG)
@@ -405,7 +410,9 @@ def test_an_exchange_under_way_has_counted_what_it_sent_first_and_nothing_else()
     """A worker that resumes from then sends that again, and its count goes on from there."""
     meters = [Metered(t) for t in in_process(2)]
     payloads = [BYTES.expand(5), BYTES.expand(7)]
-    started = [m.run(reduced(payloads, lambda received: BYTES.expand(3)), TAG) for m in meters]
+    started = [
+        m.run(reduced(payloads, m.rank, lambda received: BYTES.expand(3)), TAG) for m in meters
+    ]
     assert [m.counters.sent_bytes for m in meters] == [7, 5]
     started[0].wait()  # carries for both, as the progress thread would
     first, second = (m.counters for m in meters)
@@ -424,10 +431,13 @@ def test_what_is_counted_is_what_goes_to_others(workers: int) -> None:
         return [(m.counters.sent_bytes, m.counters.received_bytes) for m in meters]
 
     others = workers - 1
-    assert counted(lambda rank: gathered(BYTES)) == [(min(others, 1), others)] * workers
-    swaps = counted(lambda rank: swapped(BYTES, rank ^ 1 if rank ^ 1 < workers else rank))
+    assert (
+        counted(lambda rank: gathered(BYTES, rank, workers)) == [(min(others, 1), others)] * workers
+    )
+    swaps = counted(lambda rank: swapped(BYTES, rank, rank ^ 1 if rank ^ 1 < workers else rank))
     assert swaps == [(int(r ^ 1 < workers),) * 2 for r in range(workers)]
-    reductions = counted(lambda rank: reduced([BYTES] * workers, lambda received: BYTES))
+    shards = [BYTES.clone() for _ in range(workers)]
+    reductions = counted(lambda rank: reduced(shards, rank, lambda received: BYTES))
     assert reductions == [(others + min(others, 1), 2 * others)] * workers
 
 

@@ -53,11 +53,20 @@ def scattered(payloads: Sequence[Tensor], rank: int) -> Generator[Post, Received
     return [by_rank[worker] for worker in workers]
 
 
-def swapped(payload: Tensor, rank: int, peer: int) -> Generator[Post, Received, Tensor]:
+def reduced(
+    payloads: Sequence[Tensor], rank: int, reduce: Callable[[Sequence[Tensor]], Tensor]
+) -> Posts[list[Tensor]]:
+    """What every worker made of the payloads that were sent to it, in rank order."""
+    received = yield from scattered(payloads, rank)
+    return (yield from gathered(reduce(received), rank, len(payloads)))
+
+
+def swapped(payload: Tensor, rank: int, peer: int) -> Posts[Tensor]:
     """What `peer` sent; a worker that is its own peer keeps its payload."""
     is_alone = peer == rank
     post = Post({}, {}) if is_alone else Post({peer: payload}, {peer: payload.numel()})
-    return (yield post).get(peer, payload)
+    theirs = (yield post).get(peer, payload)
+    return lambda: theirs
 
 
 def neighbours(workers: int, *, first: int) -> list[int]:
@@ -123,8 +132,8 @@ def _swapping(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     """Pairs may send other sizes than other pairs; with an odd number one worker is left."""
     peer = neighbours(workers, first=seed)[rank]
     nbytes = 17 + 5 * min(rank, peer)
-    theirs = yield from swapped(payload_of(60 * seed + rank, nbytes), rank, peer)
-    return lambda: _ended([theirs], [payload_of(60 * seed + peer, nbytes)])
+    finish = yield from swapped(payload_of(60 * seed + rank, nbytes), rank, peer)
+    return lambda: _ended([finish()], [payload_of(60 * seed + peer, nbytes)])
 
 
 def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
@@ -134,7 +143,7 @@ def _three_posts(rank: int, workers: int, seed: int) -> Posts[threading.Thread]:
     received = yield from scattered([mine[rank].clone() for _ in range(workers)], rank)
     own = torch.cat([each.cpu() for each in received]) + peer
     theirs = yield from swapped(own, rank, peer)
-    finish = yield from gathered(theirs, rank, workers)
+    finish = yield from gathered(theirs(), rank, workers)
     # The peer of a worker's peer is the worker.
     return lambda: _ended(finish(), [torch.cat(mine) + owner for owner in range(workers)])
 
