@@ -194,16 +194,16 @@ class _NetworkChecks:
         with socket.create_server((local, 0)) as listener:
             listener.settimeout(0.5)
             port = listener.getsockname()[1]
-            told, where = self._ask("/probe", {"host": local, "port": port}), ""
+            where = address_text(local, port)
+            told = self._ask("/probe", {"host": local, "port": port})
             with suppress(TimeoutError):
                 if told["reached"]:
                     listener.accept()[0].close()
-                    found = "the lighthouse's machine reaches "
-                    found += f"{address_text(local, port)}: workers there connect directly"
-                    return Finding("ok", found)
+                    direct = f"the lighthouse's machine reaches {where}"
+                    return Finding("ok", f"{direct}: workers there connect directly")
         why = told["why"] or "it reached another machine that has this address"
-        where = f"not reached at {address_text(local, port)} ({why})"
-        return Finding("ok", f"{where}: what is sent here goes by way of the lighthouse")
+        found = f"not reached at {where} ({why}): what is sent here goes by way of the lighthouse"
+        return Finding("ok", found)
 
     def peers(self) -> Finding:
         addresses = {p["identity"]: p["address"] for p in self._facts["peers"]}
