@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from thinwire.cli.bucket_status import bucket_page
+from thinwire.cli.status_page import bucket_page
 from thinwire.elastic.bucket.roll import Call, NewestState, Roll
 from thinwire.elastic.bucket.watch import BucketStatus
 from thinwire.membership import Progress, WorkerMetrics

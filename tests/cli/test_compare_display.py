@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -20,13 +21,6 @@ TITLE = "muloco:bits=2 K=4 H=15 inner_lr=0.005 outer_lr=0.8"
 WAITING = RunStatus(state=RunState.ABSENT)
 
 
-class Seconds:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def planned(folder: Path, seed: int, steps: int = 100) -> PlannedRun:
     config = config_of("muloco:bits=2", seed=seed, steps=steps)
     return PlannedRun(title=f"{TITLE} seed {seed}", folder=folder / f"run{seed}", config=config)
@@ -37,97 +31,45 @@ def record(step: int, **others: float) -> dict[str, float]:
     return {"step": step, "loss": 2.5, "tokens_per_s": 100.0, **measured, **others}
 
 
-class Screen:
-    """A display on a terminal that is never drawn to, but asked what it would show."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self.clock = Seconds()
-        console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
-        self.display, self.console = CompareDisplay(console, self.clock), console
-
-    def lines(self) -> list[str]:
-        plain = Console(
-            file=io.StringIO(), width=self.console.width, height=self.console.height, no_color=True
-        )
-        plain.print(self.display.shown())
-        return plain.file.getvalue().splitlines()
-
-    def line(self, text: str) -> str:
-        (found,) = (line for line in self.lines() if text in line)
-        return " ".join(found.split())
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_every_run_has_a_line_that_says_how_far_it_is(tmp_path, width: int) -> None:
-    screen = Screen(width, 40)
-    runs = [planned(tmp_path, seed) for seed in range(5)]
-    done = read_run(write_run(tmp_path / "run0", runs[0].config, loss=1.25))
-    screen.display.note_planned([(runs[0], done), *((run, WAITING) for run in runs[1:])])
-    assert screen.line("seed 0").endswith("100/100 1.2500 done")
-    observers = [screen.display.observe(run) for run in runs[1:4]]
-    assert screen.line("seed 1").endswith("0/100 begins")
-    for step in (20, 40):
-        observers[0].record(record(step, val_loss=2.25))
-        screen.clock.now_s += 10
-    observers[0].record(record(45))  # the last validation loss stays
-    assert screen.line("seed 1").endswith("45/100 2.5000 2.2500 44 s")
-    observers[1].fail("RuntimeError: the accelerator is on fire")
-    observers[1].close()
-    observers[2].fail("NonFiniteError: cannot take the step")
-    observers[2].close()
-    shown = screen.lines()
-    assert max(map(len, shown)) <= width
-    states = [line.split()[-1] for line in shown[3:6]]
-    assert states == ["failed", "diverged", "waits"]
-    assert "1 of 5 runs done, about 1.15 min left" in screen.line("runs done")
-    assert any("seed 2: Runtime" in line for line in shown)
-    observers[0].record(record(100))
-    observers[0].close()
-    assert screen.line("2 of 5 runs done")
-
-
-def test_a_run_that_failed_names_its_log_until_it_begins_again(tmp_path) -> None:
-    screen, run = Screen(80, 24), planned(tmp_path, 1)
-    run.log.parent.mkdir()
-    run.log.write_text("Traceback")
-    screen.display.note_planned([(run, WAITING)])
-    observer = screen.display.observe(run)
-    observer.fail("killed: its process ended with status -9")
-    observer.close()
-    assert "run1.log" in "".join(screen.lines()).replace("\n", "")
-    screen.display.observe(run)
-    assert "run1.log" not in "".join(screen.lines())
-    assert screen.line("0/100").endswith("begins")
-
-
-def test_a_run_that_was_interrupted_is_not_done(tmp_path) -> None:
-    screen, run = Screen(80, 24), planned(tmp_path, 1)
-    screen.display.note_planned([(run, WAITING)])
-    observer = screen.display.observe(run)
-    observer.record(record(99))
-    observer.close()
-    assert screen.line("99/100").endswith("stopped")
-    assert screen.line("0 of 1 runs done")
-
-
-@pytest.mark.parametrize("height", [8, 12, 24])
-def test_of_more_runs_than_lines_those_that_train_are_shown(tmp_path, height: int) -> None:
-    screen = Screen(80, height)
+@pytest.mark.parametrize(("width", "height"), [(60, 8), (80, 40), (200, 24)])
+def test_a_run_that_trains_has_a_bar_and_one_that_ends_a_line(tmp_path, width, height) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, height=height)
     runs = [planned(tmp_path, seed) for seed in range(40)]
-    screen.display.note_planned([(run, WAITING) for run in runs])
-    for run in runs[:30]:
-        observer = screen.display.observe(run)
-        observer.record(record(100))
-        observer.close()
-    screen.display.observe(runs[33]).record(record(7))
-    failed = screen.display.observe(runs[2])
-    failed.fail("RuntimeError: no")
-    failed.close()
-    shown = screen.lines()
-    assert len(shown) < height
-    assert screen.line("7/100")
-    assert "not shown: " in "\n".join(shown)
-    assert "29 of 40 runs done" in shown[-1]
+    done = read_run(write_run(tmp_path / "run0", runs[0].config, loss=1.25))
+    now_s = 0.0
+    with CompareDisplay(console) as display:
+        display.progress.get_time = lambda: now_s
+
+        def bars() -> list[str]:
+            plain = Console(file=io.StringIO(), width=width, no_color=True)
+            plain.print(display.progress.get_renderable())
+            return plain.file.getvalue().splitlines()
+
+        display.note_planned([(runs[0], done), *((run, WAITING) for run in runs[1:])])
+        going, failing, resumed = (display.observe(run) for run in runs[1:4])
+        assert len(bars()) == 4  # no more than train, and one for all: it fits any terminal
+        assert "begins" in bars()[1]
+        for step in (20, 40):
+            going.record(record(step, val_loss=2.25))
+            now_s += 10
+        all_runs, first, *_ = bars()
+        assert max(map(len, bars())) <= width
+        assert all_runs.startswith("1 of 40 ")
+        # 20 steps in 10 s: the 60 that are left take 30.
+        assert re.search(r" seed 1 +\S+ +40/100 +loss 2.5000    10 B 00:30$", first)
+        resumed.record(record(90))
+        now_s += 10
+        assert "90/100" in bars()[3]
+        failing.fail("RuntimeError: the accelerator is on fire")
+        failing.close()
+        going.record(record(100, val_loss=2.0))
+        going.close()
+        assert len(bars()) == 2
+        assert bars()[0].startswith("2 of 40 ")
+    printed = " ".join(screen.getvalue().split())
+    assert f"{TITLE} seed 2 failed: RuntimeError: the accelerator is on fire" in printed
+    assert f"{TITLE} seed 1: loss 2.0000" in printed
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -138,6 +80,8 @@ def test_elsewhere_lines_follow_each_other_and_nothing_is_drawn(
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=terminal)
     run = planned(tmp_path, 1)
+    run.log.parent.mkdir()
+    run.log.write_text("Traceback")
     with CompareDisplay(console) as display:
         display.note_planned([(run, WAITING)])
         observer = display.observe(run)
@@ -146,7 +90,7 @@ def test_elsewhere_lines_follow_each_other_and_nothing_is_drawn(
         observer.close()
     evaluated, failed = out.getvalue().splitlines()
     assert f"{TITLE} seed 1  20/100  loss 2.5000 val 2.2500" in evaluated
-    assert failed == f"{TITLE} seed 1 failed: RuntimeError: no"
+    assert failed == f"{TITLE} seed 1 failed: RuntimeError: no; its log: {run.log}"
     assert "\x1b" not in out.getvalue()
 
 
@@ -169,7 +113,7 @@ def test_ctrl_c_leaves_a_terminal_that_can_be_used(tmp_path) -> None:
     )
     os.close(theirs)
     seen = b""
-    while b" s  " not in seen and b" min" not in seen:  # a run is under way
+    while b"loss " not in seen:  # a run is under way
         seen += os.read(ours, 65536)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of its processes
     while True:

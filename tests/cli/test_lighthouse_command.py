@@ -17,6 +17,7 @@ from thinwire.cli import main
 from thinwire.elastic.registry_server import RegistryClient
 from thinwire.security.ticket import Ticket
 from thinwire.security.token import Token
+from thinwire.transport import address
 
 LIGHTHOUSE = [sys.executable, "-m", "thinwire", "lighthouse", "--bind", "127.0.0.1:0"]
 
@@ -26,14 +27,14 @@ def test_the_printed_address_is_one_that_others_reach(monkeypatch) -> None:
         raise OSError(101, "Network is unreachable")
 
     assert command._reachable_host("10.0.0.1") == "10.0.0.1"
-    monkeypatch.setattr(command, "local_address", lambda: "10.7.0.1")
+    monkeypatch.setattr(address, "local_address", lambda: "10.7.0.1")
     assert command._reachable_host("0.0.0.0") == "10.7.0.1"
-    monkeypatch.setattr(command, "local_address", no_way_out)
+    monkeypatch.setattr(address, "local_address", no_way_out)
     monkeypatch.setattr(
-        command, "interface_addresses", lambda: {"lo": "127.0.0.1", "wg0": "192.168.0.2"}
+        address, "interface_addresses", lambda: {"lo": "127.0.0.1", "wg0": "192.168.0.2"}
     )
     assert command._reachable_host("0.0.0.0") == "192.168.0.2"
-    monkeypatch.setattr(command, "interface_addresses", dict)
+    monkeypatch.setattr(address, "interface_addresses", dict)
     assert command._reachable_host("0.0.0.0") == socket.gethostname()
 
 
@@ -60,9 +61,9 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
         )
         assert told
         ticket = Ticket.read(told[1])
-        address = ticket.address
+        where = ticket.address
         assert ticket.secret == secret
-        RegistryClient(Token(secret), address, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
+        RegistryClient(Token(secret), where, "a", DESCRIPTION).join(at(0), "10.0.0.1:4000")
         assert process.stdout.readline() == "a joined from 10.0.0.1:4000 (version 0, step 0)\n"
         with urllib.request.urlopen(metrics.removeprefix("metrics: "), timeout=10) as page:
             assert "\nthinwire_workers 1.0\n" in page.read().decode()
@@ -73,15 +74,15 @@ def test_the_command_prints_token_address_and_events_and_ends_on_a_signal(number
 
 
 @pytest.mark.parametrize(
-    ("address", "why"),
+    ("place", "why"),
     [("9100", "is not HOST:PORT"), ("192.0.2.1:0", "an address of this machine")],
 )
 def test_metrics_that_cannot_be_served_are_one_line_and_no_lighthouse(
-    address: str, why: str, capsys, monkeypatch
+    place: str, why: str, capsys, monkeypatch
 ) -> None:
     pytest.importorskip("torchft")
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    assert main(["lighthouse", "--bind", "127.0.0.1:0", "--metrics", address]) == 1
+    assert main(["lighthouse", "--bind", "127.0.0.1:0", "--metrics", place]) == 1
     out, err = capsys.readouterr()
     assert "ready" not in out
     assert err.startswith("error: cannot ")

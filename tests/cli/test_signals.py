@@ -165,7 +165,7 @@ def test_an_elastic_worker_whose_partner_has_gone_saves_and_stops(tiny, corpus, 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_second_signal_ends_the_process_at_once(times: int) -> None:
     code = (
-        "import os, signal\nfrom thinwire.cli.signals import noted_signals\n"
+        "import os, signal\nfrom thinwire.cli.output import noted_signals\n"
         "with noted_signals(signal.SIGTERM) as noted:\n"
         f"    for _ in range({times}):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
         "assert noted == [signal.SIGTERM]\n"

@@ -1,8 +1,22 @@
 """The command line: parse, call, print."""
 
 import sys
+from typing import Final
 
 __all__ = ["main"]
+
+EXTRAS: Final = {
+    "bucket": {"obstore"},
+    "cli": {"msgspec", "rich", "tyro"},
+    "elastic": {"prometheus_client", "torchft"},
+    "fast": {"numba"},
+    "lightning": {"lightning"},
+    "report": {"jinja2"},
+    "secure": {"cryptography"},
+    "train": {"datasets", "filelock", "safetensors", "tokenizers", "torchdata", "transformers"},
+    "transformers": {"accelerate"},
+}
+"""Modules by the extra that installs them; of several extras the one whose commands need it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -14,10 +28,23 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         # Here, because the core installs without what the commands need.
         from thinwire.cli.command import run
-    except ModuleNotFoundError as error:
-        from thinwire.cli.extras import install_text
 
-        do = install_text(error)
-        sys.stderr.write(f"error: cannot run thinwire; because {error}; do: {do}\n")
+        return run(arguments)
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"error: cannot run thinwire; because {error}; do: {install_text(error)}\n"
+        )
         return 1
-    return run(arguments)
+
+
+def install_text(error: ModuleNotFoundError) -> str:
+    """What to do about a module that is missing, for the end of an error message.
+
+    >>> install_text(ModuleNotFoundError(name="jinja2.runtime"))
+    "pip install 'thinwire[report]'"
+    """
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
+    if extra is None and package:
+        return f"pip install {package}"
+    return f"pip install 'thinwire[{extra or 'all'}]'"

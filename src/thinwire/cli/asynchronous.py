@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import RateFlags, RunFlags, apply_flags, default_out
+from thinwire.cli.flags import Flat, Option, RateFlags, RunFlags, Switch, apply_flags, default_out
 from thinwire.cli.output import say
-from thinwire.cli.train import Train
 from thinwire.security.token import find_token
-from thinwire.transport.address import split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from thinwire.train.config import TrainConfig
@@ -27,11 +23,11 @@ if TYPE_CHECKING:
 class ServeCommand:
     """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
 
-    Start thinwire work with the same flags of the run on each worker. The method's outer SGD
-    becomes delayed Nesterov of the same rates. A server that is started again with the same --out
-    goes on from its checkpoint.
+    - thinwire work has the same flags of the run, on each worker
+    - the method's outer SGD becomes delayed Nesterov of the same rates
+    - started again with the same --out, a server goes on from its checkpoint
 
-    thinwire serve --bind 10.9.0.1:29600 --workers 4 --out runs/server
+    $ thinwire serve --bind 10.9.0.1:29600 --workers 4 --out runs/server
     """
 
     bind: str = "0.0.0.0:29600"
@@ -40,27 +36,23 @@ class ServeCommand:
     """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
-    out: Path | None = None
-    """Folder of checkpoint, model and summary."""
-    equal_steps: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    out: Option[Path] = None
+    """Folder of checkpoint, model and summary; default runs/async-METHOD-N."""
+    equal_steps: Switch = False
     """Give slow workers as many inner steps as the fastest."""
     grace_s: float = 0.0
     """Seconds after an arrival in which others are waited for."""
     lost_after_s: float = 300.0
     """Seconds of silence after which a worker's steps are given to others."""
-    token_file: Path | None = None
+    token_file: Option[Path] = None
     """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
-    run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
-    rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
-
-    @classmethod
-    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
-        """As of thinwire train."""
-        values, where_from = Train.in_force(arguments)
-        return values | {"out": default_out(f"async-{cls.method}").as_posix()}, where_from
+    rates: Flat[RateFlags] = field(default_factory=RateFlags)
+    run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire.transport.address import split_address
+
         token, (host, port) = find_token(self.token_file), split_address(self.bind)
         from thinwire.asynchronous import AsyncOptions
         from thinwire.train import asynchronous
@@ -92,11 +84,11 @@ class ServeCommand:
 class WorkCommand:
     """Train as one worker of an asynchronous run; with the flags of the run that the server has.
 
-    thinwire work 10.9.0.1:29600 --worker 0 --workers 4
+    $ thinwire work 10.9.0.1:29600 --worker 0 --workers 4
     """
 
-    server: tyro.conf.Positional[str]
-    """HOST:PORT of thinwire serve."""
+    server: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HOST:PORT")]
+    """Of thinwire serve."""
     worker: int
     """This worker's number, from 0; the same after a restart."""
     method: str = "diloco"
@@ -105,15 +97,10 @@ class WorkCommand:
     """As the server has it."""
     give_up_s: float = 300.0
     """Seconds without an answer of the server after which the worker ends."""
-    token_file: Path | None = None
+    token_file: Option[Path] = None
     """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
-    run: Annotated[RunFlags, tyro.conf.arg(name="")] = field(default_factory=RunFlags)
-    rates: Annotated[RateFlags, tyro.conf.arg(name="")] = field(default_factory=RateFlags)
-
-    @classmethod
-    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
-        """As of thinwire train."""
-        return Train.in_force(arguments)
+    rates: Flat[RateFlags] = field(default_factory=RateFlags)
+    run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""

@@ -1,66 +1,57 @@
 """`thinwire COMMAND`."""
 
-import io
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
-from typing import Annotated, Any, Final, Union, cast
+from contextlib import nullcontext
+from typing import Annotated, Any, Final, Union
 
 import tyro
 
 from thinwire.cli.asynchronous import ServeCommand, WorkCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
-from thinwire.cli.extras import install_text
-from thinwire.cli.flag_descriptions import describe_flags
-from thinwire.cli.help_text import command_help, first_steps, overview
-from thinwire.cli.join import JoinCommand
 from thinwire.cli.lighthouse import LighthouseCommand
 from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
-from thinwire.cli.refusal import empty_value, refusal, unknown_command
 from thinwire.cli.report import ReportCommand
 from thinwire.cli.status import StatusCommand
-from thinwire.cli.train import Train
-from thinwire.errors import RunStopped, ThinwireError, UnknownNameError
+from thinwire.cli.train import JoinCommand, Train
+from thinwire.errors import RunStopped, ThinwireError, UnknownNameError, unknown_name
 
-_GROUPS: Final[Mapping[str, Mapping[str, type]]] = {
-    "train, compare and plan": {
-        "train": Train,
-        "compare": CompareCommand,
-        "report": ReportCommand,
-        "plan": PlanCommand,
-    },
-    "workers that come and go, over the internet": {
-        "lighthouse": LighthouseCommand,
-        "join": JoinCommand,
-        "status": StatusCommand,
-        "doctor": DoctorCommand,
-    },
-    "workers that do not wait for each other": {"serve": ServeCommand, "work": WorkCommand},
-}
 COMMANDS: Final[Mapping[str, type]] = {
-    name: command for group in _GROUPS.values() for name, command in group.items()
+    "train": Train,
+    "compare": CompareCommand,
+    "report": ReportCommand,
+    "plan": PlanCommand,
+    "lighthouse": LighthouseCommand,
+    "join": JoinCommand,
+    "status": StatusCommand,
+    "doctor": DoctorCommand,
+    "serve": ServeCommand,
+    "work": WorkCommand,
 }
 """All commands by their names: dataclasses that tyro builds, with a method main(console)."""
 
-# What they are run for lies in a folder, or is that they run.
-_OUTLIVE_THE_TERMINAL: Final = (
-    Train,
-    JoinCommand,
-    CompareCommand,
-    ServeCommand,
-    WorkCommand,
-    LighthouseCommand,
-)
-_GOES_ON: Final[Mapping[type, str]] = {
-    Train: "the same thinwire train with --resume and --out FOLDER",
-    JoinCommand: "the same thinwire join with --resume and --out FOLDER",
-    CompareCommand: "the same thinwire compare with --out FOLDER",
-    ServeCommand: "the same thinwire serve with --out FOLDER",
-    WorkCommand: "the same thinwire work",
+_GOES_ON: Final = {
+    "train": "; to go on: the same thinwire train with --resume and --out FOLDER",
+    "join": "; to go on: the same thinwire join with --resume and --out FOLDER",
+    "compare": "; to go on: the same thinwire compare with --out FOLDER",
+    "serve": "; to go on: the same thinwire serve with --out FOLDER",
+    "work": "; to go on: the same thinwire work",
+    "lighthouse": "",
 }
+"""Commands whose result is in a folder, or that they run: they outlive the terminal."""
+
+_OVERVIEW: Final = """\
+Train language models on machines that are joined by slow links.
+
+$ thinwire compare --steps 100 --out runs/first     # three methods, one minute
+$ thinwire report runs/first --out first.html       # its results, a page that opens offline
+$ thinwire train --method muloco --workers 4        # one run, four workers in this process
+$ thinwire doctor                                   # whether this machine can train
+$ thinwire COMMAND --help                           # the flags of a command
+"""
 _MISTYPED: Final = 2
 
 
@@ -74,96 +65,51 @@ def run(arguments: list[str] | None = None) -> int:
         SystemExit: the flags are wrong (status 2), or it was help that was asked for (status 0).
     """
     typed = sys.argv[1:] if arguments is None else arguments
+    name = typed[0] if typed else "--help"
     try:
-        command = _read(typed)
-    except ThinwireError as error:
-        return _ended(f"error: {error}", 1)
-    try:
-        with lasting_output() if isinstance(command, _OUTLIVE_THE_TERMINAL) else nullcontext():
+        with lasting_output():
+            command = _read(name, typed[1:])
+        with lasting_output() if name in _GOES_ON else nullcontext():
             from rich.console import Console
 
             command.main(Console())
     except RunStopped as stopped:
         return _ended(str(stopped), 128 + signal.SIGTERM)
-    except UnknownNameError as error:
-        return _ended(f"error: {error}", _MISTYPED)
     except ThinwireError as error:
-        return _ended(f"error: {error}", 1)
-    except ModuleNotFoundError as error:
-        do = install_text(error)
-        return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
+        return _ended(f"error: {error}", _MISTYPED if isinstance(error, UnknownNameError) else 1)
     except OSError as error:
         do = "see to the file, disk or address that it names, and repeat the command"
         return _ended(f"error: cannot finish the command; because {error}; do: {do}", 1)
     except KeyboardInterrupt:
-        do = next((do for kind, do in _GOES_ON.items() if isinstance(command, kind)), "")
-        return _ended(f"stopped; to go on: {do}" if do else "stopped", 130)
+        return _ended(f"stopped{_GOES_ON.get(name, '')}", 128 + signal.SIGINT)
     return 0
 
 
-def _read(typed: Sequence[str]) -> Any:
+def _read(name: str, arguments: Sequence[str]) -> Any:
     """The command that was typed; does not return where help was asked for, or flags are wrong."""
-    if not typed:
-        raise _shown(first_steps())
-    name, *arguments = typed
-    if name in ("-h", "--help"):
-        raise _shown(overview(_GROUPS))
-    if name.startswith("--tyro-"):  # completions for a shell
-        return tyro.cli(_union(), prog="thinwire", args=list(typed))
-    if name not in COMMANDS:
-        raise _refused(unknown_command(name, COMMANDS))
-    if "-h" in arguments or "--help" in arguments:
-        raise _shown(_help(name, arguments))
-    empty = empty_value(name, arguments)
-    if empty is not None:
-        raise _refused(empty)
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            prog = f"thinwire {name}"
-            command = tyro.cli(COMMANDS[name], prog=prog, args=arguments, add_help=False)
-    except SystemExit as ended:
-        why = refusal(name, COMMANDS, arguments)
-        if why is None:
-            sys.stderr.write(said.getvalue())
-            raise
-        raise _refused(why) from ended
-    lists = [flag for flag in describe_flags(COMMANDS[name]).values() if flag.is_list]
-    if any(flag.is_required and not getattr(command, flag.name) for flag in lists):
-        # tyro takes no values for a list, too.
-        why = refusal(name, COMMANDS, arguments)
-        assert why is not None
-        raise _refused(why)
-    return command
-
-
-def _help(name: str, arguments: Sequence[str]) -> str:
-    command = cast(Any, COMMANDS[name])
-    if not hasattr(command, "in_force"):
-        return command_help(name, command, {})
-    in_force, where_from = command.in_force(arguments)
-    return command_help(name, command, in_force, where_from=where_from)
-
-
-def _union() -> Any:
-    named = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
-    return Union[tuple(named)]  # noqa: UP007 - as many as there are
-
-
-def _shown(text: str) -> SystemExit:
-    with lasting_output():
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    return SystemExit(0)
-
-
-def _refused(error: ThinwireError) -> SystemExit:
-    return SystemExit(_ended(f"error: {error}", _MISTYPED))
+    if name not in COMMANDS and not name.startswith(("-h", "--help", "--tyro-")):
+        do = "see thinwire --help"
+        raise unknown_name(f"run thinwire {name}", name, COMMANDS, do=do)
+    for before, argument in zip((name, *arguments), arguments, strict=False):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise UnknownNameError(
+                f"run thinwire {name} with {argument or before} that is empty",
+                because="an empty text names nothing, as that of a shell variable that is not set",
+                do="pass a value, or leave it out",
+            )
+    config = (tyro.conf.DisallowNone,)
+    if name in COMMANDS:
+        return tyro.cli(COMMANDS[name], prog=f"thinwire {name}", args=arguments, config=config)
+    kinds = [
+        Annotated[kind, tyro.conf.subcommand(each, description=(kind.__doc__ or "").split("\n")[0])]
+        for each, kind in COMMANDS.items()
+    ]
+    union: Any = Union[tuple(kinds)]  # noqa: UP007 - as many as there are
+    args = [name, *arguments]
+    return tyro.cli(union, prog="thinwire", description=_OVERVIEW, args=args, config=config)
 
 
 def _ended(why: str, status: int) -> int:
     with lasting_output():
-        # The interpreter would try to write once more what could not be written before.
-        sys.stdout.flush()
         sys.stderr.write(f"{why}\n")
     return status

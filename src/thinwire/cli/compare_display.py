@@ -2,246 +2,104 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from thinwire.cli.output import say
 from thinwire.experiments.runners import PlannedRun
-from thinwire.plan.units import duration_text
-from thinwire.runs.status import RunState, RunStatus
+from thinwire.plan.units import nbytes_text
+from thinwire.runs.status import RunStatus
 from thinwire.train.observers import Observer, Terminal, shows_bars
-
-_REFRESHES_PER_S = 2
-"""Training pays for them: the simplest comparison trains in this very process."""
-_TRAINS, _WAITS, _DONE = "trains", "waits", "done"
-_FIRST = (_TRAINS, "failed", "diverged", _WAITS)
-"""States whose runs are shown where there are more than a terminal has lines, in this order."""
-
-
-class _Row:
-    """How far a run is.
-
-    Args:
-        run: the run.
-        clock: seconds, from anywhere.
-    """
-
-    def __init__(self, run: PlannedRun, clock: Callable[[], float]) -> None:
-        self.run, self.state, self.why = run, _WAITS, ""
-        self.step, self.steps = 0, run.config.steps
-        self.loss: float | None = None
-        self.val_loss: float | None = None
-        self._clock = clock
-        self._first: tuple[float, int] | None = None
-        self._start: int | None = None
-        self.seconds_left: float | None = None
-
-    def begin(self) -> None:
-        self.state, self.why, self._first, self.seconds_left = _TRAINS, "", None, None
-
-    def record(self, record: dict[str, Any]) -> None:
-        self.step, self.loss = record["step"], record["loss"]
-        self.val_loss = record.get("val_loss", self.val_loss)
-        # Where it goes on is not known before it has: then its first record stands for that.
-        self._start = self.step if self._start is None else self._start
-        now_s = self._clock()
-        # Counted from the first record: what comes before it is setting up.
-        first_s, first = self._first = self._first or (now_s, self.step)
-        if self.step > first:
-            self.seconds_left = (self.steps - self.step) * (now_s - first_s) / (self.step - first)
-
-    def fail(self, why: str) -> None:
-        kind, _, rest = why.partition(": ")
-        diverged = kind == "NonFiniteError"
-        self.state, self.why = ("diverged", rest) if diverged else ("failed", why)
-
-    def end(self) -> None:
-        if self.state == _TRAINS:
-            self.state = _DONE if self.step >= self.steps else "stopped"
-
-    def begins_anew(self) -> None:
-        """Note that there is nothing of it yet."""
-        self._start = 0
-
-    @property
-    def taken(self) -> int:
-        """Steps that it took here, without those of before."""
-        return 0 if self._start is None else self.step - self._start
-
-    @property
-    def to_come(self) -> int:
-        """Steps that it has still to take."""
-        return self.steps - self.step if self.state in (_TRAINS, _WAITS) else 0
-
-    @property
-    def share(self) -> float:
-        """How much of it is behind it; all, if it will not go on."""
-        return 1.0 if self.state not in (_TRAINS, _WAITS) else self.step / self.steps
-
-    @property
-    def time_or_state(self) -> str:
-        if self.state != _TRAINS:
-            return self.state
-        return "begins" if self.seconds_left is None else _duration(self.seconds_left)
-
-
-def _row_of(run: PlannedRun, status: RunStatus, clock: Callable[[], float]) -> _Row:
-    row = _Row(run, clock)
-    if status.run is not None:
-        row.state, row.step = _DONE, row.steps
-        row.val_loss = status.run.summary.val_loss
-    elif status.state is RunState.ABSENT:
-        row.begins_anew()
-    elif status.state is RunState.DIVERGED:
-        row.state = "diverged"
-    elif status.state not in (RunState.UNFINISHED, RunState.FAILED):
-        row.state, row.why = "failed", str(status)
-    return row
 
 
 class CompareDisplay:
-    """A line for each run on a terminal, and lines that follow each other elsewhere.
+    """A bar for each run that trains and one for all of them; off a terminal, plain lines.
 
     Args:
         console: where it is shown.
-        clock: seconds, from anywhere.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
-        self._rows: dict[Path, _Row] = {}
-        self._begun_s: float | None = None
-        self._live: Live | None = None
-        if shows_bars(console):
-            # It asks for what is shown in a thread of its own, as often as it draws.
-            self._live = Live(
-                get_renderable=self.shown, console=console, refresh_per_second=_REFRESHES_PER_S
-            )
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        # What does not fit is cut from the title.
+        title = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=title),
+            BarColumn(8),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[measured]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not shows_bars(console),
+            expand=True,
+            refresh_per_second=2,  # training pays for them: it may be in this very process
+            speed_estimate_period=24 * 3600.0,  # records may be minutes apart
+        )
+        self.overall = self.progress.add_task("", total=0, measured="")
+        self._total_steps = 0
+        self._is_done: dict[Path, bool] = {}
 
     def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
+        self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self.progress.stop()
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
-        """Show `runs`, those that are finished as well."""
-        added = {run.folder: _row_of(run, status, self._clock) for run, status in runs}
-        # Another dict, because another thread may read the one that there is.
-        self._rows = {**self._rows, **added}
+        """Count `runs`, those that are finished as well."""
+        for run, status in runs:
+            if status.run is None and run.folder not in self._is_done:
+                self._total_steps += run.config.steps
+            self.note_done(run.folder, is_done=status.run is not None)
+        self.progress.update(self.overall, total=self._total_steps)
+
+    def note_done(self, folder: Path, *, is_done: bool = True) -> None:
+        """Note that a run is done, or planned."""
+        self._is_done[folder] = is_done
+        told = f"{sum(self._is_done.values())} of {len(self._is_done)} runs done"
+        self.progress.update(self.overall, description=told)
 
     def observe(self, run: PlannedRun) -> Observer:
         """What shows the records of a run that begins."""
-        if self._live is None:
-            return _Lines(self._console, run)
-        if run.folder not in self._rows:
-            self._rows = {**self._rows, run.folder: _Row(run, self._clock)}
-        if self._begun_s is None:
-            self._begun_s = self._clock()
-        row = self._rows[run.folder]
-        row.begin()
-        return _RowObserver(row)
-
-    def shown(self) -> RenderableType:
-        """What is shown now: nothing before it is known which runs there are."""
-        return _Shown(self) if self._rows else Text("")
-
-    def overall(self, width: int) -> Table:
-        """A bar over all runs, how many are in which state, and for how long it will go on."""
-        rows = list(self._rows.values())
-        counts = Counter(row.state for row in rows)
-        told = [f"{counts[_DONE]} of {len(rows)} runs done"]
-        taken, to_come = sum(row.taken for row in rows), sum(row.to_come for row in rows)
-        if self._begun_s is not None and taken and to_come:
-            # As many steps a second as until now, whatever the methods that are still to come.
-            left_s = to_come * (self._clock() - self._begun_s) / taken
-            told.append(f"about {_duration(left_s)} left")
-        told += [f"{counts[s]} {s}" for s in ("failed", "diverged") if counts[s]]
-        share = sum(row.share for row in rows) / max(1, len(rows))
-        grid = Table.grid(padding=(0, 1, 0, 0))
-        bar = ProgressBar(total=1.0, completed=share, width=max(5, min(20, width // 6)))
-        grid.add_row(bar, Text(", ".join(told), no_wrap=True, overflow="ellipsis"))
-        return grid
-
-    def lines(self, width: int, height: int) -> list[RenderableType]:
-        """The runs, and why some have failed."""
-        rows = list(self._rows.values())
-        troubled = [row for row in rows if row.why][: 3 if height >= 20 else 1]
-        told = [line for row in troubled for line in _trouble(row, width)]
-        # Left are the head, what is not shown, the bar and the cursor's line.
-        room = height - 4 - sum(-(-line.cell_len // width) for line in told)
-        chosen = _most_wanted(rows, max(1, room))
-        found: list[RenderableType] = [_table(chosen, rows, width)]
-        hidden = Counter(row.state for row in rows if row not in chosen)
-        if hidden:
-            counts = ", ".join(f"{count} {state}" for state, count in hidden.items())
-            found.append(Text(f"not shown: {counts}", style="dim"))
-        return [*found, *told]
+        return _Bar(self, run) if shows_bars(self.console) else _Lines(self.console, run)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    display: CompareDisplay
+class _Bar(Observer):
+    """A bar of a run, and a line above the bars when it ends."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, height = options.max_width, console.size.height
-        yield Group(*self.display.lines(width, height), self.display.overall(width))
+    def __init__(self, display: CompareDisplay, run: PlannedRun) -> None:
+        self._display, self._run = display, run
+        self._last: dict[str, Any] | None = None
+        steps = run.config.steps
+        title = _shortened(run.title, display.console.width - 42 - 2 * len(str(steps)))
+        self._task = display.progress.add_task(title, total=steps, measured="begins")
 
+    def record(self, record: dict[str, Any]) -> None:
+        progress, overall = self._display.progress, self._display.overall
+        if self._last is None:
+            # Of a run that goes on, these steps took no time here.
+            progress.tasks[overall].completed += record["step"]
+        else:
+            progress.advance(overall, record["step"] - self._last["step"])
+        self._last = record
+        measured = f"loss {record['loss']:.4f} {nbytes_text(record['sent_bytes']):>7}"
+        progress.update(self._task, completed=record["step"], measured=measured)
 
-def _most_wanted(rows: Sequence[_Row], room: int) -> list[_Row]:
-    """As many of `rows` as there is room for, in their order."""
-    if len(rows) <= room:
-        return list(rows)
-    rank = {state: number for number, state in enumerate(_FIRST)}
-    wanted = sorted(rows, key=lambda row: rank.get(row.state, len(rank)))[:room]
-    return [row for row in rows if row in wanted]
+    def fail(self, why: str) -> None:
+        _say_why(self._display.console, self._run, why)
 
-
-def _table(rows: Sequence[_Row], all_rows: Sequence[_Row], width: int) -> Table:
-    # As wide as all of them need, so that it stays as it is while others are shown.
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    most = max((row.steps for row in all_rows), default=0)
-    steps_width = 2 * len(str(most)) + 1
-    left = max(16, width - steps_width - 6 - 8 - 9 - 4 * 2)
-    longest = max((len(row.run.title) for row in all_rows), default=3)
-    table.add_column("run", no_wrap=True, width=min(left, max(3, longest)))
-    for name, least in (("step", steps_width), ("loss", 6), ("val loss", 8)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=least)
-    table.add_column("time left", no_wrap=True, min_width=9)
-    for row in rows:
-        step = f"{row.step}/{row.steps}"
-        numbers = (step, _number(row.loss), _number(row.val_loss))
-        cells = [_shortened(row.run.title, left), *numbers, row.time_or_state]
-        table.add_row(*map(Text, cells), style=_style(row))
-    return table
-
-
-def _style(row: _Row) -> str:
-    if row.state in ("failed", "diverged"):
-        return "red"
-    return {_TRAINS: "bold", _WAITS: "dim"}.get(row.state, "")
-
-
-def _trouble(row: _Row, width: int) -> list[Text]:
-    why = row.why.partition("\n")[0]
-    title = _shortened(row.run.title, max(16, width // 2))
-    told = [Text(f"{title}: {why}", style="red", no_wrap=True, overflow="ellipsis")]
-    if row.run.log.exists():  # a path that is cut is of no use
-        told.append(Text(f"  its log: {row.run.log}", overflow="fold"))
-    return told
+    def close(self) -> None:
+        self._display.progress.remove_task(self._task)
+        if self._last is not None and self._last["step"] >= self._run.config.steps:
+            self._display.note_done(self._run.folder)
+            loss = self._last.get("val_loss", self._last["loss"])
+            say(self._display.console, f"{self._run.title}: loss {loss:.4f}")
 
 
 def _shortened(title: str, width: int) -> str:
@@ -257,28 +115,6 @@ def _shortened(title: str, width: int) -> str:
     return f"{title[: max(0, width - 1 - len(tail))]}…{tail}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
-def _duration(seconds: float) -> str:
-    return duration_text(max(1.0, float(round(seconds))))
-
-
-class _RowObserver(Observer):
-    def __init__(self, row: _Row) -> None:
-        self._row = row
-
-    def record(self, record: dict[str, Any]) -> None:
-        self._row.record(record)
-
-    def fail(self, why: str) -> None:
-        self._row.fail(why)
-
-    def close(self) -> None:
-        self._row.end()
-
-
 class _Lines(Observer):
     """Lines that name their run, because those of several may follow each other."""
 
@@ -291,8 +127,12 @@ class _Lines(Observer):
         self._terminal.record(record)
 
     def fail(self, why: str) -> None:
-        log = f"; its log: {self._run.log}" if self._run.log.exists() else ""
-        say(self._console, f"{self._run.title} failed: {why}{log}")
+        _say_why(self._console, self._run, why)
 
     def close(self) -> None:
         self._terminal.close()
+
+
+def _say_why(console: Console, run: PlannedRun, why: str) -> None:
+    log = f"; its log: {run.log}" if run.log.exists() else ""
+    say(console, f"{run.title} failed: {why}{log}")

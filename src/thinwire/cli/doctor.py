@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.advice import show_advice
-from thinwire.cli.flag_rules import check_flags, flag, read_flag
-from thinwire.cli.tickets import address_in, is_store
+from thinwire.cli.flags import Option, address_in, flag, given_in, is_store, read_flag
+from thinwire.cli.job_flags import check_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import parse_count, parse_duration
-from thinwire.security.token import Token, find_token
-from thinwire.transport.address import split_address
+from thinwire.security.token import find_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from thinwire.doctor import Finding
-    from thinwire.plan.shape import Shape
+    from thinwire.doctor import ExpectedRun, Finding
 
 _OF_THE_MODEL = ("parameters", "layers", "model")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -34,37 +31,42 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 class DoctorCommand:
     """Check this machine, and the network to a run, before taking part in it.
 
-    thinwire doctor
-    thinwire doctor 'thinwire://...' --parameters 10B --layers 48
+    $ thinwire doctor
+    $ thinwire doctor 'thinwire://...' --parameters 10B --layers 48
     """
 
-    where: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET")] = None
-    """Ticket that thinwire lighthouse printed, in quotes, or HOST:PORT; or s3://, gs://, az:// or
-    file:// of a store to share; without it only this machine is checked."""
-    token_file: Path | None = None
-    """Holds the run's token; default is THINWIRE_TOKEN."""
-    parameters: str | None = None
-    """N, such as 350M or 10B, for which a method is looked for; with --layers, in place of --model.
-    Default the model of the run under way there, else 150m."""
-    layers: str | None = None
-    """L: layers of the stack."""
-    model: str | None = None
-    """A built-in size (250k to 15b), a config.json or its folder, or a hub name in the cache."""
-    workers: str | None = None
+    where: Annotated[
+        str | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[TICKET|URL]", help_behavior_hint=""),
+    ] = None
+    """Lighthouse's ticket, in quotes, or HOST:PORT, or a store's URL; default this machine."""
+    token_file: Option[Path] = None
+    """Holds the run's token; default THINWIRE_TOKEN."""
+    parameters: Option[str] = None
+    """N, such as 350M or 10B, for which a method is looked for; default that of the run there."""
+    layers: Option[str] = None
+    """L: layers of the stack; with --parameters."""
+    model: Option[str] = None
+    """In place of both: a built-in size (250k to 15b), a config.json, or a hub name in cache."""
+    workers: Option[str] = None
     """K; default those there and this one, at least 2."""
-    step_time: str | None = None
+    step_time: Option[str] = None
     """Of an inner step, such as 0.8s; default 1s."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        given = self._given()
-        if given and self.where is None:
+        given = given_in(self)
+        flags = [flag(name) for name in given if name not in ("where", "token_file")]
+        if flags and self.where is None:
             raise ConfigurationError(
-                f"use {', '.join(map(flag, given))} without a ticket",
+                f"use {', '.join(flags)} without a ticket",
                 because="a method is looked for by the way to a run's lighthouse or store",
                 do="pass a ticket, HOST:PORT or the URL of a store, or ask thinwire plan about a "
                 "link that you know",
             )
+        from thinwire.cli.advice import show_advice
+
         address = None if self.where is None else address_in(self.where)
         findings = list(self._findings(address))
         console.print(_table(findings))
@@ -81,75 +83,60 @@ class DoctorCommand:
             )
 
     def _findings(self, address: str | None) -> Iterator[Finding]:
+        from thinwire.doctor import examine, machine_checks, network_findings, store_findings
+        from thinwire.transport.address import split_address
+
         over_store = address is not None and is_store(address)
         if address is not None and not over_store:
             split_address(address)
         # Before anything is measured: a flag that is wrong stays so.
-        shape, workers, step_s = self._planned()
-        from thinwire.doctor import (
-            ExpectedRun,
-            examine,
-            machine_checks,
-            network_findings,
-            store_findings,
-        )
-
-        flags = " ".join(
-            f"{flag(name)} {shlex.quote(text)}"
-            for name, text in self._given().items()
-            if name in _OF_THE_MODEL
-        )
-        planned = ExpectedRun(
-            shape=shape, model=self.model, shape_flags=flags, workers=workers, step_s=step_s
-        )
+        expected = self._expected()
         # Over a store neither torchft nor a token is needed.
         lacking = "warn" if address is None or over_store else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
-        if address is not None:
-            yield from (
-                store_findings(address, planned)
-                if over_store
-                else network_findings(address, self._token(), planned)
-            )
+        if address is None:
+            return
+        if over_store:
+            yield from store_findings(address, expected)
+            return
+        try:
+            token = find_token(self.token_file)
+        except ConfigurationError:
+            token = None  # the check called token says so
+        yield from network_findings(address, token, expected)
 
-    def _given(self) -> dict[str, str]:
-        """The flags that say what is planned for, of those that were given."""
-        names = (*_OF_THE_MODEL, "workers", "step_time")
-        return {name: text for name in names if (text := getattr(self, name)) is not None}
+    def _expected(self) -> ExpectedRun:
+        """What the flags say of the run, checked."""
+        from thinwire.doctor import ExpectedRun
+        from thinwire.plan.resolve import resolve
+        from thinwire.plan.shape import Shape
 
-    def _planned(self) -> tuple[Shape | None, int | None, float | None]:
-        given = self._given()
-        if given.keys() & set(_OF_THE_MODEL) == {"layers"}:
+        given: dict[str, str] = given_in(self)
+        of_the_model = [name for name in _OF_THE_MODEL if name in given]
+        if of_the_model == ["layers"]:
             raise ConfigurationError(
                 "plan with --layers and without --parameters",
                 because="layers alone do not say how large they are",
                 do="pass --parameters 10B --layers 48, or the like",
             )
         # What the doctor finds out or assumes is not missing.
-        known = {"bandwidth", "workers", "step_time"}
-        check_flags({*given, *known} if given.keys() & set(_OF_THE_MODEL) else {"model", *known})
+        check_flags({*(of_the_model or ["model"]), "bandwidth", "workers", "step_time"})
         readers = {"parameters": parse_count, "layers": parse_count, "workers": parse_count}
         counts = {n: read_flag(n, read, given[n]) for n, read in readers.items() if n in given}
-        text = given.get("step_time")
-        step_s = None if text is None else read_flag("step_time", parse_duration, text)
+        step = self.step_time
+        shape = None
         if "parameters" in counts:
-            from thinwire.plan.shape import Shape
-
             shape = Shape.of_size(counts["parameters"], counts["layers"])
-        elif "model" in given:
-            from thinwire.plan.resolve import resolve
-
-            shape = resolve(given["model"])
-        else:
-            shape = None
-        return shape, counts.get("workers"), step_s
-
-    def _token(self) -> Token | None:
-        try:
-            return find_token(self.token_file)
-        except ConfigurationError:
-            return None  # the check called token says so
+        elif self.model is not None:
+            shape = resolve(self.model)
+        return ExpectedRun(
+            shape=shape,
+            model=self.model,
+            shape_flags=" ".join(f"{flag(n)} {shlex.quote(given[n])}" for n in of_the_model),
+            workers=counts.get("workers"),
+            step_s=None if step is None else read_flag("step_time", parse_duration, step),
+        )
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -1,16 +1,37 @@
-"""The flags of `thinwire train` and `thinwire compare`, and what they change in a recipe."""
+"""Flags that several commands have, and what they change in a recipe."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+
+import tyro
+
+from thinwire.errors import ConfigurationError
+from thinwire.security.ticket import Ticket, is_ticket
+from thinwire.security.token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from thinwire.train.config import TrainConfig
+
+T = TypeVar("T")
+
+Flat: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
+"""A dataclass of flags whose names do not begin with that of its field."""
+Switch: TypeAlias = Annotated[
+    bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+]
+"""A flag that stands alone."""
+Option: TypeAlias = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
+"""A flag that may be left out."""
+Setting: TypeAlias = Annotated[
+    T | None, tyro.conf.arg(help_behavior_hint="(default: the recipe's)")
+]
+"""A flag that replaces what the recipe says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,45 +40,45 @@ class RunFlags:
 
     recipe: str = "laptop"
     """laptop, paper, or FILE.py:FUNCTION of your own."""
-    worker_size: int | None = None
-    """Ranks of torchrun that share a worker, sharded by FSDP2."""
-    steps: int | None = None
+    steps: Setting[int] = None
     """Inner steps of every worker."""
-    corpus: str | None = None
-    """python-stdlib, site-packages, a hub name, or a folder, .txt, .jsonl, .parquet or .bin."""
-    tokenizer: str | None = None
+    corpus: Setting[str] = None
+    """python-stdlib, site-packages, a hub name, a folder, or .txt, .jsonl, .parquet or .bin."""
+    tokenizer: Setting[str] = None
     """bytes, bpe:SIZE (trained on the corpus), a hub name or a folder."""
-    model: str | None = None
+    model: Setting[str] = None
     """A built-in size (250k to 15b), a config.json, or a hub name."""
-    sequence_length: int | None = None
+    sequence_length: Setting[int] = None
     """Tokens in a sequence."""
-    global_batch: int | None = None
+    global_batch: Setting[int] = None
     """Sequences per step over all workers."""
-    accumulate: int | None = None
+    accumulate: Setting[int] = None
     """Micro-batches per rank and step."""
-    warmup_steps: int | None = None
+    warmup_steps: Setting[int] = None
     """Inner steps in which the learning rate rises."""
-    clip_norm: float | None = None
+    clip_norm: Setting[float] = None
     """Largest gradient norm; 0 clips nothing."""
-    device: str | None = None
-    """auto, cpu, cuda."""
-    outer_device: Literal["cpu"] | None = None
+    device: Setting[str] = None
+    """auto, cpu or cuda."""
+    outer_device: Setting[Literal["cpu"]] = None
     """cpu keeps anchors, outer optimizer and feedback in the host's memory."""
-    precision: Literal["fp32", "bf16"] | None = None
+    precision: Setting[Literal["fp32", "bf16"]] = None
     """bf16 is autocast; weights stay fp32."""
-    compile: Literal["no", "yes"] | None = None
+    compile: Setting[Literal["no", "yes"]] = None
     """torch.compile the model."""
-    threads: int | None = None
+    threads: Setting[int] = None
     """CPU threads per rank; 0 shares the cores evenly."""
-    timeout_s: float | None = None
-    """After which a silent worker is an error (torchrun)."""
-    log_steps: int | None = None
-    """Between two records."""
-    evaluate_steps: int | None = None
-    """Between two evaluations; 0: only at the end."""
-    checkpoint_steps: int | None = None
-    """Between two checkpoints; 0: none."""
-    keep_checkpoints: int | None = None
+    worker_size: Setting[int] = None
+    """Ranks of torchrun that share a worker, sharded by FSDP2."""
+    timeout_s: Setting[float] = None
+    """Seconds after which a silent worker is an error (torchrun and --bucket)."""
+    log_steps: Setting[int] = None
+    """Steps between two records."""
+    evaluate_steps: Setting[int] = None
+    """Steps between two evaluations; 0: only at the end."""
+    checkpoint_steps: Setting[int] = None
+    """Steps between two checkpoints; 0: none."""
+    keep_checkpoints: Setting[int] = None
     """How many checkpoints stay on disk."""
 
 
@@ -65,15 +86,15 @@ class RunFlags:
 class RateFlags:
     """The flags of which thinwire compare takes several values, and thinwire train one."""
 
-    workers: int | None = None
+    workers: Setting[int] = None
     """How many; under torchrun the number of ranks decides."""
-    sync_every: int | None = None
-    """Inner steps between two exchanges."""
-    inner_lr: float | None = None
+    sync_every: Setting[int] = None
+    """H: inner steps between two exchanges."""
+    inner_lr: Setting[float] = None
     """Peak learning rate of the inner optimizer."""
-    outer_lr: float | None = None
+    outer_lr: Setting[float] = None
     """Learning rate of the outer optimizer."""
-    outer_momentum: float | None = None
+    outer_momentum: Setting[float] = None
     """Momentum of the outer optimizer; 0 is plain SGD."""
 
 
@@ -99,61 +120,11 @@ def changes_of(flags: RunFlags) -> dict[str, Any]:
     >>> changes_of(RunFlags(steps=3, compile="yes"))
     {'steps': 3, 'machine.compile': True}
     """
-    given = {f.name: v for f in fields(flags) if (v := getattr(flags, f.name)) is not None}
+    given = given_in(flags)
     del given["recipe"]
     if "compile" in given:
         given["compile"] = given["compile"] == "yes"
     return {_paths().get(name, name): value for name, value in given.items()}
-
-
-def typed_value(arguments: Sequence[str], name: str, default: str) -> str:
-    """What was typed after `--name`, or the default.
-
-    >>> typed_value(["--method", "muloco", "--help"], "method", "diloco")
-    'muloco'
-    """
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        flag, equals, value = argument.partition("=")
-        if flag == f"--{name}" and (equals or not following.startswith("-")):
-            return value if equals else following
-    return default
-
-
-def recipe_values(recipe: str, method: str) -> dict[str, str]:
-    """What holds without a flag, by the flag's name: the values of a recipe.
-
-    Args:
-        recipe: its name.
-        method: that it is asked for.
-
-    Raises:
-        ConfigurationError: an unknown recipe or method.
-
-    >>> recipe_values("laptop", "muloco")["sync-every"]
-    '10'
-    """
-    from thinwire.experiments.grid import ask
-    from thinwire.train import recipes
-
-    config = ask(recipes.find(recipe), method)
-    names = [field.name for field in fields(RunFlags) if field.name != "recipe"]
-    found = {name: operator.attrgetter(_paths().get(name, name))(config) for name in names}
-    found |= {
-        "workers": config.workers,
-        "sync_every": config.method.sync_every,
-        "inner_lr": getattr(config.method.inner, "lr", None),
-        "outer_lr": getattr(config.method.outer, "lr", None),
-        "outer_momentum": getattr(config.method.outer, "momentum", None),
-    }
-    return {name.replace("_", "-"): _text(value) for name, value in found.items()}
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NONE) -> TrainConfig:
@@ -167,16 +138,22 @@ def apply_flags(flags: RunFlags, method: str, seed: int, rates: RateFlags = _NON
     from thinwire.train import recipes
 
     config = ask(recipes.find(flags.recipe), method)
+    given = given_in(rates)
     changes = changes_of(flags) | {"seed": seed}
-    if rates.workers is not None:
-        changes["workers"] = rates.workers
-    optimizer_rates = Rates(
-        inner_lr=rates.inner_lr, outer_lr=rates.outer_lr, outer_momentum=rates.outer_momentum
-    )
-    changes["method"] = with_rates(
-        config.method, sync_every=rates.sync_every, rates=optimizer_rates
-    )
+    if "workers" in given:
+        changes["workers"] = given.pop("workers")
+    sync_every = given.pop("sync_every", None)
+    changes["method"] = with_rates(config.method, sync_every=sync_every, rates=Rates(**given))
     return with_changes(config, changes)
+
+
+def given_in(flags: Any) -> dict[str, Any]:
+    """The flags of a dataclass that were given: name to value.
+
+    >>> given_in(RateFlags(workers=2))
+    {'workers': 2}
+    """
+    return {f.name: v for f in fields(flags) if (v := getattr(flags, f.name)) is not None}
 
 
 def default_out(name: str) -> Path:
@@ -187,3 +164,76 @@ def default_out(name: str) -> Path:
     while (path := Path("runs") / f"{folder_name(name)}-{number}").exists():
         number += 1
     return path
+
+
+def flag(name: str) -> str:
+    """A flag as it is written on the command line.
+
+    >>> flag("step_time")
+    '--step-time'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def read_flag(name: str, parse: Callable[[str], T], text: str) -> T:
+    """`text`, parsed.
+
+    Raises:
+        ConfigurationError: it cannot be read, with the flag `name` in the message.
+    """
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"read {flag(name)} {text!r}", because=error.because, do=error.do
+        ) from error
+
+
+# -- where a run is: HOST:PORT, a ticket, or the URL of a store ------------------------------------
+
+
+def is_store(where: str) -> bool:
+    """Whether `where` is meant to be the URL of an object store.
+
+    >>> is_store("s3://bucket/prefix"), is_store("10.9.0.1:29400"), is_store("thinwire://")
+    (True, False, False)
+    """
+    return "://" in where and not is_ticket(where)
+
+
+def check_run_name(where: str, run_name: str | None) -> None:
+    """Raise `ConfigurationError` for a store without --run-name, and for a lighthouse with it."""
+    if is_store(where) and run_name is None:
+        raise ConfigurationError(
+            f"find a run in {where} without --run-name",
+            because="runs in one place are told apart by their names",
+            do="pass --run-name NAME, the same on all workers",
+        )
+    if run_name is not None and not is_store(where):
+        raise ConfigurationError(
+            "use --run-name with the address of a lighthouse",
+            because="it names a run in an object store, and a lighthouse has one run",
+            do="leave --run-name out, or pass the URL of a store, such as s3://BUCKET/PREFIX",
+        )
+
+
+def address_in(where: str) -> str:
+    """HOST:PORT of the lighthouse; the token of a ticket is from now on that of the environment.
+
+    Args:
+        where: HOST:PORT, which is returned as it is, or a ticket.
+
+    Raises:
+        ConfigurationError: it is half a ticket, or the environment has another token.
+    """
+    if not is_ticket(where):
+        return where
+    ticket = Ticket.read(where)
+    if os.environ.get(TOKEN_VARIABLE, ticket.secret) != ticket.secret:
+        raise ConfigurationError(
+            "use this ticket",
+            because=f"its token is another one than that of {TOKEN_VARIABLE}",
+            do=f"unset {TOKEN_VARIABLE}, or pass HOST:PORT in place of the ticket",
+        )
+    os.environ[TOKEN_VARIABLE] = ticket.secret
+    return ticket.address

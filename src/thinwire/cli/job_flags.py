@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_type_hints
 
 import tyro
 
-from thinwire.cli.flag_descriptions import Called
-from thinwire.cli.flag_rules import RUN, read_flag
+from thinwire.cli.flags import Option, Switch, flag, given_in, read_flag
 from thinwire.errors import ConfigurationError
 from thinwire.plan.accelerators import peak_flops_per_s
 from thinwire.plan.units import (
@@ -25,29 +25,24 @@ from thinwire.plan.units import (
 if TYPE_CHECKING:
     from thinwire.plan.bucket_price import BucketPrice
     from thinwire.plan.calibration import Calibration
-    from thinwire.plan.compute import Coding, Compute
     from thinwire.plan.job import Job
     from thinwire.plan.link import Link
-    from thinwire.plan.money import Prices
-    from thinwire.plan.shape import Shape
 
 _MFU: Final = 0.4
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ReadBy:
-    """What reads the text of a flag; tyro would print its errors in another form."""
-
-    parse: Callable[[str], Any]
-
-
-_Count: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_count)]
-_Duration: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_duration)]
-_Rate: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_rate)]
-_Share: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_share)]
-_Price: TypeAlias = Annotated[str | None, _ReadBy(parse=parse_price)]
-_Latency: TypeAlias = Annotated[str, _ReadBy(parse=parse_latency)]
-_Accelerator: TypeAlias = Annotated[str | None, _ReadBy(parse=peak_flops_per_s)]
+# The function in it reads the text of a flag; tyro would print its errors in another form.
+_Count: TypeAlias = Annotated[
+    str | None, parse_count, tyro.conf.arg(metavar="COUNT", help_behavior_hint="")
+]
+_Duration: TypeAlias = Annotated[
+    str | None, parse_duration, tyro.conf.arg(metavar="DURATION", help_behavior_hint="")
+]
+_Rate: TypeAlias = Annotated[
+    str | None, parse_rate, tyro.conf.arg(metavar="RATE", help_behavior_hint="")
+]
+_Price: TypeAlias = Annotated[
+    str | None, parse_price, tyro.conf.arg(metavar="PRICE", help_behavior_hint="")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class JobFlags:
     """N, such as 350M or 10B; with --layers, in place of --model."""
     layers: _Count = None
     """L: layers of the stack."""
-    model: str | None = None
+    model: Option[str] = None
     """A built-in size (250k to 15b), a config.json or its folder, or a hub name in the cache."""
     workers: _Count = None
     """How many."""
@@ -68,12 +63,12 @@ class JobFlags:
     """Of a parameter, such as 7ns, before it is sent: benchmarks/bench.py codecs measures it."""
     decode_time: _Duration = None
     """Of a parameter in one worker's payload."""
-    accelerator: _Accelerator = None
+    accelerator: Annotated[Option[str], peak_flops_per_s] = None
     """H100, MI300X, ...: works out the step's time, with --tokens-per-step."""
-    mfu: _Share = None
-    """Share of the accelerator's peak that training reaches."""
+    mfu: Annotated[Option[str], parse_share] = None
+    """Share of the accelerator's peak that training reaches; default 40%."""
     accelerators_per_worker: _Count = None
-    """How many share a worker's step."""
+    """How many share a worker's step; default 1."""
     tokens_per_step: _Count = None
     """Of one worker in an inner step, such as 64k."""
     tokens: _Count = None
@@ -84,34 +79,33 @@ class JobFlags:
     """What a worker sends at; with --down in place of --bandwidth."""
     down: _Rate = None
     """What a worker receives at."""
-    latency: _Latency = "0"
+    latency: Annotated[str, parse_latency, tyro.conf.arg(metavar="DURATION")] = "0"
     """One way, such as 50ms."""
-    topology: Literal["ring", "tree", "star", "mesh"] | None = None
-    """How messages travel; ring is what thinwire does over gloo; star an object store."""
+    topology: Option[Literal["ring", "tree", "star", "mesh"]] = None
+    """How messages travel: ring over gloo, star by an object store; default ring."""
     worker_price: _Price = None
     """Of a worker with all its accelerators for an hour, such as 2.50USD."""
     traffic_price: _Price = None
     """Of a GB that a worker sends over its link, such as 0.05USD."""
     egress_price: _Price = None
-    """Of a GB that is read from the object store over which workers exchange, such as 0.09USD."""
+    """Of a GB that is read from the store over which workers exchange, such as 0.09USD."""
     put_price: _Price = None
-    """Of a million objects written there."""
+    """Of a million objects written there; default that of S3."""
     get_price: _Price = None
-    """Of a million objects read there."""
-    elastic: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Of a million objects read there; default that of S3."""
+    elastic: Switch = False
     """Count what workers that come and go ask the store for besides."""
-    sealed: tyro.conf.FlagCreatePairsOff[bool] = False
+    sealed: Switch = False
     """Count what sealing adds to every message: 28 bytes."""
     sync_every: _Count = None
-    """H: inner steps between two exchanges, of the methods that have rounds."""
-    run: Annotated[Path | None, tyro.conf.arg(name=RUN), Called(RUN)] = None
-    """Folder of a finished run: the same model, workers, step time and method over another link."""
+    """H: inner steps between two exchanges; default each method's own."""
+    run: Annotated[Path | None, tyro.conf.arg(name="from", help_behavior_hint="")] = None
+    """Folder of a finished run: the same model, workers, step and method over another link."""
 
     def given(self) -> set[str]:
         """Names of the flags that were given."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        names = {name for name, value in values.items() if value not in (None, False)}
-        return {RUN if name == "run" else name for name in names}
+        names = {name for name, value in given_in(self).items() if value is not False}
+        return {"from" if name == "run" else name for name in names}
 
     def sharing(self) -> int:
         """Accelerators that share a worker."""
@@ -141,8 +135,10 @@ class JobFlags:
                 because="it is the price of what is read from an object store, which is a star",
                 do="leave one of them out",
             )
+        from thinwire.plan.compute import Coding, Compute
         from thinwire.plan.job import Job
         from thinwire.plan.link import Link
+        from thinwire.plan.money import Prices
         from thinwire.plan.resolve import resolve
         from thinwire.plan.shape import Shape
         from thinwire.plan.topology import TOPOLOGIES
@@ -154,25 +150,37 @@ class JobFlags:
             down_bits_per_s=values.get("down") or values["bandwidth"],
             latency_s=values["latency"],
         )
-        if calibration is not None:
-            return _job_again(calibration, values, link)
-        currency = _currency(values)
-        price = _price(values, currency, elastic=self.elastic)
-        # A model may take seconds to resolve: last, when all else is known to be right.
-        shape = (
-            Shape.of_size(values["parameters"], values["layers"])
-            if self.model is None
-            else resolve(self.model)
+        coding = Coding(
+            encode_s_per_parameter=values.get("encode_time", 0.0),
+            decode_s_per_parameter=values.get("decode_time", 0.0),
         )
+        currency = _currency(values)
+        named = {"worker_price": "worker_per_hour", "traffic_price": "traffic_per_gb"}
+        priced = {field: values[name][0] for name, field in named.items() if name in values}
+        prices = Prices(currency=currency or "USD", **priced) if priced else None
+        if calibration is not None:
+            return _job_again(calibration, values, link, coding, prices)
+        price = _bucket_price(values, currency, elastic=self.elastic)
+        # A model may take seconds to resolve: last, when all else is known to be right.
+        if self.model is None:
+            shape = Shape.of_size(values["parameters"], values["layers"])
+        else:
+            shape = resolve(self.model)
+        if "step_time" in values:
+            compute = Compute(step_s=values["step_time"])
+        else:
+            flops_per_s = values["accelerator"] * values.get("accelerators_per_worker", 1)
+            tokens, mfu = values["tokens_per_step"], values.get("mfu", _MFU)
+            compute = Compute.of_flops(shape.parameters, tokens, flops_per_s, mfu)
         return Job(
             shape=shape,
             workers=values["workers"],
-            compute=_compute(values, shape),
-            coding=_coding(values),
+            compute=compute,
+            coding=coding,
             link=link,
             topology=TOPOLOGIES[self.topology or ("ring" if price is None else "star")],
             price=price,
-            prices=_prices(values, currency),
+            prices=prices,
             sync_every=values.get("sync_every"),
             tokens_per_step=values.get("tokens_per_step"),
             tokens=values.get("tokens"),
@@ -182,41 +190,27 @@ class JobFlags:
     def _values(self) -> dict[str, Any]:
         """What the given flags say, those that are read from text."""
         return {
-            name: read_flag(name, how.parse, text)
+            name: read_flag(name, parse, text)
             for name, hint in get_type_hints(type(self), include_extras=True).items()
-            for how in getattr(hint, "__metadata__", ())
-            if isinstance(how, _ReadBy) and (text := getattr(self, name)) is not None
+            for parse in filter(inspect.isfunction, getattr(hint, "__metadata__", ()))
+            if (text := getattr(self, name)) is not None
         }
 
 
-def values_in_force() -> dict[str, str]:
-    """What holds without a flag, by the flag's name."""
-    from thinwire.plan.bucket_price import BucketPrice
-
-    prices = {field.name: field.default for field in fields(BucketPrice)}
-    return {
-        "mfu": f"{_MFU:.0%}",
-        "accelerators-per-worker": "1",
-        "topology": "ring; star with --egress-price",
-        "put-price": f"{prices['put_per_million']:g}USD",
-        "get-price": f"{prices['get_per_million']:g}USD",
-        "sync-every": "each method's own",
-    }
-
-
-def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) -> Job:
+def _job_again(
+    calibration: Calibration, values: Mapping[str, Any], link: Link, coding: Any, prices: Any
+) -> Job:
     from thinwire.plan.job import Job
     from thinwire.plan.tcp import OverTcp
 
-    given = {"encode_time", "decode_time"} & set(values)
     return Job(
         shape=calibration.shape,
         workers=values.get("workers", calibration.workers),
         compute=calibration.compute,
-        coding=_coding(values) if given else calibration.coding,
+        coding=coding if {"encode_time", "decode_time"} & set(values) else calibration.coding,
         link=link,
         topology=OverTcp(late_s=calibration.late_s),
-        prices=_prices(values, _currency(values)),
+        prices=prices,
         sync_every=values.get("sync_every"),
         tokens_per_step=calibration.tokens_per_step // calibration.workers,
         tokens=values.get("tokens", calibration.steps * calibration.tokens_per_step),
@@ -226,10 +220,10 @@ def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) 
 
 def _currency(values: Mapping[str, Any]) -> str | None:
     """The one currency of all prices; None without a price that says one."""
-    named = {flag: values[flag][1] for flag in values if flag.endswith("_price")}
-    codes = {flag: code for flag, code in named.items() if code is not None}
+    named = {name: values[name][1] for name in values if name.endswith("_price")}
+    codes = {name: code for name, code in named.items() if code is not None}
     if len(set(codes.values())) > 1:
-        said = ", ".join(f"--{flag.replace('_', '-')} in {code}" for flag, code in codes.items())
+        said = ", ".join(f"{flag(name)} in {code}" for name, code in codes.items())
         raise ConfigurationError(
             f"add up {said}",
             because="they are in different currencies",
@@ -238,47 +232,85 @@ def _currency(values: Mapping[str, Any]) -> str | None:
     return next(iter(codes.values()), None)
 
 
-def _price(values: Mapping[str, Any], currency: str | None, *, elastic: bool) -> BucketPrice | None:
+def _bucket_price(
+    values: Mapping[str, Any], currency: str | None, *, elastic: bool
+) -> BucketPrice | None:
     from thinwire.plan.bucket_price import BucketPrice
 
     if "egress_price" not in values:
         return None
-    given = {"put_price": "put_per_million", "get_price": "get_per_million"}
-    lacking = [flag for flag in given if flag not in values]
-    if lacking and currency not in (None, "USD"):
-        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in lacking)
+    named = {"put_price": "put_per_million", "get_price": "get_per_million"}
+    flags = " and ".join(flag(name) for name in named if name not in values)
+    if flags and currency not in (None, "USD"):
         raise ConfigurationError(
             f"plan with prices in {currency} and without {flags}",
             because="what holds without it is in USD",
             do=f"pass {flags} in {currency}, too",
         )
-    more = {field: values[flag][0] for flag, field in given.items() if flag in values}
+    more = {field: values[name][0] for name, field in named.items() if name in values}
     return BucketPrice(egress_per_gb=values["egress_price"][0], elastic=elastic, **more)
 
 
-def _prices(values: Mapping[str, Any], currency: str | None) -> Prices | None:
-    from thinwire.plan.money import Prices
+# -- which flags need each other, and which exclude each other -------------------------------------
 
-    given = {"worker_price": "worker_per_hour", "traffic_price": "traffic_per_gb"}
-    found = {field: values[flag][0] for flag, field in given.items() if flag in values}
-    return Prices(currency=currency or "USD", **found) if found else None
+_EITHER_OR: Final = {
+    "model": ("parameters layers", "the model itself says how many"),
+    "step_time": ("accelerator mfu accelerators_per_worker", "a measured step needs no estimate"),
+    "bandwidth": ("up down", "it is the rate of both ways"),
+    "from": (
+        "model parameters layers accelerator tokens_per_step topology sealed egress_price",
+        "the run says it",
+    ),
+}
+_ONE_OF: Final = {
+    "parameters model from": ("the plan needs a model", "--parameters 10B --layers 48"),
+    "workers from": ("bytes and seconds depend on how many workers exchange", "--workers 2"),
+    "step_time accelerator from": ("the plan needs the time of a step", "--step-time 0.8s"),
+    "bandwidth up down": ("the plan needs the rate of the link", "--bandwidth 10Gbit/s"),
+}
+_NEEDS: Final = {
+    "parameters": ("layers", "fragments are made of layers", "48"),
+    "up": ("down", "workers receive what others send", "100Mbit/s"),
+    "down": ("up", "workers send what others receive", "100Mbit/s"),
+    "mfu": ("accelerator", "it is a share of a peak", "H100"),
+    "accelerators_per_worker": ("accelerator", "it says how many of which accelerator", "H100"),
+    "accelerator": ("tokens_per_step", "how long a step takes depends on its tokens", "64k"),
+    "tokens": ("tokens_per_step", "the number of steps depends on the tokens in each", "64k"),
+    "put_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
+    "get_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
+    "elastic": ("egress_price", "only an object store is asked for it", "0.09USD"),
+    "out": ("sweep", "only a sweep writes a page", "bandwidth"),
+}
 
 
-def _coding(values: Mapping[str, Any]) -> Coding:
-    from thinwire.plan.compute import Coding
+def check_flags(given: Collection[str]) -> None:
+    """Raise for flags that exclude each other, and for one that is missing.
 
-    return Coding(
-        encode_s_per_parameter=values.get("encode_time", 0.0),
-        decode_s_per_parameter=values.get("decode_time", 0.0),
-    )
+    Args:
+        given: names of the flags that were given.
 
-
-def _compute(values: Mapping[str, Any], shape: Shape) -> Compute:
-    from thinwire.plan.compute import Compute
-
-    if "step_time" in values:
-        return Compute(step_s=values["step_time"])
-    flops_per_s = values["accelerator"] * values.get("accelerators_per_worker", 1)
-    return Compute.of_flops(
-        shape.parameters, values["tokens_per_step"], flops_per_s, values.get("mfu", _MFU)
-    )
+    Raises:
+        ConfigurationError: for the first such pair or gap.
+    """
+    for one, (others, because) in _EITHER_OR.items():
+        for other in others.split():
+            if one in given and other in given:
+                raise ConfigurationError(
+                    f"plan with both {flag(one)} and {flag(other)}",
+                    because=because,
+                    do="leave one of them out",
+                )
+    for wanted, (because, example) in _ONE_OF.items():
+        if not set(wanted.split()) & set(given):
+            names = " or ".join(map(flag, wanted.split()))
+            raise ConfigurationError(
+                f"plan without {names}", because=because, do=f"pass {example}, or the like"
+            )
+    for name, (needed, because, example) in _NEEDS.items():
+        from_run = name == "tokens" and "from" in given
+        if name in given and needed not in given and not from_run:
+            raise ConfigurationError(
+                f"plan with {flag(name)} and without {flag(needed)}",
+                because=because,
+                do=f"pass {flag(needed)} {example}",
+            )

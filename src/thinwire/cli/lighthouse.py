@@ -7,24 +7,17 @@ import secrets
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
-from thinwire.cli.output import say
-from thinwire.cli.signals import noted_signals
+from thinwire.cli.flags import Option, Switch
+from thinwire.cli.output import noted_signals, say
 from thinwire.security.ticket import Ticket
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
-from thinwire.transport.address import (
-    address_text,
-    interface_addresses,
-    local_address,
-    split_address,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,12 +33,12 @@ class LighthouseCommand:
 
     All that workers need goes through this one port, which they only connect to.
 
-    thinwire lighthouse --public HOST
+    $ thinwire lighthouse --public HOST
     """
 
     bind: str = "0.0.0.0:29400"
     """HOST:PORT to listen on; port 0 takes one that is free."""
-    public: str | None = None
+    public: Option[str] = None
     """Host by which workers reach this machine, for the ticket; default its address."""
     min_workers: int = 1
     """A round needs this many workers."""
@@ -53,16 +46,17 @@ class LighthouseCommand:
     """Seconds of silence after which a worker is gone."""
     join_timeout_s: float = 60.0
     """Seconds that workers which are ready for a round wait for the others."""
-    allow_fork: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
-    """Let workers go on from an older version of the run than the lighthouse knows: what was done
-    since is given up, and a run that is over gets a second result."""
-    metrics: str | None = None
+    allow_fork: Switch = False
+    """Let workers go on from an older version of the run than is known; what is newer is lost."""
+    metrics: Option[str] = None
     """HOST:PORT at which to serve the run's metrics to Prometheus; all that reach it can read."""
-    token_file: Path | None = None
+    token_file: Option[Path] = None
     """Holds the run's token; default is THINWIRE_TOKEN, and without it a new one is made."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire.transport.address import address_text, split_address
+
         host, port = split_address(self.bind)
         token, made = self._token()
         # Read by torchft when it is imported: its own lines say little that ours do not.
@@ -81,9 +75,8 @@ class LighthouseCommand:
                 allow_fork=self.allow_fork,
                 on_event=partial(say, console),
             ) as server,
-            ExitStack() as opened,
+            self._metrics(server) as metrics,
         ):
-            metrics = self._serve_metrics(server, opened)
             address = address_text(self.public or _reachable_host(host), server.port)
             if made:
                 say(console, f"export {TOKEN_VARIABLE}={made}")
@@ -99,15 +92,18 @@ class LighthouseCommand:
                 time.sleep(_POLL_S)
         say(console, "stopped")
 
-    def _serve_metrics(self, server: LighthouseServer, opened: ExitStack) -> str:
-        """Where the metrics are from now on, or ""."""
+    @contextmanager
+    def _metrics(self, server: LighthouseServer) -> Generator[str]:
+        """Inside, metrics are served at this URL; "" where none were asked for."""
         if self.metrics is None:
-            return ""
+            yield ""
+            return
         from thinwire.elastic.metrics import METRICS_PATH, serve_metrics
+        from thinwire.transport.address import address_text, split_address
 
         host, port = split_address(self.metrics)
-        port = opened.enter_context(serve_metrics(server.status, host=host, port=port))
-        return f"http://{address_text(_reachable_host(host), port)}{METRICS_PATH}"
+        with serve_metrics(server.status, host=host, port=port) as port:
+            yield f"http://{address_text(_reachable_host(host), port)}{METRICS_PATH}"
 
     def _token(self) -> tuple[Token, str]:
         if self.token_file is not None or os.environ.get(TOKEN_VARIABLE):
@@ -117,6 +113,8 @@ class LighthouseCommand:
 
 
 def _reachable_host(host: str) -> str:
+    from thinwire.transport.address import interface_addresses, local_address
+
     if host not in ("0.0.0.0", "::"):
         return host
     try:

@@ -1,11 +1,12 @@
-"""What commands print, to a terminal that may be gone."""
+"""What commands print, to a terminal that may be gone, and signals that ask them to end."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ def lasting_output() -> Generator[None]:
     For commands that leave their result in a folder: hours of training must not end because the
     terminal that showed them did.
     """
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(_LastingStream(sys.stdout)))
-        stack.enter_context(redirect_stderr(_LastingStream(sys.stderr)))
-        yield
+    out, err = _LastingStream(sys.stdout), _LastingStream(sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            # The interpreter would try to write once more what could not be written before.
+            out.flush()
 
 
 class _LastingStream:
@@ -55,3 +59,27 @@ class _LastingStream:
             # Also what is still in its buffer, which the interpreter would write at its end.
             with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+@contextmanager
+def noted_signals(*numbers: int) -> Generator[list[int]]:
+    """A list to which each of these signals adds its number; a second one does what it always did.
+
+    Args:
+        numbers: of the signals.
+    """
+    # Not an Event: its lock may be held by the very code that a signal interrupts.
+    noted: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        noted.append(number)
+        signal.signal(number, before[number])
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from thinwire.cli.advice import plain_table, show_advice
-from thinwire.cli.flag_rules import check_flags, read_flag
-from thinwire.cli.job_flags import JobFlags, values_in_force
+from thinwire.cli.flags import Flat, Option, Switch, read_flag
+from thinwire.cli.job_flags import JobFlags, check_flags
 from thinwire.cli.output import say
 from thinwire.plan.units import parse_share
 
@@ -33,28 +31,22 @@ class PlanCommand:
 
     Nothing is run and no network is used.
 
-    thinwire plan --parameters 10B --layers 48 --workers 2 --step-time 0.8s \\
+    $ thinwire plan --parameters 10B --layers 48 --workers 2 --step-time 0.8s \\
         --bandwidth 10Gbit/s --latency 50ms
-    thinwire plan --from runs/mine/diloco-seed0 --bandwidth 100Mbit/s
+    $ thinwire plan --from runs/mine/diloco-seed0 --bandwidth 100Mbit/s
     """
 
-    methods: str | None = None
-    """Comma-separated; NAME or NAME:FIELD=NUMBER, such as muloco:bits=2."""
+    methods: Option[str] = None
+    """Comma-separated, such as ddp,muloco:bits=2; default all, or the run's with --from."""
     target: str = "90%"
     """Utilisation from which on a link carries a method."""
-    sweep: Literal["bandwidth", "latency", "workers", "step-time", "sync-every"] | None = None
+    sweep: Option[Literal["bandwidth", "latency", "workers", "step-time", "sync-every"]] = None
     """Plot utilisation against it into a page that opens offline."""
-    out: Path | None = None
+    out: Option[Path] = None
     """The page of --sweep; default plan-QUANTITY.html."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    json: Switch = False
     """Print everything as JSON, with the units in its names."""
-    flags: Annotated[JobFlags, tyro.conf.arg(name="")] = field(default_factory=JobFlags)
-
-    @classmethod
-    def in_force(cls, arguments: Sequence[str]) -> tuple[dict[str, str], str]:
-        """What holds without a flag, by its name; the same beside all `arguments`."""
-        del arguments
-        return {"methods": "all presets; with --from the run's own"} | values_in_force(), ""
+    flags: Flat[JobFlags] = field(default_factory=JobFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""

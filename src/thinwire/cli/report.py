@@ -8,11 +8,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from thinwire.cli.flags import Switch
 from thinwire.cli.output import say
+from thinwire.errors import check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,24 +33,33 @@ _SILENT_S = 30.0
 class ReportCommand:
     """Turn run folders into one HTML file that opens without a network.
 
-    With --watch the page is written again whenever a run has come further, and a browser that has
-    it open loads it again. That ends with the last run, with Ctrl-C, or half a minute after the
-    process of a comparison is gone; a run of thinwire train that was killed may go on, so it is
-    waited for.
+    - with --watch a browser that has the page open loads it again whenever a run has come further
+    - that ends with the last run, Ctrl-C, or half a minute after a comparison's process is gone
+    - a run of thinwire train that was killed may go on, so it is waited for
 
-    thinwire report runs/mine --out mine.html
-    thinwire report runs/mine --out mine.html --watch
+    $ thinwire report runs/mine --out mine.html
+    $ thinwire report runs/mine --out mine.html --watch
     """
 
-    folders: tyro.conf.Positional[tuple[Path, ...]]
+    folders: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FOLDER...", help_behavior_hint="(required)"),
+    ]
     """Of runs, or of folders that hold some, such as those of thinwire compare."""
     out: Path = Path("report.html")
     """The page; a file that exists is replaced."""
-    watch: tyro.conf.FlagCreatePairsOff[bool] = False  # a switch on the command line
+    watch: Switch = False
     """Write the page again as its runs go on, until all have ended or until Ctrl-C."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        check(
+            bool(self.folders),
+            "write a report without FOLDER...",
+            because="it shows the runs in them",
+            do="pass that of thinwire compare, or those of thinwire train",
+        )
         if self.watch:
             with suppress(KeyboardInterrupt):
                 self._follow(console)

@@ -1,10 +1,8 @@
 """Checks before a run: this machine, and the network between it and the others."""
 
-from thinwire.doctor.finding import Finding, RunAdvice, Status, examine
-from thinwire.doctor.machine import machine_checks
+from thinwire.doctor.machine import Finding, RunAdvice, Status, examine, machine_checks
 from thinwire.doctor.method import ExpectedRun
-from thinwire.doctor.network import network_findings
-from thinwire.doctor.store import store_findings
+from thinwire.doctor.network import network_findings, store_findings
 
 __all__ = [
     "ExpectedRun",

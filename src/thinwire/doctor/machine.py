@@ -1,4 +1,4 @@
-"""Checks of this machine, without a network."""
+"""A finding, how a check is run that may hang, and checks of this machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,97 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from thinwire.codecs.kernels import VARIABLE, kernel_backend
-from thinwire.doctor.finding import Check, Finding, Status
 from thinwire.errors import ConfigurationError
+from thinwire.plan.advice import Advice
+from thinwire.plan.job import Job
 from thinwire.security.token import find_token
 from thinwire.version import __version__
+
+Status: TypeAlias = Literal["ok", "warn", "fail"]
 
 _PYTHON = (3, 11)
 _GIB = 1 << 30
 _LITTLE_BYTES, _NOTHING_BYTES = 10 * _GIB, 1 * _GIB
 _INSTALL_ELASTIC = "pip install 'thinwire[elastic]' on Linux with CPython 3.11 to 3.13"
+
+
+class RunAdvice(NamedTuple):
+    """What to run on a link that was measured.
+
+    Args:
+        advice: methods with which workers that come and go can train.
+        job: that it is for.
+        model: value of --model; None: it is known by its size alone.
+    """
+
+    advice: Advice
+    job: Job
+    model: str | None
+
+
+class Finding(NamedTuple):
+    """The result of a check.
+
+    Args:
+        status: `fail` if a run cannot work so.
+        found: what the check saw.
+        do: what to do about it; empty if nothing.
+        run: what to run, if that was looked for.
+        name: of the check.
+    """
+
+    status: Status
+    found: str
+    do: str = ""
+    run: RunAdvice | None = None
+    name: str = ""
+
+
+Check: TypeAlias = Callable[[], Finding]
+"""Checks one thing."""
+
+
+def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
+    """What `check` finds within `limit_s`, or a warning that it did not finish or broke.
+
+    Args:
+        name: of the check.
+        check: is run in a thread.
+        limit_s: a check that takes longer is abandoned.
+
+    >>> examine("it", lambda: Finding("ok", "there")).name
+    'it'
+    """
+    answers: list[Finding] = []
+    failures: list[Exception] = []
+
+    def look() -> None:
+        try:
+            answers.append(check())
+        except Exception as error:
+            failures.append(error)
+
+    # A look-up of a name cannot be interrupted: a daemon thread lets the process end all the same.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if answers:
+        return answers[0]._replace(name=name)
+    if failures:
+        why, do = repr(failures[0]), "report it with this line: a check should say what it sees"
+    else:
+        why = f"no answer within {limit_s:g} s"
+        do = "run it again while the machine is idle; no answer then either: that hangs"
+    return Finding("warn", f"not established: {why}", do, name=name)
 
 
 def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mapping[str, Check]:
@@ -36,7 +111,7 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
     """
     return {
         "python": _python,
-        "thinwire": lambda: Finding(name="thinwire", status="ok", found=__version__),
+        "thinwire": lambda: Finding("ok", __version__),
         "torch": partial(_package, "torch", (2, 9), (3,), "fail", "pip install 'torch>=2.9'"),
         "kernels": _kernels,
         "torchft": partial(_package, "torchft", (0, 2), (0, 3), lacking, _INSTALL_ELASTIC),
@@ -49,8 +124,8 @@ def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mappin
 def _python() -> Finding:
     found = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if sys.version_info >= _PYTHON:
-        return Finding(name="python", status="ok", found=found)
-    return Finding(name="python", status="fail", found=found, do="use Python 3.11 or newer")
+        return Finding("ok", found)
+    return Finding("fail", found, "use Python 3.11 or newer")
 
 
 def _package(
@@ -59,21 +134,13 @@ def _package(
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name=name, status=lacking, found="not installed", do=do)
-    if lowest <= _numbers(version) < below:
-        return Finding(name=name, status="ok", found=version)
-    wanted = f"{_text(lowest)} or newer, below {_text(below)}, is needed"
-    return Finding(name=name, status=lacking, found=f"{version}; {wanted}", do=do)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version, without what follows it: 2.13.0+cpu is (2, 13, 0)."""
+        return Finding(lacking, "not installed", do)
+    # Without what follows the release: 2.13.0+cpu is (2, 13, 0).
     release = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()
-
-
-def _text(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
+    if lowest <= (tuple(map(int, release[0].split("."))) if release else ()) < below:
+        return Finding("ok", version)
+    least, most = (".".join(map(str, numbers)) for numbers in (lowest, below))
+    return Finding(lacking, f"{version}; {least} or newer, below {most}, is needed", do)
 
 
 def _kernels() -> Finding:
@@ -81,22 +148,22 @@ def _kernels() -> Finding:
     try:
         backend = kernel_backend(device)
     except ConfigurationError as error:
-        return Finding(name="kernels", status="fail", found=error.because, do=error.do)
+        return Finding("fail", error.because, error.do)
     found = f"{backend}, for {device.type}"
     if backend != "torch" or os.environ.get(VARIABLE):
-        return Finding(name="kernels", status="ok", found=found)
+        return Finding("ok", found)
     install = "thinwire[fast]" if device.type == "cpu" else "triton"
-    do = f"pip install '{install}': codecs then take a fraction of the time"
-    return Finding(name="kernels", status="warn", found=found, do=do)
+    return Finding(
+        "warn", found, f"pip install '{install}': codecs then take a fraction of the time"
+    )
 
 
 def _token(lacking: Status, file: Path | None) -> Finding:
     try:
         find_token(file)
     except ConfigurationError as error:
-        return Finding(name="token", status=lacking, found=error.because, do=error.do)
-    where = "in THINWIRE_TOKEN" if file is None else f"in {file}"
-    return Finding(name="token", status="ok", found=where)
+        return Finding(lacking, error.because, error.do)
+    return Finding("ok", "in THINWIRE_TOKEN" if file is None else f"in {file}")
 
 
 def _folder(folder: Path) -> Finding:
@@ -107,13 +174,9 @@ def _folder(folder: Path) -> Finding:
             file.write(b"x")
             file.flush()
     except OSError as error:
-        return Finding(
-            name="folder",
-            status="fail",
-            found=f"{found}, but nothing can be written: {error}",
-            do="start from a folder that you may write to, or give train one with --out",
-        )
+        do = "start from a folder that you may write to, or give train one with --out"
+        return Finding("fail", f"{found}, but nothing can be written: {error}", do)
     if free_bytes >= _LITTLE_BYTES:
-        return Finding(name="folder", status="ok", found=found)
-    status: Status = "fail" if free_bytes < _NOTHING_BYTES else "warn"
-    return Finding(name="folder", status=status, found=found, do="make room for checkpoints")
+        return Finding("ok", found)
+    do = "make room for checkpoints"
+    return Finding("fail" if free_bytes < _NOTHING_BYTES else "warn", found, do)

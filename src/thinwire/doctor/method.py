@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from thinwire.doctor.finding import Finding, RunAdvice
+from thinwire.doctor.machine import Finding, RunAdvice
 from thinwire.errors import ConfigurationError
 from thinwire.handshake import flatten_description, nested_description
 from thinwire.method import Method
@@ -131,12 +132,14 @@ def method_finding(
     if link is None:
         found = "not reckoned: the rate to the lighthouse was not measured"
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
-        return Finding(name="method", status="warn", found=found, do=do)
+        return Finding("warn", found, do)
     job, flags, figures = _job(link, planned, run, topology or Mesh())
     plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
-    own = _forecast(run.method(), job)
+    method, own = run.method(), None
+    with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
+        own = None if method is None else forecast(method, job, target=_TARGET)
     if own is not None and own.fits:
-        return Finding(name="method", status="ok", found=f"{_own_text(own)}; {figures}", do=plan)
+        return Finding("ok", f"{_own_text(own)}; {figures}", plan)
     advice = advise(job, target=_TARGET, usable=Method.check_elastic)
     said = [_advice_text(advice), figures]
     if own is not None:
@@ -144,26 +147,13 @@ def method_finding(
         plan = f"begin another run, all workers of which have the flags of one below; {plan}"
     elif advice.recommended:
         plan = f"all workers take the flags of one below; {plan}"
-    return Finding(
-        name="method",
-        status="ok" if own is None and advice.recommended else "warn",
-        found="; ".join(said),
-        do=plan,
-        run=RunAdvice(advice=advice, job=job, model=_model(planned, run)),
-    )
-
-
-def _forecast(method: Method | None, job: Job) -> Forecast | None:
-    """None if the method is not known, or does not fit the model."""
-    try:
-        return None if method is None else forecast(method, job, target=_TARGET)
-    except ConfigurationError:
-        return None  # thinwire plan says why
-
-
-def _model(planned: ExpectedRun, run: RunDescription) -> str | None:
     is_known = planned.shape is not None or run.size() is not None
-    return planned.model if is_known else _MODEL
+    return Finding(
+        "ok" if own is None and advice.recommended else "warn",
+        "; ".join(said),
+        plan,
+        RunAdvice(advice, job, planned.model if is_known else _MODEL),
+    )
 
 
 def _own_text(row: Forecast) -> str:
@@ -207,20 +197,17 @@ def _job(
     compute = Compute(step_s=step_s)
     job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=topology)
     shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
-    flags = (
-        f"{shape_flags} --workers {workers} --step-time {_joined(duration_text(step_s))} "
-        f"--up {_joined(rate_text(link.up_bits_per_s))} "
-        f"--down {_joined(rate_text(link.down_bits_per_s))} "
-        f"--latency {_joined(duration_text(link.latency_s))} --topology {topology.name}"
-    )
+    values = {
+        "--step-time": duration_text(step_s),
+        "--up": rate_text(link.up_bits_per_s),
+        "--down": rate_text(link.down_bits_per_s),
+        "--latency": duration_text(link.latency_s),
+        "--topology": topology.name,
+    }
+    given = [f"{name} {text.replace(' ', '')}" for name, text in values.items()]
+    flags = f"{shape_flags} --workers {workers} {' '.join(given)}"
     figures = f"reckoned for {shape.name}, {workers} workers with this link, "
     figures += f"{duration_text(step_s)} a step"
-    return job, flags, figures + _assumed_text(assumed)
-
-
-def _assumed_text(flags: list[str]) -> str:
-    return f" (assumed: say yours with {', '.join(flags)})" if flags else ""
-
-
-def _joined(text: str) -> str:
-    return text.replace(" ", "")
+    if assumed:
+        figures += f" (assumed: say yours with {', '.join(assumed)})"
+    return job, flags, figures
