@@ -138,7 +138,7 @@ class DoctorCommand:
 
             shape = Shape.of_size(counts["parameters"], counts["layers"])
         elif "model" in given:
-            from thinwire.plan.resolve import resolve
+            from thinwire.plan.models import resolve
 
             shape = resolve(given["model"])
         else:

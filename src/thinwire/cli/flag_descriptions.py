@@ -44,7 +44,7 @@ _GROUPS: Final = {
     "topology sealed from=FOLDER",
     "price": "worker-price=PRICE traffic-price=PRICE egress-price=PRICE put-price=PRICE "
     "get-price=PRICE",
-    "output": "out=PATH resume watch json target=SHARE sweep metrics=HOST:PORT log-steps=STEPS "
+    "output": "out=PATH resume watch json target=SHARE metrics=HOST:PORT log-steps=STEPS "
     "evaluate-steps=STEPS checkpoint-steps=STEPS keep-checkpoints statistics-steps=STEPS "
     "tensorboard wandb=PROJECT trackio=PROJECT",
 }

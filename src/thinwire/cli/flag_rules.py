@@ -58,7 +58,6 @@ _NEEDS: Final = (
     ("put_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
     ("get_price", "egress_price", "a store charges for bytes, too", "--egress-price 0.09USD"),
     ("elastic", "egress_price", "only an object store is asked for it", "--egress-price 0.09USD"),
-    ("out", "sweep", "only a sweep writes a page", "--sweep bandwidth"),
 )
 
 

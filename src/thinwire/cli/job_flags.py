@@ -12,7 +12,7 @@ import tyro
 from thinwire.cli.flag_descriptions import Called
 from thinwire.cli.flag_rules import RUN, read_flag
 from thinwire.errors import ConfigurationError
-from thinwire.plan.accelerators import peak_flops_per_s
+from thinwire.plan.compute import peak_flops_per_s
 from thinwire.plan.units import (
     parse_count,
     parse_duration,
@@ -23,12 +23,10 @@ from thinwire.plan.units import (
 )
 
 if TYPE_CHECKING:
-    from thinwire.plan.bucket_price import BucketPrice
     from thinwire.plan.calibration import Calibration
     from thinwire.plan.compute import Coding, Compute
-    from thinwire.plan.job import Job
+    from thinwire.plan.job import BucketPrice, Job, Prices
     from thinwire.plan.link import Link
-    from thinwire.plan.money import Prices
     from thinwire.plan.shape import Shape
 
 _MFU: Final = 0.4
@@ -86,7 +84,7 @@ class JobFlags:
     """What a worker receives at."""
     latency: _Latency = "0"
     """One way, such as 50ms."""
-    topology: Literal["ring", "tree", "star", "mesh"] | None = None
+    topology: Literal["ring", "star"] | None = None
     """How messages travel; ring is what thinwire does over gloo; star an object store."""
     worker_price: _Price = None
     """Of a worker with all its accelerators for an hour, such as 2.50USD."""
@@ -142,10 +140,9 @@ class JobFlags:
                 do="leave one of them out",
             )
         from thinwire.plan.job import Job
-        from thinwire.plan.link import Link
-        from thinwire.plan.resolve import resolve
+        from thinwire.plan.link import TOPOLOGIES, Link
+        from thinwire.plan.models import resolve
         from thinwire.plan.shape import Shape
-        from thinwire.plan.topology import TOPOLOGIES
         from thinwire.security.sealing import SEAL_NBYTES
 
         values = self._values()
@@ -191,22 +188,19 @@ class JobFlags:
 
 def values_in_force() -> dict[str, str]:
     """What holds without a flag, by the flag's name."""
-    from thinwire.plan.bucket_price import BucketPrice
-
-    prices = {field.name: field.default for field in fields(BucketPrice)}
     return {
         "mfu": f"{_MFU:.0%}",
         "accelerators-per-worker": "1",
         "topology": "ring; star with --egress-price",
-        "put-price": f"{prices['put_per_million']:g}USD",
-        "get-price": f"{prices['get_per_million']:g}USD",
+        "put-price": "5USD",
+        "get-price": "0.4USD",
         "sync-every": "each method's own",
     }
 
 
 def _job_again(calibration: Calibration, values: Mapping[str, Any], link: Link) -> Job:
     from thinwire.plan.job import Job
-    from thinwire.plan.tcp import OverTcp
+    from thinwire.plan.link import OverTcp
 
     given = {"encode_time", "decode_time"} & set(values)
     return Job(
@@ -239,7 +233,7 @@ def _currency(values: Mapping[str, Any]) -> str | None:
 
 
 def _price(values: Mapping[str, Any], currency: str | None, *, elastic: bool) -> BucketPrice | None:
-    from thinwire.plan.bucket_price import BucketPrice
+    from thinwire.plan.job import BucketPrice
 
     if "egress_price" not in values:
         return None
@@ -257,7 +251,7 @@ def _price(values: Mapping[str, Any], currency: str | None, *, elastic: bool) ->
 
 
 def _prices(values: Mapping[str, Any], currency: str | None) -> Prices | None:
-    from thinwire.plan.money import Prices
+    from thinwire.plan.job import Prices
 
     given = {"worker_price": "worker_per_hour", "traffic_price": "traffic_per_gb"}
     found = {field: values[flag][0] for flag, field in given.items() if flag in values}

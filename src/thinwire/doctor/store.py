@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from thinwire.doctor.finding import Finding, examine
 from thinwire.doctor.method import ExpectedRun, RunDescription, measured_link, method_finding
 from thinwire.errors import ThinwireError
-from thinwire.plan.topology import Star
+from thinwire.plan.link import Star
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.transport.object_store import ObjectStore
 
