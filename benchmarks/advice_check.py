@@ -40,10 +40,9 @@ from thinwire.plan.calibration import calibrate
 from thinwire.plan.compute import Compute
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link
-from thinwire.plan.llama_sizes import LLAMA_SIZES
-from thinwire.plan.required import steady_utilisation
-from thinwire.plan.resolve import resolve
+from thinwire.plan.models import LLAMA_SIZES, resolve
 from thinwire.plan.shape import Shape
+from thinwire.plan.simulate import steady_utilisation
 from thinwire.runs.folder import write_json
 from thinwire.train.config import Machine, Periods, TrainConfig
 from thinwire.train.recipes import laptop
@@ -208,7 +207,7 @@ def check(name: str, out: Path) -> dict[str, Any]:
         **dataclasses.asdict(asked),
         "method": first.choice.text,
         "promised_utilisation": promised,
-        "expected_loss_share": dataclasses.asdict(first.estimate.loss),
+        "loss_share": first.choice.loss_share,
         "replay": {
             "layers": small.shape.layers,
             "parameters": small.shape.parameters,

@@ -10,9 +10,8 @@ from typing import Any
 from claim_settings import Setting
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
-from thinwire.plan.resolve import resolve
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import simulate
+from thinwire.plan.models import resolve
+from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import traffic
 from thinwire.train.config import TrainConfig
 

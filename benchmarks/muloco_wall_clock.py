@@ -18,8 +18,7 @@ from typing import Any
 from setting import setting
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import simulate
+from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import MessageSpec, Traffic
 
 PARAMETERS, TOKENS, STEP_S = 15 * 10**9, 304.6e9, 1.0

@@ -34,12 +34,9 @@ from picture import COLOURS, write_picture
 from setting import setting
 from thinwire import exchange, feedback, presets
 from thinwire.plan.compute import Compute
-from thinwire.plan.link import Link, TransferTime
-from thinwire.plan.required import steady_utilisation
-from thinwire.plan.scenario import Scenario
+from thinwire.plan.link import Link, Ring, Topology, TransferTime, hops
 from thinwire.plan.shape import Shape
-from thinwire.plan.simulate import simulate
-from thinwire.plan.topology import TOPOLOGIES, Topology
+from thinwire.plan.simulate import Scenario, simulate, steady_utilisation
 from thinwire.plan.traffic import Traffic, traffic
 
 SHAPE = Shape.of_size(10**9, 24)
@@ -48,9 +45,35 @@ STEP_S, EVERY, ROUNDS = 1.0, 30, 20
 WORKERS = tuple(2**n for n in range(1, 11))
 SEEDS = (0, 1, 2)
 CODECS = {"fp32": "diloco", "2 bits": "muloco:bits=2", "1/64 of them": "sparseloco:density=1/64"}
-RING, COMPARED = TOPOLOGIES["ring"], ("ring", "tree", "mesh")
 SIGMA, SLOW_SHARE, SLOWDOWN = 0.1, 0.01, 3.0
 PAYS = 1.5
+
+
+class Mesh(Ring):
+    """Every worker sends straight to every other one: a gather, too, waits for one latency."""
+
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """All K - 1 copies leave one after the other; latencies pass together."""
+        return self.scatter(nbytes, workers, link)
+
+
+class Tree(Topology):
+    """Every message goes down a binomial tree of its own: ceil(log2 K) hops instead of K - 1.
+
+    Source: J. Bruck et al., Efficient algorithms for all-to-all communications (1997).
+    """
+
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """In hop i every worker sends what it has, at most 2^i messages, to the one 2^i away."""
+        return hops((workers - 1).bit_length(), (workers - 1) * link.seconds(nbytes), link)
+
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """In hop i a message moves on by 2^i if its receiver's distance has that bit."""
+        moved = sum(distance.bit_count() for distance in range(workers))
+        return hops((workers - 1).bit_length(), moved * link.seconds(nbytes), link)
+
+
+RING, COMPARED = Ring(), {"ring": Ring(), "tree": Tree(), "mesh": Mesh()}
 
 
 def gathered(name: str, workers: int) -> Traffic:
@@ -204,7 +227,7 @@ def main() -> None:
     began_s = time.perf_counter()
     rows = [
         {"topology": name, "stragglers": "none"}
-        | sweep(codec, kind, partial(utilisation, topology=TOPOLOGIES[name]))
+        | sweep(codec, kind, partial(utilisation, topology=COMPARED[name]))
         for codec in CODECS
         for kind in EXCHANGES
         for name in COMPARED

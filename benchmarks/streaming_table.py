@@ -26,7 +26,7 @@ from typing import Any
 from setting import setting
 from thinwire.fragments import Fragments, Strided, Whole
 from thinwire.fragments.layers import Part
-from thinwire.plan.required import least_rate, steady_round_s
+from thinwire.plan.simulate import least_rate, steady_round_s
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 MODELS = {  # parameters, layers, seconds of a step

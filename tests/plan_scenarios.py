@@ -7,7 +7,7 @@ from thinwire.fragments import Fragments, Strided
 from thinwire.fragments.layers import Part
 from thinwire.plan.compute import Coding, Compute
 from thinwire.plan.link import Link
-from thinwire.plan.scenario import Scenario
+from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import MessageSpec, Traffic
 
 

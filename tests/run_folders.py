@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from thinwire.plan.resolve import resolve
+from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.runs.find import find_runs

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
-from thinwire.plan.scenario import Scenario
 from thinwire.plan.shape import Shape
-from thinwire.plan.simulate import simulate
+from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import traffic
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

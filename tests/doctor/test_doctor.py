@@ -34,8 +34,7 @@ from thinwire.method import Method
 from thinwire.outer_loop import OuterLoop
 from thinwire.plan.link import Link
 from thinwire.plan.shape import Shape
-from thinwire.plan.text import share_text
-from thinwire.plan.units import parse_rate
+from thinwire.plan.units import parse_rate, share_text
 from thinwire.security.token import Token
 from thinwire.transport.address import interface_addresses
 
@@ -390,7 +389,7 @@ def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
     first, *others = finding.run.advice.recommended
     busy = first.forecast.utilisation
     assert best == (
-        f"{first.choice.text} keeps a worker busy {share_text(busy)} at the least expected loss"
+        f"{first.choice.text} keeps a worker busy {share_text(busy)} at the least measured loss"
     )
     assert len(others) >= 2
     for row in (first, *others):
@@ -413,7 +412,7 @@ def test_a_slow_line_is_measured_and_planned_for(monkeypatch) -> None:
     assert 1e5 < parse_rate(back[0]) <= 1.01 * 8 * 2**20 / 0.8  # three digits
     assert found["method"].status == "ok"
     # Dense pre-training of 150m needs a hundred times as much.
-    assert "density=1/" in found["method"].found
+    assert "bits=1:" in found["method"].found
 
 
 def test_half_an_answer_is_no_measurement() -> None:
@@ -559,7 +558,7 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(monkeypatch, 
         told = capsys.readouterr().out
         assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
         assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
-        assert "what to run: busy 90 % of the time or more, least expected loss first" in told
+        assert "what to run: busy 90 % of the time or more, least measured loss first" in told
         line = next(line for line in told.splitlines() if line.startswith("1  "))
         assert line.startswith("1  thinwire join 'TICKET' --recipe paper --model config.json --me")
         assert line.endswith(" --workers 3 --out runs/here")

@@ -72,7 +72,7 @@ def test_bytes_method_and_model_are_those_of_the_run(simulated, make_config, tex
 def test_seconds_are_medians_after_the_first_record(timed) -> None:
     job = calibrate(timed(step_s=0.25, coding_s=0.5, wait_s=0.125), link=NO_LIMIT)
     assert job.compute.step_s == pytest.approx(0.25, rel=1e-12)
-    assert job.coding.outer_s(job.shape.parameters) == pytest.approx(0.5, rel=1e-12)
+    assert job.coding.outer_s_per_parameter * job.shape.parameters == pytest.approx(0.5, rel=1e-12)
     assert job.late_s == pytest.approx(0.125, rel=1e-12)
 
 
@@ -94,7 +94,7 @@ def test_fragments_share_what_coding_takes(timed) -> None:
     job = calibrate(folder)
     messages = job.traffic.messages
     assert len(messages) > 1
-    outer_s = [job.coding.outer_s(message.parameters) for message in messages]
+    outer_s = [job.coding.outer_s_per_parameter * m.parameters for m in messages]
     assert sum(outer_s) / len(messages) == pytest.approx(0.5, rel=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_a_slower_link_is_slower_by_what_crosses_it(timed) -> None:
 
 def test_a_step_time_given_needs_no_records(simulated) -> None:
     job = calibrate(simulated("diloco"), step_s=0.75)
-    assert (job.compute.step_s, job.late_s, job.coding.outer_s(1)) == (0.75, 0, 0)
+    assert (job.compute.step_s, job.late_s, job.coding.outer_s_per_parameter) == (0.75, 0, 0)
 
 
 # -- folders that cannot be used -------------------------------------------------------------------

@@ -12,12 +12,14 @@ from plan_scenarios import message, one_message, plain, same, streaming, traffic
 from thinwire.errors import ConfigurationError
 from thinwire.fragments import At, Sequential, Strided, Whole
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link
-from thinwire.plan.required import least_round_s, steady_utilisation
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import simulate
-from thinwire.plan.tcp import OverTcp
-from thinwire.plan.topology import TOPOLOGIES, Mesh, Star
+from thinwire.plan.link import TOPOLOGIES, Link, OverTcp, Star
+from thinwire.plan.simulate import (
+    Scenario,
+    least_round_s,
+    required_bandwidth,
+    simulate,
+    steady_utilisation,
+)
 
 ALL_TOPOLOGIES = [*TOPOLOGIES.values(), OverTcp(late_s=0.003)]
 
@@ -80,7 +82,7 @@ def test_the_equation_without_overlap_is_the_one_on_paper() -> None:
         {"link": Link(up_bits_per_s=1e6, down_bits_per_s=3.0001e5, latency_s=0.017)},
         {"coding": Coding(encode_s_per_parameter=3.0001e-5)},
         {"compute": Compute(step_s=0.130001)},
-        {"topology": Mesh()},
+        {"topology": Star()},
     ],
     ids=["latency", "rate", "coding", "step", "topology"],
 )
@@ -287,7 +289,7 @@ def test_a_vote_is_one_more_gather() -> None:
 def test_pairs_cost_the_same_among_a_thousand_and_a_gather_does_not() -> None:
     def exchange_s(exchange: str, workers: int) -> float:
         scenario = one_message(exchange=exchange, workers=workers, result_nbytes=12_347 // workers)
-        scenario = replace(scenario, topology=Mesh(), link=Link.of(1e6))
+        scenario = replace(scenario, link=Link.of(1e6))
         return scenario.transfer_time(0).transfer_s
 
     assert same(exchange_s("pairs", 2), exchange_s("pairs", 1000))
@@ -304,38 +306,70 @@ def test_a_pair_is_everyone_of_two(topology) -> None:
     assert simulate(pair, steps=70) == simulate(both, steps=70)
 
 
+# -- in the long run -------------------------------------------------------------------------------
+
+
+def test_a_link_that_falls_behind_slowly_is_found_out() -> None:
+    fragments = Sequential(layers=1, offsets=At(steps=tuple(range(10))))
+    sent = streaming(fragments, parameters=1000, layers=10, every=10, tau=5)
+    scenario = plain(sent, 8 * 200 / 0.1001)
+    assert simulate(scenario, steps=100).wait_s[:100] == (0,) * 100
+    assert same(steady_utilisation(scenario), 1 / 1.001)
+
+
+@pytest.mark.parametrize("rate", [1e5, 1.1e6, 1e9])
+def test_the_bound_is_reached_where_everything_overlaps(rate) -> None:
+    # A whole round for each answer: compute and link each go on without the other.
+    scenario = plain(streaming(every=10, tau=10), rate)
+    round_s = simulate(scenario, steps=600).round_s
+    assert same((round_s[-1] - round_s[-11]) / 10, least_round_s(scenario))
+
+
+@pytest.mark.parametrize("target", [0.5, 0.9, 0.99])
+def test_the_required_rate_is_that_of_the_equation(target) -> None:
+    scenario = replace(one_message(workers=2), coding=Coding())
+    allowed_s = 7 * 0.13 * (1 / target - 1) - 0.017
+    expected = 8 * 12_347 / allowed_s if allowed_s > 0 else math.inf
+    assert required_bandwidth(target, scenario) == pytest.approx(expected, rel=1e-6)
+
+
+def test_latency_and_coding_can_be_too_much_for_any_rate() -> None:
+    scenario = one_message()
+    assert required_bandwidth(0.999, scenario) == math.inf
+    assert required_bandwidth(0.9, replace(scenario, traffic=one_message(workers=1).traffic)) == 0
+
+
+def test_the_required_rate_reaches_the_target_and_a_smaller_one_does_not() -> None:
+    scenario = plain(streaming())
+    rate = required_bandwidth(0.9, scenario)
+    assert steady_utilisation(scenario.at_rate(rate)) >= 0.9
+    assert steady_utilisation(scenario.at_rate(rate / (1 + 1e-6))) < 0.9
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "word"),
     [
-        lambda: Link.of(0),
-        lambda: Link.of(-1e6),
-        lambda: Link.of(math.nan),
-        lambda: Link(up_bits_per_s=1, down_bits_per_s=0),
-        lambda: Link.of(1, latency_s=-1),
-        lambda: Link.of(1, latency_s=math.nan),
-        lambda: Compute(step_s=0),
-        lambda: Compute(step_s=math.nan),
-        lambda: Compute.of_flops(1e9, 1e6, 1e15, 1.5),
-        lambda: Compute.of_flops(0, 1e6, 1e15, 0.5),
-        lambda: Coding(encode_s_per_parameter=-1),
-        lambda: plain(traffic_of()),
-        lambda: plain(traffic_of(message(), workers=0)),
-        lambda: plain(traffic_of(message(), tau=-1)),
-        lambda: plain(traffic_of(message(exchange="smoke signals"))),
-        lambda: plain(traffic_of(message(payload_nbytes=-1))),
-        lambda: simulate(one_message(), steps=-1),
+        (lambda: Link.of(0), "rate above 0"),
+        (lambda: Link.of(math.nan), "rate above 0"),
+        (lambda: Link(up_bits_per_s=1, down_bits_per_s=0), "rate above 0"),
+        (lambda: Link.of(1, latency_s=-1), "latency of 0 s or more"),
+        (lambda: Link.of(1, latency_s=math.nan), "latency of 0 s or more"),
+        (lambda: Compute(step_s=0), "step time above 0 s"),
+        (lambda: Compute(step_s=math.nan), "step time above 0 s"),
+        (lambda: Compute.of_flops(1e9, 1e6, 1e15, 1.5), "MFU at most 1"),
+        (lambda: Compute.of_flops(0, 1e6, 1e15, 0.5), "MFU at most 1"),
+        (lambda: Coding(encode_s_per_parameter=-1), "cannot be negative or infinite"),
+        (lambda: OverTcp(packet_nbytes=52), "headers take 52 bytes"),
+        (lambda: OverTcp(late_s=math.nan), "headers take 52 bytes"),
+        (lambda: required_bandwidth(0, one_message()), "between 0 and 1"),
+        (lambda: required_bandwidth(1, one_message()), "between 0 and 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(make) -> None:
+def test_what_cannot_be_is_refused_in_one_line(make, word: str) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot .*; because .*; do: ") as refused:
         make()
+    assert word in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_star_takes_two_hops() -> None:
-    link = Link(up_bits_per_s=80, down_bits_per_s=160, latency_s=1)
-    assert Star().gather(10, 5, link).total_s == 1 + 1 + 1 + 2
-    assert Star().scatter(10, 5, link).total_s == 1 + 4 + 1 + 2

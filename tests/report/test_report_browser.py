@@ -19,10 +19,8 @@ from thinwire.cli import main
 from thinwire.cli import report as command
 from thinwire.outer import Delay
 from thinwire.plan.compute import Compute
-from thinwire.plan.link import Link
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import simulate
-from thinwire.plan.topology import TOPOLOGIES
+from thinwire.plan.link import TOPOLOGIES, Link
+from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import traffic
 from thinwire.report.link_replay import LinkReplay
 from thinwire.runs.find import note_planned_runs
@@ -160,7 +158,7 @@ def test_the_link_is_the_readers(page) -> None:
     settled(page)
     slow = seconds_on_link(page)
     assert all(late > early for late, early in zip(slow, before, strict=True))
-    page.select_option("#topology", "mesh")
+    page.select_option("#topology", "star")
     settled(page)
     assert sum(seconds_on_link(page)) < sum(slow)
     page.fill("#bandwidth", "0")

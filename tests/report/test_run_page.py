@@ -17,9 +17,8 @@ from thinwire.cli import main
 from thinwire.cli.flags import RateFlags, RunFlags, apply_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import Compute
-from thinwire.plan.link import Link
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.topology import TOPOLOGIES
+from thinwire.plan.link import TOPOLOGIES, Link
+from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import traffic
 from thinwire.report.link_replay import ShapeCache, crossing_of, replay_data
 from thinwire.report.pareto import first_shown, front_of, pareto_front

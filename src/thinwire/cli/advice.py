@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from thinwire.cli.output import say
+from thinwire.errors import ConfigurationError
+from thinwire.plan.units import duration_text, nbytes_text, rate_text, share_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
     from rich.table import Table
 
-    from thinwire.plan.advice import Advice
+    from thinwire.plan.advice import Advice, Choice, NeededChange
     from thinwire.plan.job import Job
+
+_PAPER_RECIPE_FROM = 50e6
 
 
 def show_advice(
@@ -35,22 +39,92 @@ def show_advice(
         accelerators: that share a worker.
         where: `thinwire join` finds the run; default what `command_line` says.
     """
-    from thinwire.plan import advice_text
+    from thinwire.plan.text import advice_table
 
     say(console, "")
-    title, cells = advice_text.advice_title(advice), advice_text.advice_cells(advice, job)
-    if cells:
-        console.print(plain_table(title, advice_text.advice_head(job), cells, named=1))
-    lines = advice_text.pasted_lines(
-        advice,
-        lambda choice: advice_text.command_line(
-            choice, job, model=model, accelerators=accelerators, where=where
-        ),
-    )
-    say(console, "\n".join([*lines, ""]))
+    title, head, rows = advice_table(advice, job)
+    if rows:
+        console.print(plain_table(title, head, rows, named=1))
+    for number, row in enumerate(advice.recommended, start=1):
+        choice = row.choice
+        line = command_line(choice, job, model=model, accelerators=accelerators, where=where)
+        say(console, f"{number}  {line}\n   method = {choice.python}")
+    say(console, "")
+    say(console, "\n".join(_notes(advice, job)))
+
+
+def command_line(
+    choice: Choice,
+    job: Job,
+    *,
+    model: str | None = None,
+    accelerators: int = 1,
+    where: str | None = None,
+) -> str:
+    """The command that each worker starts with, but for the address and the folder.
+
+    Workers meet at a lighthouse, or in an object store where the job has one; those that cannot
+    come and go by torchrun.
+
+    Args:
+        choice: what is run.
+        job: for how many workers of which model.
+        model: value of --model; None: a config.json of the user's own.
+        accelerators: that share a worker.
+        where: the run is, with what `thinwire join` needs to find it; default a placeholder.
+    """
+    recipe = "--recipe paper " if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
+    rest = f"{recipe}--model {model or 'config.json'} --method {choice.text}"
+    try:
+        choice.method().check_elastic()
+    except ConfigurationError:
+        return (
+            f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29400 -m thinwire train {rest} --out runs/here"
+        )
+    if where is None:
+        where = "'TICKET'" if job.price is None else "s3://BUCKET --run-name NAME"
+    start, shared = "thinwire", ""
+    if accelerators > 1:
+        start = f"torchrun --nproc-per-node {accelerators} -m thinwire"
+        shared = f" --worker-size {accelerators}"
+    return f"{start} join {where} {rest} --workers {job.workers}{shared} --out runs/here"
+
+
+def _notes(advice: Advice, job: Job) -> Iterator[str]:
+    """What the first costs, what is kept of the rate, what would help, where losses are from."""
+    from thinwire.plan.advice import USED_SHARE
+    from thinwire.plan.forecast import bill
+    from thinwire.plan.text import LOSS_SOURCE
+
     if advice.recommended and (job.prices or job.price):
-        say(console, advice_text.bill_text(advice.recommended, job))
-    say(console, "\n".join(advice_text.advice_notes(advice)))
+        costs = bill(advice.recommended[0].forecast, job)
+        run = f"The run of 1 takes {duration_text(3600 * costs.hours)}"
+        yield (
+            f"{run if costs.is_of_run else 'A day'}: {costs.worker_hours:,.3g} worker-hours, of "
+            f"which {costs.waiting_hours:,.3g} waiting, and {nbytes_text(costs.traffic_bytes)} "
+            "that leave all workers."
+        )
+    numbered = enumerate(advice.recommended, start=1)
+    if hidden := [str(number) for number, row in numbered if row.choice.tau is not None]:
+        kept = share_text(1 - USED_SHARE)
+        yield f"{', '.join(hidden)}: {kept} of the rate is kept for headers and delays."
+    if advice.changes:
+        yield "One of these would change it:"
+        yield from (f"  {_change(change)}" for change in advice.changes)
+    elif not advice.recommended:
+        yield "No bandwidth, length of rounds or number of workers that was tried would change it."
+    if advice.recommended or advice.closest is not None:
+        yield LOSS_SOURCE
+
+
+def _change(change: NeededChange) -> str:
+    by = change.choice.text
+    if change.quantity == "bandwidth":
+        return f"a link of {rate_text(change.value)} up and down ({by})"
+    if change.quantity == "workers":
+        return f"{change.value:g} workers ({by})"
+    return f"rounds of {change.value:g} steps ({by}), which no run here had"
 
 
 def plain_table(
@@ -69,7 +143,7 @@ def plain_table(
     from rich.table import Table
 
     # No borders: a method's text and seven numbers have to fit into 80 columns.
-    table = Table(box=SIMPLE_HEAD, padding=0, title=title)
+    table = Table(box=SIMPLE_HEAD, padding=0, title=title, min_width=len(title))
     for column, heading in enumerate(head):
         is_name = column == named
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)

@@ -109,7 +109,7 @@ class DoctorCommand:
     def _expected(self) -> ExpectedRun:
         """What the flags say of the run, checked."""
         from thinwire.doctor import ExpectedRun
-        from thinwire.plan.resolve import resolve
+        from thinwire.plan.models import resolve
         from thinwire.plan.shape import Shape
 
         given: dict[str, str] = given_in(self)

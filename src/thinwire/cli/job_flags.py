@@ -12,7 +12,7 @@ import tyro
 
 from thinwire.cli.flags import Option, Switch, flag, given_in, read_flag
 from thinwire.errors import ConfigurationError
-from thinwire.plan.accelerators import peak_flops_per_s
+from thinwire.plan.compute import peak_flops_per_s
 from thinwire.plan.units import (
     parse_count,
     parse_duration,
@@ -23,9 +23,8 @@ from thinwire.plan.units import (
 )
 
 if TYPE_CHECKING:
-    from thinwire.plan.bucket_price import BucketPrice
     from thinwire.plan.calibration import Calibration
-    from thinwire.plan.job import Job
+    from thinwire.plan.job import BucketPrice, Job
     from thinwire.plan.link import Link
 
 _MFU: Final = 0.4
@@ -81,7 +80,7 @@ class JobFlags:
     """What a worker receives at."""
     latency: Annotated[str, parse_latency, tyro.conf.arg(metavar="DURATION")] = "0"
     """One way, such as 50ms."""
-    topology: Option[Literal["ring", "tree", "star", "mesh"]] = None
+    topology: Option[Literal["ring", "star"]] = None
     """How messages travel: ring over gloo, star by an object store; default ring."""
     worker_price: _Price = None
     """Of a worker with all its accelerators for an hour, such as 2.50USD."""
@@ -136,12 +135,10 @@ class JobFlags:
                 do="leave one of them out",
             )
         from thinwire.plan.compute import Coding, Compute
-        from thinwire.plan.job import Job
-        from thinwire.plan.link import Link
-        from thinwire.plan.money import Prices
-        from thinwire.plan.resolve import resolve
+        from thinwire.plan.job import Job, Prices
+        from thinwire.plan.link import TOPOLOGIES, Link
+        from thinwire.plan.models import resolve
         from thinwire.plan.shape import Shape
-        from thinwire.plan.topology import TOPOLOGIES
         from thinwire.security.sealing import SEAL_NBYTES
 
         values = self._values()
@@ -201,7 +198,7 @@ def _job_again(
     calibration: Calibration, values: Mapping[str, Any], link: Link, coding: Any, prices: Any
 ) -> Job:
     from thinwire.plan.job import Job
-    from thinwire.plan.tcp import OverTcp
+    from thinwire.plan.link import OverTcp
 
     return Job(
         shape=calibration.shape,
@@ -235,7 +232,7 @@ def _currency(values: Mapping[str, Any]) -> str | None:
 def _bucket_price(
     values: Mapping[str, Any], currency: str | None, *, elastic: bool
 ) -> BucketPrice | None:
-    from thinwire.plan.bucket_price import BucketPrice
+    from thinwire.plan.job import BucketPrice
 
     if "egress_price" not in values:
         return None
@@ -279,7 +276,6 @@ _NEEDS: Final = {
     "put_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
     "get_price": ("egress_price", "a store charges for bytes, too", "0.09USD"),
     "elastic": ("egress_price", "only an object store is asked for it", "0.09USD"),
-    "out": ("sweep", "only a sweep writes a page", "bandwidth"),
 }
 
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from thinwire.cli.advice import plain_table, show_advice
 from thinwire.cli.flags import Flat, Option, Switch, read_flag
 from thinwire.cli.job_flags import JobFlags, check_flags
 from thinwire.cli.output import say
-from thinwire.plan.units import parse_share
+from thinwire.plan.units import (
+    count_text,
+    duration_text,
+    nbytes_text,
+    parse_share,
+    rate_text,
+    share_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
     from thinwire.method import Method
-    from thinwire.plan.advice import Advice
     from thinwire.plan.calibration import Calibration
-    from thinwire.plan.forecast import Row
+    from thinwire.plan.forecast import Forecast
     from thinwire.plan.job import Job
+    from thinwire.plan.text import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,61 +47,42 @@ class PlanCommand:
     """Comma-separated, such as ddp,muloco:bits=2; default all, or the run's with --from."""
     target: str = "90%"
     """Utilisation from which on a link carries a method."""
-    sweep: Option[Literal["bandwidth", "latency", "workers", "step-time", "sync-every"]] = None
-    """Plot utilisation against it into a page that opens offline."""
-    out: Option[Path] = None
-    """The page of --sweep; default plan-QUANTITY.html."""
     json: Switch = False
     """Print everything as JSON, with the units in its names."""
     flags: Flat[JobFlags] = field(default_factory=JobFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        own = {name for name in ("sweep", "out") if getattr(self, name) is not None}
-        check_flags(own | self.flags.given())
+        check_flags(self.flags.given())
         target = read_flag("target", parse_share, self.target)
-        from thinwire.plan import text
-        from thinwire.plan.forecast import forecasts
-        from thinwire.plan.sweep import sweep
+        from thinwire.plan.advice import advise
+        from thinwire.plan.forecast import Forecast, RefusedMethod, forecasts
         from thinwire.plan.to_json import plan_record
 
         calibration = self.flags.calibration()
         methods = self._methods(calibration)
         job = self.flags.job(calibration)
         rows = forecasts(methods, job, target=target)
-        advice = self._advice(job, rows, target)
-        swept = out = None
-        if self.sweep is not None:
-            from thinwire import report
-
-            swept = sweep(self.sweep, methods, job, rows)
-            out = self.out or Path(f"plan-{self.sweep}.html")
-            report.write_page(report.plan_page(job, rows, swept, target=target, advice=advice), out)
+        found = [row for row in rows if isinstance(row, Forecast)]
+        fitting = [row.method for row in found if row.fits]
+        # Not where methods were asked for, of which one reaches the target.
+        advice = None if self.methods and fitting else advise(job, target=target)
         if self.json:
-            record = plan_record(
-                job, rows, target=target, swept=swept, calibration=calibration, advice=advice
-            )
+            record = plan_record(job, rows, target=target, calibration=calibration, advice=advice)
             say(console, json.dumps(record, indent=2))
             return
-        if calibration is not None:
-            say(console, text.run_text(calibration))
-        _show(console, job, rows)
-        said = [*text.refusals(rows), text.verdict(rows, target)]
+        for line in (*_run_text(calibration), f"{job_text(job)}; {link_text(job)}\n"):
+            say(console, line)
+        for table in _tables(job, found):
+            console.print(plain_table(*table))
+        said = [f"{row.method}: {row.error}" for row in rows if isinstance(row, RefusedMethod)]
         # Among all presets at their own settings are some that are there to be reproduced.
-        say(console, "\n".join(said[:-1] if self.methods is None and advice else said))
+        if self.methods is not None or advice is None:
+            said.append(verdict(fitting, len(rows), target))
+        say(console, "\n".join(said))
         if advice is not None:
             model, accelerators = self.flags.model, self.flags.sharing()
             show_advice(console, advice, job, model=model, accelerators=accelerators)
-        if out is not None:
-            say(console, f"wrote {out}")
-
-    def _advice(self, job: Job, rows: Sequence[Row], target: float) -> Advice | None:
-        """What to run; None where methods were asked for, of which one reaches the target."""
-        from thinwire.plan.advice import advise
-        from thinwire.plan.forecast import Forecast
-
-        fits = any(isinstance(row, Forecast) and row.fits for row in rows)
-        return None if self.methods is not None and fits else advise(job, target=target)
 
     def _methods(self, calibration: Calibration | None) -> list[Method]:
         from thinwire import presets
@@ -106,35 +94,108 @@ class PlanCommand:
         return [presets.by_name(name)() for name in presets.names()]
 
 
-def _show(console: Console, job: Job, rows: Sequence[Row]) -> None:
-    from thinwire.plan import text
-    from thinwire.plan.forecast import Forecast
+def _run_text(calibration: Calibration | None) -> Iterator[str]:
+    """The run that the job was taken from."""
+    if calibration is not None:
+        measured = calibration.measured
+        seconds, busy = duration_text(measured.training_s), share_text(measured.utilisation)
+        ran = f"{calibration.steps} steps of {calibration.method.name} in {seconds}"
+        yield f"the run: {ran}, {busy} busy"
 
-    say(console, f"{text.job_text(job)}; {text.link_text(job)}\n")
-    found = [row for row in rows if isinstance(row, Forecast)]
-    console.print(
-        plain_table(
-            "bytes that each worker sends, and how busy it is",
-            text.OUTCOME_HEAD,
-            [text.outcome_cells(row) for row in found],
-        )
+
+def job_text(job: Job) -> str:
+    """Model, workers and step time."""
+    topology = job.topology.name
+    workers = "1 worker" if job.workers == 1 else f"{job.workers} workers in a {topology}"
+    return f"{job.shape.name} on {workers}, {duration_text(job.compute.step_s)} a step"
+
+
+def link_text(job: Job) -> str:
+    """Rates and latency."""
+    link = job.link
+    up, down = rate_text(link.up_bits_per_s), rate_text(link.down_bits_per_s)
+    rates = f"{up} up and down" if up == down else f"{up} up, {down} down"
+    return f"{rates}, {duration_text(link.latency_s)} one way"
+
+
+def verdict(fitting: Sequence[str], methods: int, target: float) -> str:
+    """Which of so many methods the link carries."""
+    busy = f"busy {share_text(target)} of the time"
+    if not fitting:
+        return f"No method keeps the workers {busy} on this link."
+    if len(fitting) == methods:
+        return f"Every method keeps the workers {busy}."
+    return f"The workers are {busy} with {', '.join(fitting)}."
+
+
+def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
+    from thinwire.plan.forecast import UTILISATIONS
+
+    title = "bytes that each worker sends, and how busy it is"
+    head: tuple[str, ...] = (
+        "method",
+        "H",
+        "a round",
+        "a day",
+        "peak bit/s",
+        "busy",
+        "limit",
+        "fits",
     )
+    yield title, head, [_outcome(row) for row in rows]
     if job.tokens_per_step is not None:
-        cells = [text.run_cells(row) for row in found]
-        console.print(
-            plain_table("the run: tokens of all workers, bytes of each", text.run_head(job), cells)
-        )
+        head = ("method", "tokens a day", "wall-clock", "sent", "received")
+        head = head[:2] if job.tokens is None else head
+        yield "the run: tokens of all workers, bytes of each", head, [_run(row) for row in rows]
     if job.price is not None:
-        cells = [text.cost_cells(row, job) for row in found]
-        console.print(
-            plain_table(
-                "what all workers ask the store for, and the price", text.cost_head(job), cells
-            )
-        )
-    console.print(
-        plain_table(
-            "bandwidth in bit/s for a utilisation of",
-            text.BANDWIDTH_HEAD,
-            [text.bandwidth_cells(row) for row in found],
-        )
+        title = "what all workers ask the store for, and the price"
+        head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
+        head = head if job.tokens is None else (*head, "the run")
+        yield title, head, [_cost(row, job.workers) for row in rows]
+    shares = [f"{100 * share:.0f} %" for share in UTILISATIONS]
+    needed = [(row.method, *map(_bits, row.required_bits_per_s.values())) for row in rows]
+    yield "bandwidth in bit/s for a utilisation of", ("method", *shares), needed
+
+
+def _outcome(row: Forecast) -> tuple[str, ...]:
+    """Bytes that a worker sends, at what rate at most, and how busy the link keeps it."""
+    return (
+        row.method,
+        str(row.sync_every_steps),
+        nbytes_text(row.sent_bytes_per_round),
+        nbytes_text(row.sent_bytes_per_day),
+        _bits(row.peak_sent_bits_per_s, none="0"),
+        share_text(row.utilisation),
+        row.limit,
+        "yes" if row.fits else "no",
     )
+
+
+def _run(row: Forecast) -> tuple[str, ...]:
+    """Tokens of a day, and the whole run if its length is known."""
+    day = count_text(row.tokens_per_day or 0)
+    if row.wall_s is None or row.sent_bytes is None or row.received_bytes is None:
+        return row.method, day
+    sent, received = nbytes_text(row.sent_bytes), nbytes_text(row.received_bytes)
+    return row.method, day, duration_text(row.wall_s), sent, received
+
+
+def _cost(row: Forecast, workers: int) -> tuple[str, ...]:
+    """What all workers ask an object store for in a round, and what that costs."""
+    from thinwire.plan.text import money_text
+
+    costs = (row.cost_per_round, row.cost_per_day, row.cost)
+    return (
+        row.method,
+        str(workers * row.puts_per_round + row.meeting_puts_per_round),
+        str(workers * row.gets_per_round + row.meeting_gets_per_round),
+        nbytes_text(workers * row.received_bytes_per_round),
+        *(money_text(cost) for cost in costs if cost is not None),
+    )
+
+
+def _bits(per_s: float, none: str = "any") -> str:
+    """A rate that is sent or needed."""
+    if math.isinf(per_s):
+        return "none"
+    return rate_text(per_s).removesuffix("bit/s").rstrip() if per_s else none

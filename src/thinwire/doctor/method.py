@@ -17,12 +17,10 @@ from thinwire.plan.advice import Advice, Recommendation, advise
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import Forecast, forecast
 from thinwire.plan.job import Job
-from thinwire.plan.link import Link
-from thinwire.plan.resolve import resolve
+from thinwire.plan.link import Link, Ring, Topology
+from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
-from thinwire.plan.text import share_text
-from thinwire.plan.topology import Mesh, Topology
-from thinwire.plan.units import duration_text, rate_text
+from thinwire.plan.units import duration_text, rate_text, share_text
 
 _TARGET: Final = 0.9
 _MODEL, _WORKERS, _STEP_S = "150m", 2, 1.0
@@ -127,13 +125,13 @@ def method_finding(
         link: as measured; None: it was not.
         planned: what the user said of the run.
         run: what the registry knows of it; what the user said is believed more.
-        topology: how messages travel; default from each worker to each.
+        topology: how messages travel; default in a ring.
     """
     if link is None:
         found = "not reckoned: the rate to the lighthouse was not measured"
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding("warn", found, do)
-    job, flags, figures = _job(link, planned, run, topology or Mesh())
+    job, flags, figures = _job(link, planned, run, topology or Ring())
     plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
     method, own = run.method(), None
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
@@ -165,7 +163,7 @@ def _own_text(row: Forecast) -> str:
 def _advice_text(advice: Advice) -> str:
     if advice.recommended:
         best = advice.recommended[0]
-        return f"{_busy_text(best)} at the least expected loss"
+        return f"{_busy_text(best)} at the least measured loss"
     if advice.closest is None:
         return "no method's first exchange would ever end on this link"
     nothing = f"nothing tried keeps a worker busy {share_text(advice.target)} of the time"

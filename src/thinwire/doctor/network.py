@@ -22,7 +22,7 @@ from thinwire.doctor.method import ExpectedRun, RunDescription, measured_link, m
 from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.https import send_request
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.plan.topology import Star
+from thinwire.plan.link import Star
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.security.token import Token
 from thinwire.transport.address import address_text, local_address, split_address

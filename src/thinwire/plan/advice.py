@@ -1,27 +1,151 @@
-"""What to run on a link: of all that can be chosen, what keeps workers busy at the least loss."""
+"""What to run on a link: of each preset the shortest rounds that keep its workers busy."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from thinwire import presets
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
-from thinwire.plan.choice import INTERVALS, Choice, choices
 from thinwire.plan.forecast import Forecast, forecast
 from thinwire.plan.job import Job
-from thinwire.plan.loss import LossEstimate, expected_loss
-from thinwire.plan.required import required_bandwidth, steady_utilisation
+from thinwire.plan.simulate import required_bandwidth, steady_utilisation
 from thinwire.plan.traffic import Traffic
 
-_MOST: Final = 5
-_FEWEST_ROUNDS: Final = 10
-_LONGEST: Final = 100_000
-_NEAR: Final = 8
+LOSSES: Final[Mapping[str, tuple[float, str]]] = {
+    "ddp": (0.0, "ddp"),
+    "muloco": (-0.0904, "muloco"),
+    "muloco:bits=4": (-0.0903, "muloco 4 bit"),
+    "muloco:bits=2": (-0.0929, "muloco 2 bit"),
+    "muloco:bits=1": (-0.0746, "muloco 1 bit"),
+    "streaming_muloco": (-0.0684, "streaming_muloco"),
+    "sparse_muloco": (0.0163, "sparse_muloco"),
+    "sparse_muloco:density=1/8": (-0.0374, "sparse_muloco 1/8"),
+    "sparse_muloco:density=1/64": (0.0729, "sparse_muloco 1/64"),
+    "sparse_muloco:density=1/128": (0.1595, "sparse_muloco 1/128"),
+    "sparseloco": (0.097, "sparseloco"),
+    "sparseloco:density=1/8": (0.1428, "sparseloco 1/8"),
+    "sparseloco:density=1/64": (0.1058, "sparseloco 1/64"),
+    "sparseloco:density=1/128": (0.1244, "sparseloco 1/128"),
+    "diloco": (0.1013, "diloco"),
+    "streaming_diloco": (0.1113, "streaming_diloco"),
+    "noloco": (0.1299, "noloco"),
+    "demo": (0.1339, "demo"),
+    "decoupled_momentum": (0.6407, "decoupled momentum"),
+}
+"""Loss against data-parallel AdamW on as many tokens, as a share of it, and the arm that had it.
+
+Means over three seeds of benchmarks/results/claims-small.json: 0.25M parameters, 480 steps, 4
+workers, rounds of 10 steps. A test compares them. A number of a preset that is not here counts as
+the preset.
+"""
+NO_EXCHANGE_LOSS: Final = 0.4789
+"""Likewise of workers that only average at the end: what loses as much is not advised."""
 USED_SHARE: Final = 0.85
 """Of the rate, where exchanges are hidden behind inner steps: headers take a twentieth, and what
 delays a message that just fits is waited for in each of many. Replays of messages that took as long
 as the steps that were to hide them waited as if they had 0.82 to 0.86 of the rate (docs/log.md)."""
+INTERVALS: Final = (5, 7, 10, 15, 20, 30, 40, 50, 64, 80, 100, 128, 160, 200, 256)
+"""H that are tried."""
+
+_LONGEST_MEASURED: Final = 30
+_TAUS: Final = (1, 2, 5)
+_LAYERS: Final = (1, 3)
+_DENSITIES: Final = (1 / 8, 1 / 32, 1 / 64, 1 / 128)
+_BITS: Final = (16, 4, 2, 1)
+# MuLoCo's inner rates are published for these.
+_LEAST_PUBLISHED, _MOST_PUBLISHED = 150e6, 15e9
+
+_ONE_EXCHANGE: Final = ("ddp", "demo", "decoupled_momentum", "noloco")
+_MOST: Final = 5
+_FEWEST_ROUNDS: Final = 10
+# A fiftieth apart.
+_LONGER: Final = tuple(round(INTERVALS[-1] * 1.02**power) for power in range(1, 302))
+_NEAR: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A preset and numbers of it, as `--method` has them; None is left to the preset.
+
+    Args:
+        preset: its name.
+        sync_every: H.
+        bits: of a number on the wire.
+        density: share of the numbers that is sent.
+        tau: inner steps that an exchange may take.
+        layers: in a fragment.
+        exchange: gather or reduce_scatter.
+        parameters: for which a preset chooses its inner optimizer.
+
+    >>> choice = Choice(preset="muloco", bits=1, sync_every=64)
+    >>> choice.text, choice.python
+    ('muloco:bits=1:sync_every=64', 'tw.presets.muloco(bits=1, sync_every=64)')
+    """
+
+    preset: str
+    sync_every: int | None = None
+    bits: int | None = None
+    density: float | None = None
+    tau: int | None = None
+    layers: int | None = None
+    exchange: str | None = None
+    parameters: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The value of `--method`."""
+        return ":".join((self.preset, *(f"{name}={value}" for name, value in self._arguments())))
+
+    @property
+    def label(self) -> str:
+        """`text` without H and the size of the model, for tables that have both elsewhere."""
+        return replace(self, sync_every=None, parameters=None).text
+
+    @property
+    def python(self) -> str:
+        """The same as an expression, with thinwire as `tw`."""
+        rules = {"gather": "tw.Gather()", "reduce_scatter": "tw.ReduceScatter()"}
+        given = ", ".join(f"{name}={rules.get(value, value)}" for name, value in self._arguments())
+        return f"tw.presets.{self.preset}({given})"
+
+    def method(self) -> Method:
+        """The method."""
+        return presets.from_text(self.text)
+
+    @property
+    def loss_share(self) -> float | None:
+        """What the preset lost, by `LOSSES`; None: nobody measured it."""
+        coded = Choice(preset=self.preset, bits=self.bits, density=self.density).text
+        share, _ = LOSSES.get(coded) or LOSSES.get(self.preset) or (None, "")
+        return share
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether H can be chosen."""
+        return self.preset not in ("ddp", "demo")
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether numbers are rounded, or left out, before they are sent."""
+        is_dense = self.preset in ("ddp", "diloco", "muloco", "noloco")
+        return not is_dense or self.bits is not None
+
+    def _arguments(self) -> Iterator[tuple[str, str]]:
+        if self.parameters is not None:
+            # Three digits and a power of ten that both a command line and Python read.
+            power = 9 if self.parameters >= 1e9 else 6
+            yield "parameters", f"{float(f'{self.parameters:.3g}') / 10**power:g}e{power}"
+        if self.bits is not None:
+            yield "bits", str(self.bits)
+        if self.density is not None:
+            yield "density", f"1/{round(1 / self.density)}"
+        for name in ("layers", "tau", "sync_every", "exchange"):
+            value: int | str | None = getattr(self, name)
+            if value is not None:
+                yield name, str(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +155,10 @@ class Recommendation:
     Args:
         choice: preset and numbers.
         forecast: what it sends and how busy it keeps the workers.
-        estimate: what it is expected to cost in loss.
     """
 
     choice: Choice
     forecast: Forecast
-    estimate: LossEstimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +182,8 @@ class Advice:
 
     Args:
         target: utilisation that was to be reached.
-        recommended: the best choice of each of five presets that reach it, least expected loss
-            first, and data parallelism if it does.
+        recommended: a choice of each of five presets that reach it, least measured loss first, and
+            data parallelism if it does.
         closest: the busiest choice where none reaches it; None: nothing can be run at all.
         changes: each of which would make one reach it, where none does.
     """
@@ -72,15 +194,45 @@ class Advice:
     changes: tuple[NeededChange, ...]
 
 
+def choices(parameters: float) -> Iterator[Choice]:
+    """All choices for a model of so many parameters, each at its preset's H.
+
+    Left out is a reduce-scatter of codes, which rounds twice, for no run says what that costs; and
+    what lost as much as workers that do not exchange.
+    """
+    is_published = _LEAST_PUBLISHED <= parameters <= _MOST_PUBLISHED
+    muon = Choice(preset="muloco", parameters=parameters if is_published else None)
+    dense = [Choice(preset="diloco"), muon]
+    coded = [replace(muon, bits=bits) for bits in _BITS]
+    coded += [
+        Choice(preset=preset, density=density)
+        for preset in ("sparseloco", "sparse_muloco")
+        for density in _DENSITIES
+    ]
+    coded += [
+        Choice(preset=preset, layers=layers, tau=tau)
+        for preset in ("streaming_diloco", "streaming_muloco")
+        for layers in _LAYERS
+        for tau in _TAUS
+    ]
+    alone = [Choice(preset=preset) for preset in _ONE_EXCHANGE]
+    gathered = [replace(choice, exchange="gather") for choice in (*dense, *coded)]
+    reduced = [replace(choice, exchange="reduce_scatter") for choice in dense]
+    for choice in (*alone, *dense, *coded, *gathered, *reduced):
+        if choice.loss_share is None or choice.loss_share < NO_EXCHANGE_LOSS:
+            yield choice
+
+
 def advise(
     job: Job, *, target: float = 0.9, usable: Callable[[Method], None] | None = None
 ) -> Advice:
-    """The choices that keep the workers of `job` busy, those of the least expected loss first.
+    """The choices that keep the workers of `job` busy, presets of the least measured loss first.
 
     For every preset, width, density, delay, cut and exchange the shortest rounds that reach the
-    target are looked for, because longer ones lose more; of those of one preset the one with the
-    least expected loss counts. H of the job, if it has one, is kept. A run whose tokens are known
-    has 10 rounds or more.
+    target are looked for, because longer ones lose more. Of those of one preset the one with the
+    least measured loss is taken of all whose rounds are no longer than measured ones, else the one
+    with the shortest rounds. H of the job, if it has one, is kept. A run whose tokens are known has
+    10 rounds or more.
 
     Args:
         job: model, workers and link.
@@ -103,25 +255,16 @@ def advise(
     ()
     """
     search = _Search(job, target, usable)
-    best: dict[str, tuple[Choice, LossEstimate]] = {}
-    for choice in search.choices:
-        found = search.shortest(choice)
-        if found is None:
-            continue
-        estimate = search.loss(found)
-        known = best.get(choice.preset)
-        if known is None or estimate.loss.middle < known[1].loss.middle:
-            best[choice.preset] = found, estimate
-    ordered = sorted(best.values(), key=lambda found: found[1].loss.middle)
+    ordered = search.best()
     shown = ordered[:_MOST]
     # Where the link carries plain data parallelism, a user should know it.
-    shown += [found for found in ordered[_MOST:] if found[0].preset == "ddp"]
-    recommended = tuple(search.recommend(choice) for choice, _ in shown)
+    shown += [choice for choice in ordered[_MOST:] if choice.preset == "ddp"]
+    closest = None if shown else max(search.longest_rounds(), key=search.utilisation, default=None)
     return Advice(
         target=target,
-        recommended=recommended,
-        closest=None if recommended else search.closest(),
-        changes=() if recommended else tuple(search.changes()),
+        recommended=tuple(search.recommend(choice) for choice in shown),
+        closest=search.recommend(closest) if closest and search.utilisation(closest) else None,
+        changes=() if shown else tuple(search.changes()),
     )
 
 
@@ -132,89 +275,72 @@ class _Search:
         job: model, workers and link.
         target: utilisation to be reached.
         usable: raises ConfigurationError for a method that cannot be run.
-        intervals: H that are tried; default those of the job.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        target: float,
-        usable: Callable[[Method], None] | None,
-        *,
-        intervals: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, job: Job, target: float, usable: Callable[[Method], None] | None) -> None:
+        self._asked, self._target, self._usable = job, target, usable
         # The choices have an H of their own.
-        self._job, self._target = replace(job, sync_every=None), target
+        self._job = replace(job, sync_every=None)
         longest = math.inf if job.steps is None else job.steps // _FEWEST_ROUNDS
         given = INTERVALS if job.sync_every is None else (job.sync_every,)
-        possible = [every for every in given if every <= longest]
-        self._intervals = possible if intervals is None else intervals
-        self._longest = longest if job.sync_every is None else 0
-        self._usable = usable
+        self._intervals = [every for every in given if every <= longest]
+        self._longer = [every for every in _LONGER if every <= longest and not job.sync_every]
         self._known: dict[Choice, Traffic | None] = {}
         self.choices = list(choices(job.shape.parameters))
 
-    def loss(self, choice: Choice) -> LossEstimate:
-        """What a choice is expected to cost."""
-        shape, workers = self._job.shape, self._job.workers
-        return expected_loss(choice, parameters=shape.parameters, workers=workers)
+    def best(self) -> list[Choice]:
+        """The choice of each preset that reaches the target, least measured loss first."""
+        found = self._shortest(self.choices, self._intervals)
+        best: dict[str, Choice] = {}
+        for choice in sorted(found, key=_within_a_preset):
+            best.setdefault(choice.preset, choice)
+        return sorted(best.values(), key=_loss)
 
     def recommend(self, choice: Choice) -> Recommendation:
         """A choice, with all that is known of it."""
-        method = choice.method()
-        return Recommendation(
-            choice=choice,
-            forecast=forecast(method, self._job_of(choice), target=self._target, utilisations=()),
-            estimate=self.loss(choice),
-        )
-
-    def shortest(self, choice: Choice) -> Choice | None:
-        """`choice` with the shortest rounds that reach the target; None: none do."""
-        if not choice.has_rounds:
-            return choice if self._utilisation(choice) >= self._target else None
-        intervals = self._intervals
-        # Longer rounds wait less. One that a method cannot have is too short for its fragments.
-        low, high = 0, len(intervals)
-        while low < high:
-            middle = (low + high) // 2
-            if self._reaches(choice, intervals[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return replace(choice, sync_every=intervals[low]) if low < len(intervals) else None
-
-    def closest(self) -> Recommendation | None:
-        """The busiest that there is."""
-        found = max(self._longest_rounds(), key=self._utilisation, default=None)
-        if found is None or not self._utilisation(found):
-            return None
-        return self.recommend(found)
+        job = self._job_of(choice)
+        found = forecast(choice.method(), job, target=self._target, utilisations=())
+        return Recommendation(choice=choice, forecast=found)
 
     def changes(self) -> Iterator[NeededChange]:
         """What would help, each by itself: a faster link, longer rounds, fewer workers."""
         # The least rate is that of one of those that are nearly busy enough.
-        busiest = sorted(self._longest_rounds(), key=self._utilisation, reverse=True)[:_NEAR]
-        rates = [(self._rate(choice), choice) for choice in busiest]
-        rate, choice = min(rates, key=lambda found: found[0], default=(math.inf, None))
-        if choice is not None and rate < math.inf:
-            yield NeededChange(quantity="bandwidth", value=rate, choice=choice)
-        longer = [found for choice in busiest if (found := self._lengthened(choice))]
-        if longer:
-            shortest = min(longer, key=lambda choice: choice.sync_every or 0)
-            value = shortest.sync_every or 0
-            yield NeededChange(quantity="sync-every", value=value, choice=shortest)
+        busiest = sorted(self.longest_rounds(), key=self.utilisation, reverse=True)[:_NEAR]
+        rates = {choice: self._rate(choice) for choice in busiest}
+        nearest = min(busiest, key=lambda choice: rates[choice], default=None)
+        if nearest is not None and rates[nearest] < math.inf:
+            yield NeededChange(quantity="bandwidth", value=rates[nearest], choice=nearest)
+        longer = self._shortest([choice for choice in busiest if choice.has_rounds], self._longer)
+        for choice in sorted(longer, key=lambda choice: choice.sync_every or 0)[:1]:
+            value = choice.sync_every or 0
+            yield NeededChange(quantity="sync-every", value=value, choice=choice)
         if (fewer := self._fewer_workers()) is not None:
             yield fewer
 
-    def _longest_rounds(self) -> list[Choice]:
+    def longest_rounds(self) -> list[Choice]:
         """Every choice that can be run, with the longest rounds that it may have."""
-        longest = self._intervals[-1] if self._intervals else None
         found = [
-            replace(choice, sync_every=longest) if choice.has_rounds else choice
+            replace(choice, sync_every=every)
             for choice in self.choices
-            if longest is not None or not choice.has_rounds
+            for every in (self._intervals[-1:] if choice.has_rounds else [None])
         ]
         return [choice for choice in found if self._traffic(choice) is not None]
+
+    def utilisation(self, choice: Choice) -> float:
+        """How busy a choice keeps the workers; 0 if it cannot be run."""
+        sent = self._traffic(choice)
+        return 0.0 if sent is None else steady_utilisation(self._job_of(choice).scenario(sent))
+
+    def _shortest(self, choices: Sequence[Choice], intervals: Sequence[int]) -> list[Choice]:
+        """Those of `choices` that reach the target, each with its shortest rounds that do."""
+        found: list[Choice] = []
+        for choice in choices:
+            given = intervals if choice.has_rounds else (None,)
+            rounds = [replace(choice, sync_every=every) for every in given]
+            # Longer rounds wait less. One that a method cannot have is too short for its fragments.
+            at = bisect_left(rounds, self._target, key=self.utilisation)
+            found += rounds[at : at + 1]
+        return found
 
     def _rate(self, choice: Choice) -> float:
         sent = self._traffic(choice)
@@ -223,52 +349,27 @@ class _Search:
         rate = required_bandwidth(self._target, self._job.scenario(sent))
         return rate if choice.tau is None else rate / USED_SHARE
 
-    def _lengthened(self, choice: Choice) -> Choice | None:
-        """With rounds longer than those that are tried, if any reach the target."""
-        high = min(_LONGEST, self._longest)
-        low = INTERVALS[-1]
-        if not choice.has_rounds or high <= low or not self._reaches(choice, int(high)):
-            return None
-        high = int(high)
-        while high - low > max(1, low // 50):
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._reaches(choice, middle) else (middle, high)
-        return replace(choice, sync_every=high)
-
     def _fewer_workers(self) -> NeededChange | None:
         """Fewer workers, all of which some choice keeps busy: half as many, or half of these."""
         workers = self._job.workers // 2
         while workers > 1:
-            job = replace(self._job, workers=workers)
-            search = _Search(job, self._target, self._usable, intervals=self._intervals)
+            search = _Search(replace(self._asked, workers=workers), self._target, self._usable)
             # The fewer they are, the more a gather is the cheaper exchange.
-            search.choices = [c for c in self.choices if c.exchange == "gather" or c.is_alone]
-            longest = search._longest_rounds()
-            if any(search._utilisation(choice) >= self._target for choice in longest):
-                found = [one for c in search.choices if (one := search.shortest(c)) is not None]
-                best = min(found, key=lambda one: search.loss(one).loss.middle)
-                return NeededChange(quantity="workers", value=workers, choice=best)
+            search.choices = [
+                c for c in self.choices if c.exchange == "gather" or c.preset in _ONE_EXCHANGE
+            ]
+            if any(search.utilisation(c) >= self._target for c in search.longest_rounds()):
+                return NeededChange(quantity="workers", value=workers, choice=search.best()[0])
             workers //= 2
         return None
-
-    def _reaches(self, choice: Choice, sync_every: int) -> bool:
-        return self._utilisation(replace(choice, sync_every=sync_every)) >= self._target
-
-    def _utilisation(self, choice: Choice) -> float:
-        sent = self._traffic(choice)
-        return 0.0 if sent is None else steady_utilisation(self._job_of(choice).scenario(sent))
 
     def _job_of(self, choice: Choice) -> Job:
         """The job, at the rate that a choice may count on."""
         if choice.tau is None:
             return self._job
-        link = self._job.link
-        slower = replace(
-            link,
-            up_bits_per_s=USED_SHARE * link.up_bits_per_s,
-            down_bits_per_s=USED_SHARE * link.down_bits_per_s,
-        )
-        return replace(self._job, link=slower)
+        link, share = self._job.link, USED_SHARE
+        up, down = share * link.up_bits_per_s, share * link.down_bits_per_s
+        return replace(self._job, link=replace(link, up_bits_per_s=up, down_bits_per_s=down))
 
     def _traffic(self, choice: Choice) -> Traffic | None:
         """What it sends; None if it cannot be run, or rounds twice."""
@@ -277,11 +378,15 @@ class _Search:
         return self._known[choice]
 
     def _found_traffic(self, choice: Choice) -> Traffic | None:
-        if choice.has_rounds and choice.tau is None and choice.sync_every is not None:
+        every = choice.sync_every
+        if choice.has_rounds and choice.tau is None and every is not None:
             # What goes out in one piece has the same sizes in rounds of every length, and takes
             # long to work out for a thousand workers.
             once = self._traffic(replace(choice, sync_every=None))
-            return None if once is None else _in_rounds(once, choice.sync_every)
+            if once is None:
+                return None
+            (message,) = once.messages
+            return replace(once, sync_every=every, messages=(replace(message, first=every),))
         try:
             method = choice.method()
             if self._usable is not None:
@@ -293,6 +398,10 @@ class _Search:
         return None if choice.is_coded and "reduce_scatter" in exchanges else sent
 
 
-def _in_rounds(sent: Traffic, sync_every: int) -> Traffic:
-    (message,) = sent.messages
-    return replace(sent, sync_every=sync_every, messages=(replace(message, first=sync_every),))
+def _loss(choice: Choice) -> float:
+    return math.inf if choice.loss_share is None else choice.loss_share
+
+
+def _within_a_preset(choice: Choice) -> tuple[int, float, int, int]:
+    every = choice.sync_every or 1
+    return max(every, _LONGEST_MEASURED), _loss(choice), choice.tau or 0, every

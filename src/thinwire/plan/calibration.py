@@ -1,24 +1,20 @@
 """Calibration: from the folder of a run to the same job over another link."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.errors import CheckpointError, ConfigurationError, check
 from thinwire.method import Method
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link
-from thinwire.plan.resolve import resolve
-from thinwire.plan.scenario import Scenario
+from thinwire.plan.link import Link, OverTcp, Ring, Topology
+from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
-from thinwire.plan.simulate import simulate
-from thinwire.plan.tcp import OverTcp
-from thinwire.plan.topology import Ring, Topology
+from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import Traffic, traffic
-from thinwire.runs.schema import FinishedRun, RunRecord, read_finished
+from thinwire.runs.schema import FinishedRun, read_finished
 
 _FINISHED_RUN: Final = "pass the folder of a finished run of `thinwire train`"
 
@@ -46,30 +42,6 @@ class Measured:
     def utilisation(self) -> float:
         """Share of the time in which inner steps were computed."""
         return self.inner_s / self.training_s if self.training_s else 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Span:
-    """What happened between two records of worker 0.
-
-    Args:
-        steps: inner steps.
-        exchanges: that were applied, each fragment's counted.
-        training_s: in inner and outer steps.
-        inner_s: of them in inner steps.
-        wait_s: of them waiting for exchanges.
-    """
-
-    steps: float
-    exchanges: float
-    training_s: float
-    inner_s: float
-    wait_s: float
-
-    @property
-    def coding_s(self) -> float:
-        """All that is neither an inner step nor waiting: encoding, decoding, the outer step."""
-        return max(0.0, self.training_s - self.inner_s - self.wait_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +84,12 @@ class Calibration:
             link: of every worker.
             topology: which worker sends to which; default the ring of `Distributed` over gloo.
         """
-        over = OverTcp(over=Ring() if topology is None else topology, late_s=self.late_s)
         return Scenario(
             traffic=self.traffic,
             compute=self.compute,
             coding=self.coding,
             link=link,
-            topology=over,
+            topology=OverTcp(over=topology or Ring(), late_s=self.late_s),
         )
 
 
@@ -145,7 +116,19 @@ def calibrate(
             number that is needed.
     """
     run = _read(Path(folder))
-    method, shape = _method(run), _shape(run)
+    try:
+        method = Method.from_dict(run.config.described["method"])
+    except ConfigurationError as error:
+        do = "plan for a preset instead, with the step time of the run"
+        raise ConfigurationError(_what(run.folder), because=error.because, do=do) from error
+    shape, last = _shape(run), run.records[-1]
+    measured = Measured(
+        training_s=_known(run, last.training_s, "training_s"),
+        inner_s=_known(run, last.inner_s, "inner_s"),
+        wait_s=last.wait_s,
+        sent_nbytes=run.summary.sent_bytes_per_worker,
+        received_nbytes=run.summary.received_bytes_per_worker,
+    )
     job = Calibration(
         method=method,
         shape=shape,
@@ -154,67 +137,79 @@ def calibrate(
         traffic=planned_traffic(run, method, shape),
         added_nbytes=run.summary.added_nbytes or 0,
         compute=Compute(step_s=1.0 if step_s is None else step_s),
-        measured=_measured(run),
+        measured=measured,
     )
-    if step_s is not None:
-        return job
-    _check_apart(run)
+    return job if step_s is not None else _timed(job, run, link)
+
+
+def _timed(job: Calibration, run: FinishedRun, link: Link | None) -> Calibration:
+    """`job` with the times that its records measured."""
+    here = _known(run, run.summary.workers_here, "workers_here", file="summary.json")
+    because = f"its {here} workers shared a process and its cores, so that no worker had a step "
+    do = "give the step time of one worker, or pass a run under torchrun"
+    check(here == 1, _what(run.folder), because=f"{because}time of its own", do=do)
     spans = _spans(run)
-    timed = _timed(job, spans)
-    return timed if link is None else replace(timed, late_s=_late_s(timed, spans, link))
-
-
-def _timed(job: Calibration, spans: Sequence[_Span]) -> Calibration:
+    exchanging = [span for span in spans if span[1]]  # exchanges that were applied
+    coding_s = wait_s = 0.0
+    if exchanging:
+        # All that is neither an inner step nor waiting: encoding, decoding, the outer step.
+        coding_s = median(max(0.0, all_s - in_s - w) / n for _, n, all_s, in_s, w in exchanging)
+        wait_s = median(waited_s / exchanges for _, exchanges, *_, waited_s in exchanging)
     messages = job.traffic.messages
-    per_exchange_s = _median_of(spans, lambda span: span.coding_s)
     parameters = sum(message.parameters for message in messages) / len(messages)
-    step_s = median(span.inner_s / span.steps for span in spans)
-    coding = Coding(outer_s_per_parameter=per_exchange_s / parameters)
-    return replace(job, compute=Compute(step_s=step_s), coding=coding)
+    timed = replace(
+        job,
+        compute=Compute(step_s=median(inner_s / steps for steps, _, _, inner_s, _ in spans)),
+        coding=Coding(outer_s_per_parameter=coding_s / parameters),
+    )
+    if link is None:
+        return timed
+    expected_s = sum(simulate(timed.scenario(link), steps=job.steps).wait_s)
+    late_s = max(0.0, wait_s - expected_s / job.traffic.exchanges_after(job.steps))
+    return replace(timed, late_s=late_s)
 
 
-def _late_s(job: Calibration, spans: Sequence[_Span], link: Link) -> float:
-    expected_s = sum(simulate(job.scenario(link), steps=job.steps).wait_s)
-    exchanges = job.traffic.exchanges_after(job.steps)
-    return max(0.0, _median_of(spans, lambda span: span.wait_s) - expected_s / exchanges)
+def _spans(run: FinishedRun) -> list[list[float]]:
+    """Steps, exchanges, and seconds of training, inner steps and waits, between two records each.
 
-
-def _median_of(spans: Sequence[_Span], seconds: Callable[[_Span], float]) -> float:
-    """The median of the seconds per exchange; 0 without exchanges."""
-    exchanging = [span for span in spans if span.exchanges]
-    return median(seconds(s) / s.exchanges for s in exchanging) if exchanging else 0.0
+    Not before the first record, where everything is slow that is done once.
+    """
+    names = ("rounds", "training_s", "inner_s")
+    counters = [
+        [r.step, *(_known(run, getattr(r, name), name) for name in names), r.wait_s]
+        for r in run.records
+    ]
+    differences = [
+        [now - then for then, now in zip(before, after, strict=True)]
+        for before, after in pairwise(counters)
+    ]
+    spans = [span for span in differences if min(span) >= 0]
+    because = f"metrics.jsonl has {len(run.records)} records, and the time of a step is taken from "
+    do = "train with a smaller --log-steps, or give the step time"
+    check(bool(spans), _what(run.folder), because=f"{because}those after the first", do=do)
+    return spans
 
 
 def _read(folder: Path) -> FinishedRun:
-    if not (folder / "config.json").is_file():
-        raise _cannot_plan(folder, "it has no config.json of a run", _FINISHED_RUN)
-    if not (folder / "summary.json").is_file():
-        because = "it has no summary.json: the run is not finished"
-        raise _cannot_plan(folder, because, "finish it with --resume")
+    because = "it has no config.json of a run"
+    check((folder / "config.json").is_file(), _what(folder), because=because, do=_FINISHED_RUN)
+    because, do = "it has no summary.json: the run is not finished", "finish it with --resume"
+    check((folder / "summary.json").is_file(), _what(folder), because=because, do=do)
     try:
         return read_finished(folder)
     except CheckpointError as error:
         do = f"restore the file, or {_FINISHED_RUN}"
-        raise _cannot_plan(folder, error.because, do) from error
-
-
-def _method(run: FinishedRun) -> Method:
-    try:
-        return Method.from_dict(run.config.described["method"])
-    except ConfigurationError as error:
-        do = "plan for a preset instead, with the step time of the run"
-        raise _cannot_plan(run.folder, error.because, do) from error
+        raise ConfigurationError(_what(folder), because=error.because, do=do) from error
 
 
 def _shape(run: FinishedRun) -> Shape:
     folder = run.folder / "model"
-    if not (folder / "config.json").is_file():
-        because = "it has no model/config.json: another worker's folder has it"
-        raise _cannot_plan(run.folder, because, "pass the folder of worker 0")
+    because = "it has no model/config.json: another worker's folder has it"
+    do = "pass the folder of worker 0"
+    check((folder / "config.json").is_file(), _what(run.folder), because=because, do=do)
     shape, counted = resolve(str(folder)), run.summary.parameters
-    if shape.parameters != counted:
-        because = f"model/ has {shape.parameters} parameters and the run had {counted}"
-        raise _cannot_plan(run.folder, because, "restore model/")
+    because = f"model/ has {shape.parameters} parameters and the run had {counted}"
+    check(shape.parameters == counted, _what(run.folder), because=because, do="restore model/")
     return shape
 
 
@@ -233,74 +228,20 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
             for its workers.
     """
     size, summary = run.config.worker_size, run.summary
-    if size != 1:
-        because = f"its workers have {size} ranks each, which divide what is sent"
-        raise _cannot_plan(run.folder, because, "plan from a run with --worker-size 1")
-    votes = int(summary.is_elastic)
+    because = f"its workers have {size} ranks each, which divide what is sent"
+    do = "plan from a run with --worker-size 1"
+    check(size == 1, _what(run.folder), because=because, do=do)
+    votes, added_nbytes = int(summary.is_elastic), summary.added_nbytes or 0
     planned = traffic(
-        method,
-        shape,
-        workers=summary.workers,
-        votes=votes,
-        added_nbytes=summary.added_nbytes or 0,
+        method, shape, workers=summary.workers, votes=votes, added_nbytes=added_nbytes
     )
     expected = planned.sent_after(summary.steps), planned.received_after(summary.steps)
     counted = summary.sent_bytes_per_worker, summary.received_bytes_per_worker
-    if not summary.is_elastic and counted != expected:
-        because = f"it counted {counted[0]} bytes sent and {counted[1]} received, and the planner "
-        because += f"makes that {expected[0]} and {expected[1]}: workers came or went, or a file "
-        because += "is of another run"
-        raise _cannot_plan(run.folder, because, "pass a run of one number of workers")
+    because = f"it counted {counted[0]} bytes sent and {counted[1]} received, and the planner "
+    because += f"makes that {expected[0]} and {expected[1]}: workers came or went, or a file is of "
+    because, do = f"{because}another run", "pass a run of one number of workers"
+    check(summary.is_elastic or counted == expected, _what(run.folder), because=because, do=do)
     return planned
-
-
-def _measured(run: FinishedRun) -> Measured:
-    last = run.records[-1]
-    return Measured(
-        training_s=_known(run, last.training_s, "training_s"),
-        inner_s=_known(run, last.inner_s, "inner_s"),
-        wait_s=last.wait_s,
-        sent_nbytes=run.summary.sent_bytes_per_worker,
-        received_nbytes=run.summary.received_bytes_per_worker,
-    )
-
-
-def _check_apart(run: FinishedRun) -> None:
-    here = _known(run, run.summary.workers_here, "workers_here", file="summary.json")
-    if here != 1:
-        raise _cannot_plan(
-            run.folder,
-            f"its {here} workers shared a process and its cores, so that no worker had a step "
-            "time of its own",
-            "give the step time of one worker, or pass a run under torchrun",
-        )
-
-
-def _spans(run: FinishedRun) -> list[_Span]:
-    """Between all records but the first, before which everything is slow that is done once."""
-    spans = [
-        _Span(steps=d[0], exchanges=d[1], training_s=d[2], inner_s=d[3], wait_s=d[4])
-        for before, after in pairwise(_counters(run, record) for record in run.records)
-        if min(d := [now - then for then, now in zip(before, after, strict=True)]) >= 0
-    ]
-    if not spans:
-        raise _cannot_plan(
-            run.folder,
-            f"metrics.jsonl has {len(run.records)} records, and the time of a step is taken from "
-            "those after the first",
-            "train with a smaller --log-steps, or give the step time",
-        )
-    return spans
-
-
-def _counters(run: FinishedRun, record: RunRecord) -> list[float]:
-    return [
-        record.step,
-        _known(run, record.rounds, "rounds"),
-        _known(run, record.training_s, "training_s"),
-        _known(run, record.inner_s, "inner_s"),
-        record.wait_s,
-    ]
 
 
 def _known(
@@ -309,9 +250,10 @@ def _known(
     """`value`, if the run has it."""
     if value is None:
         because = f"{file} has no {name}, as those of older versions"
-        raise _cannot_plan(run.folder, because, "train again for a few rounds")
+        do = "train again for a few rounds"
+        raise ConfigurationError(_what(run.folder), because=because, do=do)
     return value
 
 
-def _cannot_plan(folder: Path, because: str, do: str) -> ConfigurationError:
-    return ConfigurationError(f"plan from the run in {folder}", because=because, do=do)
+def _what(folder: Path) -> str:
+    return f"plan from the run in {folder}"

@@ -1,9 +1,60 @@
 """What a worker computes: inner steps, and the coding of what it sends and receives."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check, unknown_name
+
+# fmt: off
+PEAK_TFLOPS_PER_S: Final[Mapping[str, float]] = {
+    "A10": 125, "A30": 165, "A100": 312, "L4": 121, "L40": 181, "L40S": 362,
+    "H100": 989.4, "H100 NVL": 835.5, "H100 PCIe": 756.5, "H200": 989.4, "H200 NVL": 835.5,
+    "GH200": 989.4, "B200": 2250, "B300": 2250, "GB200": 2500, "GB300": 2500,
+    "RTX 3090": 71, "RTX 4090": 165.2, "RTX 5090": 209.5, "RTX A6000": 154.8,
+    "RTX 6000 Ada": 364.2,
+    "MI250X": 383, "MI300A": 980.6, "MI300X": 1307.4, "MI325X": 1307.4, "MI350X": 2306.9,
+    "MI355X": 2516.6,
+}
+# fmt: on
+"""Tera-operations a second of one device, dense, bf16, by the maker's name; "H100" and "H200" are
+SXM modules. Sparsity, which data sheets like to count, is not in it, nor is a clock above the
+sheet's.
+
+Source: the makers' data sheets. NVIDIA: A100, A30, A10, L4, L40, L40S, H100, H200, HGX B200 and
+B300, GB200, GB300, and the Ampere, Ada and Blackwell white papers for RTX (bf16 summed in fp32);
+half of the figure wherever only the one with sparsity is printed. AMD: Instinct MI250X, MI300A,
+MI300X, MI325X, MI350X, MI355X.
+"""
+
+
+def peak_flops_per_s(name: str) -> float:
+    """The peak of the accelerator called `name`; capitals, spaces and dashes do not matter.
+
+    Args:
+        name: without the maker's.
+
+    Raises:
+        ConfigurationError: its peak is not known here.
+
+    >>> peak_flops_per_s("h100-nvl")
+    835500000000000.0
+    """
+    peaks = {_plain(known): tflops_per_s for known, tflops_per_s in PEAK_TFLOPS_PER_S.items()}
+    if _plain(name) in peaks:
+        return peaks[_plain(name)] * 1e12
+    raise unknown_name(
+        f"plan for accelerator {name!r}",
+        name,
+        PEAK_TFLOPS_PER_S,
+        because="its peak is not known here",
+        do="measure a step and pass --step-time, or pass one of " + ", ".join(PEAK_TFLOPS_PER_S),
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +71,9 @@ class Compute:
     step_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.step_s < math.inf:
-            raise ConfigurationError(
-                f"plan with steps of {self.step_s:g} s",
-                because="it must be above 0 s and finite",
-                do="pass a finite step time above 0 s",
-            )
+        because, do = "it must be above 0 s and finite", "pass a finite step time above 0 s"
+        what = f"plan with steps of {self.step_s:g} s"
+        check(0 < self.step_s < math.inf, what, because=because, do=do)
 
     @classmethod
     def of_flops(
@@ -45,19 +93,19 @@ class Compute:
         >>> Compute.of_flops(1e9, 1e6, 1e15, 0.5).step_s
         12.0
         """
-        if not (min(parameters, tokens, flops_per_s) > 0 and 0 < mfu <= 1):
-            raise ConfigurationError(
-                f"work out the time of a step from {parameters:g} parameters, {tokens:g} tokens, "
-                f"{flops_per_s:g} flop/s and an MFU of {mfu:g}",
-                because="each must be above 0, and the MFU at most 1",
-                do="correct the number that is not",
-            )
+        check(
+            min(parameters, tokens, flops_per_s) > 0 and 0 < mfu <= 1,
+            f"work out the time of a step from {parameters:g} parameters, {tokens:g} tokens, "
+            f"{flops_per_s:g} flop/s and an MFU of {mfu:g}",
+            because="each must be above 0, and the MFU at most 1",
+            do="correct the number that is not",
+        )
         return cls(step_s=6 * parameters * tokens / (flops_per_s * mfu))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """Seconds to make messages and to use them: `benchmarks/bench.py codecs` measures them.
+    """Seconds a parameter to make messages and to use them; `benchmarks/bench.py codecs` measures them.
 
     Args:
         encode_s_per_parameter: with error feedback.
@@ -67,9 +115,6 @@ class Coding:
 
     Raises:
         ConfigurationError: a time that is negative or infinite.
-
-    >>> Coding(encode_s_per_parameter=1e-9).encode_s(5e9)
-    5.0
     """
 
     encode_s_per_parameter: float = 0.0
@@ -77,23 +122,11 @@ class Coding:
     outer_s_per_parameter: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("encode", "decode", "outer"):
-            seconds: float = getattr(self, f"{name}_s_per_parameter")
-            if not 0 <= seconds < math.inf:
-                raise ConfigurationError(
-                    f"plan with {name}_s_per_parameter={seconds:g}",
-                    because="it is a time in seconds, and cannot be negative or infinite",
-                    do="pass 0 or more, as measured by benchmarks/bench.py codecs",
-                )
-
-    def encode_s(self, parameters: float) -> float:
-        """Seconds to encode the messages of a pseudo-gradient."""
-        return self.encode_s_per_parameter * parameters
-
-    def decode_s(self, parameters: float, payloads: float = 1) -> float:
-        """Seconds to decode `payloads` of `parameters` each, and to average them."""
-        return self.decode_s_per_parameter * parameters * payloads
-
-    def outer_s(self, parameters: float) -> float:
-        """Seconds of the outer step of `parameters`."""
-        return self.outer_s_per_parameter * parameters
+        for name in self.__slots__:
+            seconds: float = getattr(self, name)
+            check(
+                0 <= seconds < math.inf,
+                f"plan with {name}={seconds:g}",
+                because="it is a time in seconds, and cannot be negative or infinite",
+                do="pass 0 or more, as measured by benchmarks/bench.py codecs",
+            )

@@ -4,19 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.method import Method
-from thinwire.plan.bucket_price import MeetingRequests
-from thinwire.plan.job import Job
-from thinwire.plan.required import required_bandwidth, steady_utilisation
-from thinwire.plan.scenario import Scenario
-from thinwire.plan.simulate import simulate
+from thinwire.plan.job import Job, MeetingRequests
+from thinwire.plan.simulate import Scenario, required_bandwidth, simulate, steady_utilisation
 from thinwire.plan.traffic import Traffic
 
 UTILISATIONS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Utilisations for which the bandwidth is worked out: those of Streaming DiLoCo's Table 4."""
 
-_DAY_S: Final = 86_400
+_HOUR_S, _DAY_S, _GB = 3600.0, 86_400, 1e9
 _BUSY: Final = 0.99
 _ROUNDS: Final = 16
 
@@ -117,16 +114,16 @@ def forecasts(methods: Sequence[Method], job: Job, *, target: float = 0.9) -> li
     Raises:
         ConfigurationError: the only method does not fit, or the target is outside of (0, 1).
     """
-    if len(methods) == 1:
-        return [forecast(methods[0], job, target=target)]
     rows: list[Row] = []
     for method in methods:
         try:
             sent = job.traffic(method)
         except ConfigurationError as error:
+            if len(methods) == 1:
+                raise
             rows.append(RefusedMethod(method=method.name, error=str(error)))
         else:
-            rows.append(_forecast(method.name, sent, job, target))
+            rows.append(_forecast(method.name, sent, job, target, UTILISATIONS))
     return rows
 
 
@@ -166,25 +163,17 @@ def forecast(
 
 
 def _forecast(
-    name: str,
-    sent: Traffic,
-    job: Job,
-    target: float,
-    utilisations: Sequence[float] = UTILISATIONS,
+    name: str, sent: Traffic, job: Job, target: float, utilisations: Sequence[float]
 ) -> Forecast:
-    scenario = job.scenario(sent)
+    scenario, price, steps = job.scenario(sent), job.price, job.steps
     utilisation = steady_utilisation(scenario)
-    if not utilisation:
-        raise ConfigurationError(
-            f"plan for {name} over so slow a link",
-            because="the first exchange would never end",
-            do="pass a higher rate",
-        )
-    step_s, steps = job.compute.step_s / utilisation, job.steps
+    what, because = f"plan for {name} over so slow a link", "the first exchange would never end"
+    check(utilisation > 0, what, because=because, do="pass a higher rate")
+    step_s = job.compute.step_s / utilisation
     required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
-    price = job.price
     is_elastic = price is not None and price.elastic
     meeting = MeetingRequests.of(job.workers) if is_elastic else None
+    tokens_per_step = job.tokens_per_step
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
         method=name,
@@ -204,7 +193,9 @@ def _forecast(
         step_s=step_s,
         target_bits_per_s=required[target],
         required_bits_per_s={share: required[share] for share in utilisations},
-        tokens_per_day=_tokens_per_day(job, step_s),
+        tokens_per_day=(
+            None if tokens_per_step is None else job.workers * tokens_per_step * _DAY_S / step_s
+        ),
         steps=steps,
         wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
         sent_bytes=None if steps is None else sent.sent_after(steps),
@@ -217,12 +208,6 @@ def _forecast(
         cost_per_day=None if price is None else rounds_per_day * price.of_round(sent),
         cost=None if price is None or steps is None else price.of_run(sent, steps),
     )
-
-
-def _tokens_per_day(job: Job, step_s: float) -> float | None:
-    if job.tokens_per_step is None:
-        return None
-    return job.workers * job.tokens_per_step * _DAY_S / step_s
 
 
 def _limit(scenario: Scenario, utilisation: float) -> str:
@@ -241,3 +226,79 @@ def _wall_s(scenario: Scenario, steps: int, step_s: float) -> float:
     every = scenario.traffic.sync_every
     simulated = min(steps, 4 * _ROUNDS * every + steps % every)
     return simulate(scenario, steps=simulated).wall_s + (steps - simulated) * step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bill:
+    """What all workers cost together in the whole run, or in a day where its length is not known.
+
+    Args:
+        is_of_run: whether it is that of the whole run.
+        hours: from beginning to end.
+        worker_hours: of all workers.
+        waiting_hours: of these, the time in which no inner step is computed.
+        traffic_bytes: that leave all workers; a ring passes messages on, and counts each hop.
+        cost: of workers, traffic and store, as far as prices are known; None: none is.
+        waiting_cost: of the time in which workers wait; None: not known.
+    """
+
+    is_of_run: bool
+    hours: float
+    worker_hours: float
+    waiting_hours: float
+    traffic_bytes: float
+    cost: float | None
+    waiting_cost: float | None
+
+
+def bill(row: Forecast, job: Job) -> Bill:
+    """The bill of one method.
+
+    cost = worker hours x price of an hour + bytes x price of a byte + what a store charges
+
+    Args:
+        row: of `forecast`.
+        job: that it was forecast for.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.compute import Compute
+    >>> from thinwire.plan.job import Prices
+    >>> from thinwire.plan.link import Link
+    >>> from thinwire.plan.shape import Shape
+    >>> job = Job(
+    ...     shape=Shape.of_size(10**9, 24),
+    ...     workers=2,
+    ...     compute=Compute(step_s=1),
+    ...     link=Link.of(1e9),
+    ...     prices=Prices(currency="USD", worker_per_hour=2),
+    ... )
+    >>> found = bill(forecast(presets.diloco(), job), job)
+    >>> found.worker_hours, round(found.waiting_hours, 1), round(found.cost)
+    (48.0, 24.8, 96)
+    """
+    is_of_run = row.wall_s is not None
+    seconds = _DAY_S if row.wall_s is None else row.wall_s
+    received = row.received_bytes if is_of_run else row.received_bytes_per_day
+    busy = row.utilisation
+    if is_of_run and row.steps:
+        busy = min(1.0, job.compute.step_s * row.steps / seconds)
+    hours, traffic = seconds / _HOUR_S, job.workers * float(received or 0)
+    worker_hours = job.workers * hours
+    waiting_hours = worker_hours * (1 - busy)
+    hourly = None if job.prices is None else job.prices.worker_per_hour
+    per_gb = None if job.prices is None else job.prices.traffic_per_gb
+    parts = [
+        None if hourly is None else hourly * worker_hours,
+        None if per_gb is None else per_gb * traffic / _GB,
+        row.cost if is_of_run else row.cost_per_day,
+    ]
+    known = [part for part in parts if part is not None]
+    return Bill(
+        is_of_run=is_of_run,
+        hours=hours,
+        worker_hours=worker_hours,
+        waiting_hours=waiting_hours,
+        traffic_bytes=traffic,
+        cost=sum(known) if known else None,
+        waiting_cost=None if hourly is None else hourly * waiting_hours,
+    )

@@ -1,20 +1,135 @@
-"""A job: everything that a forecast depends on besides the method."""
+"""A job: everything that a forecast depends on besides the method, and what it is paid for."""
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.method import Method
 from thinwire.outer import GradientAveraging
-from thinwire.plan.bucket_price import BucketPrice
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link
-from thinwire.plan.money import Prices
-from thinwire.plan.scenario import Scenario
+from thinwire.plan.link import Link, Ring, Topology
 from thinwire.plan.shape import Shape
-from thinwire.plan.topology import Ring, Topology
+from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic, traffic
 
-_LARGEST = {"workers": 100_000, "sync_every": 100_000}
+_LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
+_GB, _MILLION = 10**9, 10**6
+
+
+def _check_prices(prices: object, *names: str) -> None:
+    for name in names:
+        value: float | None = getattr(prices, name)
+        check(
+            value is None or 0 <= value < math.inf,
+            f"plan with {name}={value}",
+            because="a price is finite and not below 0",
+            do="pass 0 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """What workers and what they send cost, in one currency.
+
+    Args:
+        currency: a code such as USD.
+        worker_per_hour: of a worker with all its accelerators; None: not known.
+        traffic_per_gb: of 10^9 bytes that a worker sends over its link; None: not known.
+
+    Raises:
+        ConfigurationError: a price that is negative or not finite.
+    """
+
+    currency: str
+    worker_per_hour: float | None = None
+    traffic_per_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_prices(self, "worker_per_hour", "traffic_per_gb")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeetingRequests:
+    """What all workers ask of a store so as to agree on who takes part in a round.
+
+    Args:
+        puts: one of each worker, which says how far it is, and the roll of all of them.
+        gets: of the others' by the worker that writes the roll, and of the roll by the others.
+        lists: of who else has come, by that worker.
+
+    >>> MeetingRequests.of(4)
+    MeetingRequests(puts=5, gets=6, lists=1)
+    """
+
+    puts: int
+    gets: int
+    lists: int
+
+    @classmethod
+    def of(cls, workers: int) -> Self:
+        """Those of `workers` workers that all come in time."""
+        return cls(puts=workers + 1, gets=2 * (workers - 1), lists=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketPrice:
+    """Prices of an object store, in one currency.
+
+    Not counted are requests for messages that are not there yet (one a second at most for each
+    worker that waits), deleting, which is free, and keeping a few rounds; nor, where workers come
+    and go, snapshots.
+
+    Args:
+        egress_per_gb: for 10^9 bytes that workers read.
+        put_per_million: for 10^6 objects written.
+        get_per_million: for 10^6 objects read.
+        elastic: workers come and go, and agree on who takes part in each round.
+
+    Raises:
+        ConfigurationError: a price below 0.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> price = BucketPrice(egress_per_gb=0.09)
+    >>> sent = traffic(presets.diloco(), Shape.of_size(10**9, 10), workers=2)
+    >>> round(price.of_round(sent), 3), round(price.of_run(sent, 60) / price.of_round(sent), 3)
+    (0.72, 2.0)
+    """
+
+    egress_per_gb: float
+    put_per_million: float = 5.0
+    get_per_million: float = 0.4
+    elastic: bool = False
+
+    def __post_init__(self) -> None:
+        _check_prices(self, "egress_per_gb", "put_per_million", "get_per_million")
+
+    def of_round(self, traffic: Traffic) -> float:
+        """Of H inner steps of all workers."""
+        exchanged = traffic.workers * self._of(
+            traffic.received_per_round, traffic.puts_per_round, traffic.gets_per_round
+        )
+        return exchanged + self._of_meetings(1, traffic.workers)
+
+    def of_run(self, traffic: Traffic, steps: int) -> float:
+        """Of a run of `steps` inner steps of all workers, with its end."""
+        exchanged = traffic.workers * self._of(
+            traffic.received_after(steps), traffic.puts_after(steps), traffic.gets_after(steps)
+        )
+        return exchanged + self._of_meetings(1 + -(-steps // traffic.sync_every), traffic.workers)
+
+    def _of_meetings(self, times: int, workers: int) -> float:
+        if not self.elastic:
+            return 0.0
+        asked = MeetingRequests.of(workers)
+        # Stores charge as much for a listing as for a put.
+        return times * self._of(0, asked.puts + asked.lists, asked.gets)
+
+    def _of(self, read_nbytes: int, puts: int, gets: int) -> float:
+        requests = puts * self.put_per_million + gets * self.get_per_million
+        return read_nbytes / _GB * self.egress_per_gb + requests / _MILLION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,27 +178,18 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
             value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(
-                    f"plan with {name}={value}",
-                    because="it must be at least 1",
-                    do=f"pass {name} >= 1",
-                )
-        for name, largest in _LARGEST.items():
-            value = getattr(self, name)
-            if value is not None and value > largest:
-                raise ConfigurationError(
-                    f"plan with {name}={value}",
-                    because="a plan goes through the steps of a round and the workers one by one, "
-                    "and would not end",
-                    do=f"pass {name} <= {largest}",
-                )
-        if self.tokens is not None and self.tokens_per_step is None:
-            raise ConfigurationError(
-                f"plan for {self.tokens} tokens",
-                because="the number of steps depends on how many of them a worker takes in each",
-                do="pass tokens_per_step as well",
-            )
+            what, largest = f"plan with {name}={value}", _LARGEST.get(name, math.inf)
+            because, do = "it must be at least 1", f"pass {name} >= 1"
+            check(value is None or value >= 1, what, because=because, do=do)
+            because = "a plan goes through the steps of a round and the workers one by one, and "
+            do = f"pass {name} <= {largest}"
+            check(value is None or value <= largest, what, because=f"{because}would not end", do=do)
+        check(
+            self.tokens is None or self.tokens_per_step is not None,
+            f"plan for {self.tokens} tokens",
+            because="the number of steps depends on how many of them a worker takes in each",
+            do="pass tokens_per_step as well",
+        )
 
     @property
     def steps(self) -> int | None:
@@ -92,28 +198,16 @@ class Job:
             return None
         return -(-self.tokens // (self.workers * self.tokens_per_step))
 
-    def scheduled(self, method: Method) -> Method:
-        """`method` with this job's H, if it has rounds.
-
-        Raises:
-            ConfigurationError: it does not fit rounds of that length.
-        """
-        if self.sync_every is None or isinstance(method.outer, GradientAveraging):
-            return method
-        return replace(method, sync_every=self.sync_every)
-
     def traffic(self, method: Method) -> Traffic:
-        """What `method` sends.
+        """What `method` sends, with this job's H if it has rounds.
 
         Raises:
             ConfigurationError: it does not fit the model or the length of rounds.
         """
-        return traffic(
-            self.scheduled(method),
-            self.shape,
-            workers=self.workers,
-            added_nbytes=self.added_nbytes,
-        )
+        if self.sync_every is not None and not isinstance(method.outer, GradientAveraging):
+            method = replace(method, sync_every=self.sync_every)
+        shape, added_nbytes = self.shape, self.added_nbytes
+        return traffic(method, shape, workers=self.workers, added_nbytes=added_nbytes)
 
     def scenario(self, sent: Traffic) -> Scenario:
         """What is simulated for a method that sends `sent`."""

@@ -1,9 +1,16 @@
-"""A link between workers, and how long an exchange over it takes."""
+"""What joins workers: a link, which worker sends to which over it, and how long that takes."""
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
+
+# IPv4, TCP and its timestamps.
+_HEADER_NBYTES: Final = 20 + 20 + 12
+_SEGMENTS_PER_ACKNOWLEDGEMENT: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,18 +35,14 @@ class Link:
 
     def __post_init__(self) -> None:
         for way, rate in (("up", self.up_bits_per_s), ("down", self.down_bits_per_s)):
-            if not rate > 0:
-                raise ConfigurationError(
-                    f"plan with a link of {rate:g} bit/s {way}",
-                    because="nothing would ever arrive",
-                    do="pass a rate above 0",
-                )
-        if not 0 <= self.latency_s < math.inf:
-            raise ConfigurationError(
-                f"plan with a latency of {self.latency_s:g} s",
-                because="it must be finite and cannot be negative",
-                do="pass a latency of 0 s or more",
-            )
+            what, because = f"plan with a link of {rate:g} bit/s {way}", "nothing would ever arrive"
+            check(rate > 0, what, because=because, do="pass a rate above 0")
+        check(
+            0 <= self.latency_s < math.inf,
+            f"plan with a latency of {self.latency_s:g} s",
+            because="it must be finite and cannot be negative",
+            do="pass a latency of 0 s or more",
+        )
 
     @classmethod
     def of(cls, bits_per_s: float, *, latency_s: float = 0.0) -> "Link":
@@ -49,14 +52,6 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         """Seconds to move `nbytes` from one worker to another, without latency."""
         return 8 * nbytes / min(self.up_bits_per_s, self.down_bits_per_s)
-
-    def up_s(self, nbytes: float) -> float:
-        """Seconds to send `nbytes`."""
-        return 8 * nbytes / self.up_bits_per_s
-
-    def down_s(self, nbytes: float) -> float:
-        """Seconds to receive `nbytes`."""
-        return 8 * nbytes / self.down_bits_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,3 +94,143 @@ class TransferTime:
             lag_s=later.lag_s,
             coding_s=self.coding_s + later.coding_s + coding_s,
         )
+
+
+class Topology(ABC):
+    """How messages travel between K workers whose links are alike.
+
+    Two movements make up every exchange: a gather brings a message of each worker to all others; a
+    scatter brings a message of each worker to each other one, all of them different. Messages are
+    passed on whole, and never summed on the way: payloads are compressed, and only their owner can
+    decode and combine them.
+
+    Args of its methods: bytes of one message; K >= 2; the workers' link.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Until every worker has the messages of all."""
+
+    @abstractmethod
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Until every worker has the K - 1 messages that are for it."""
+
+
+def hops(count: int, moving_s: float, link: Link) -> TransferTime:
+    """`count` hops one after the other, in which bits move for `moving_s` altogether."""
+    latency_s = link.latency_s
+    return TransferTime(transfer_s=moving_s, latency_s=count * latency_s, lag_s=latency_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ring(Topology):
+    """Every worker passes on what comes from its neighbour: what `Distributed` does over gloo.
+
+    gather:  (K - 1) (latency + n / rate)
+    scatter: latency + (K - 1) n / rate: shards have one receiver each and go to it directly
+
+    >>> Ring().gather(1000, 5, Link.of(8000, latency_s=0.5)).total_s
+    6.0
+    """
+
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """K - 1 hops, in each of which every worker sends and receives one message."""
+        return hops(workers - 1, (workers - 1) * link.seconds(nbytes), link)
+
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """All K - 1 shards leave one after the other; latencies pass together."""
+        return hops(1, link.seconds((workers - 1) * nbytes), link)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Star(Topology):
+    """Everything goes through a hub that is never the bottleneck, such as an object store.
+
+    gather:  2 latency + n / up + (K - 1) n / down
+    scatter: 2 latency + (K - 1) n / up + (K - 1) n / down
+
+    The hub passes messages on when all have come.
+
+    >>> Star().gather(1000, 5, Link.of(8000, latency_s=0.5)).total_s
+    6.0
+    """
+
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """One message up, K - 1 down."""
+        return self._through(nbytes, (workers - 1) * nbytes, link)
+
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """K - 1 messages up and as many down."""
+        return self._through((workers - 1) * nbytes, (workers - 1) * nbytes, link)
+
+    def _through(self, up_nbytes: float, down_nbytes: float, link: Link) -> TransferTime:
+        moving_s = 8 * up_nbytes / link.up_bits_per_s + 8 * down_nbytes / link.down_bits_per_s
+        return hops(2, moving_s, link)
+
+
+TOPOLOGIES: Final[Mapping[str, Topology]] = {"ring": Ring(), "star": Star()}
+"""Topologies by name; the first is what `tw.transport.Distributed` does over gloo."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverTcp(Topology):
+    """Messages as `Distributed` sends them over gloo: in packets, once their receiver is ready.
+
+        n' = n (packet + header / 2) / (packet - header)    acknowledgements share the way
+        seconds = transfer(n') + latency + late_s           the receiver says that it is ready
+
+    An exchange that waits for the link has its receiver say so meanwhile, so the link is not held
+    for that. Differs: streams start at full rate, as with congestion control that keeps its rate
+    (BBR); with Reno or Cubic an exchange after a pause takes some round trips more.
+
+    Args:
+        over: which worker sends to which.
+        packet_nbytes: the largest packet, with headers.
+        late_s: by which each answer comes later for any other reason, as measured: late workers,
+            the work of sending.
+
+    Raises:
+        ConfigurationError: packets without room for data, or a negative time.
+
+    >>> OverTcp(late_s=0.1).gather(1448, 2, Link.of(8 * 1526, latency_s=0.5)).total_s
+    2.1
+    """
+
+    over: Topology = field(default_factory=Ring)
+    packet_nbytes: int = 1500
+    late_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(
+            self.packet_nbytes > _HEADER_NBYTES and self.late_s >= 0,
+            f"plan with packets of {self.packet_nbytes} bytes and answers that are "
+            f"{self.late_s:g} s late",
+            because=f"headers take {_HEADER_NBYTES} bytes, and a delay is not negative",
+            do=f"pass packet_nbytes above {_HEADER_NBYTES} and late_s >= 0",
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the topology beneath."""
+        return self.over.name
+
+    def gather(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """Receivers of later hops, too, say at the beginning that they are ready."""
+        return self._later(self.over.gather(self._on_wire(nbytes), workers, link), link)
+
+    def scatter(self, nbytes: float, workers: int, link: Link) -> TransferTime:
+        """A shard to each of the others, with the same delays as a gather."""
+        return self._later(self.over.scatter(self._on_wire(nbytes), workers, link), link)
+
+    def _on_wire(self, nbytes: float) -> float:
+        sent = self.packet_nbytes + _HEADER_NBYTES / _SEGMENTS_PER_ACKNOWLEDGEMENT
+        return nbytes * sent / (self.packet_nbytes - _HEADER_NBYTES)
+
+    def _later(self, bare: TransferTime, link: Link) -> TransferTime:
+        more_s = link.latency_s + self.late_s
+        return replace(bare, latency_s=bare.latency_s + more_s, lag_s=bare.lag_s + more_s)

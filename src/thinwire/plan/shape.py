@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.fragments.layers import Part, parts_of
 from thinwire.fragments.layout import Layout, wire_order
 from thinwire.optim.roles import parameter_roles
@@ -70,12 +70,8 @@ class Shape:
     weights: tuple[Weight, ...]
 
     def __post_init__(self) -> None:
-        if not self.weights:
-            raise ConfigurationError(
-                f"plan for {self.name}",
-                because="none of its parameters is trained",
-                do="pass a model that is not frozen",
-            )
+        because, do = "none of its parameters is trained", "pass a model that is not frozen"
+        check(bool(self.weights), f"plan for {self.name}", because=because, do=do)
 
     @staticmethod
     def of_model(model: nn.Module, *, name: str | None = None) -> Shape:
@@ -119,19 +115,13 @@ class Shape:
         >>> shape.name, shape.parameters, shape.layers
         ('7B in 32 layers', 7000000001, 32)
         """
-        if not 1 <= layers <= parameters:
-            raise ConfigurationError(
-                f"plan for {parameters} parameters in {layers} layers",
-                because="there is at least one layer, and a parameter in each",
-                do="pass parameters >= layers >= 1",
-            )
+        what = f"plan for {parameters} parameters in {layers} layers"
+        because = "there is at least one layer, and a parameter in each"
+        check(1 <= layers <= parameters, what, because=because, do="pass parameters >= layers >= 1")
         # Of N in L layers there are about sqrt(N L) rows, each of which is looked at.
-        if parameters * layers > _LARGEST:
-            raise ConfigurationError(
-                f"plan for {parameters} parameters in {layers} layers",
-                because="layers are planned row by row, and the plan would not come to an end",
-                do=f"pass parameters and layers whose product is at most {_LARGEST:.0e}",
-            )
+        because = "layers are planned row by row, and the plan would not come to an end"
+        do = f"pass parameters and layers whose product is at most {_LARGEST:.0e}"
+        check(parameters * layers <= _LARGEST, what, because=because, do=do)
         each, more = divmod(parameters, layers)
         return Shape(
             name=f"{count_text(parameters)} in {layers} layers",

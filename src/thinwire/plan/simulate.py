@@ -6,14 +6,84 @@ one after the other, in the order in which they began. All workers are alike and
 one clock stands for all of them. `report/link.js` does the same in a page.
 """
 
-from bisect import bisect_left
+import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from thinwire.errors import ConfigurationError
-from thinwire.plan.link import TransferTime
-from thinwire.plan.scenario import Scenario
+from thinwire.errors import check
+from thinwire.plan.compute import Coding, Compute
+from thinwire.plan.link import Link, Ring, Topology, TransferTime
+from thinwire.plan.traffic import Traffic
+
+_MOST_ROUNDS: Final = 64
+_PRECISION: Final = 1e-9
+_SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S = 1e-3, 1e21
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """Everything that a simulation depends on, besides its length.
+
+    Args:
+        traffic: what a method sends, when and among how many.
+        compute: an inner step of every worker.
+        link: of every worker.
+        topology: which worker sends to which.
+        coding: what encoding and decoding take.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(), Shape.of_size(1000, 2), workers=2)
+    >>> link = Link.of(8 * sent.sent_per_round, latency_s=0.5)
+    >>> Scenario(traffic=sent, compute=Compute(step_s=1), link=link).transfer_time(0).total_s
+    1.5
+    """
+
+    traffic: Traffic
+    compute: Compute
+    link: Link
+    topology: Topology = field(default_factory=Ring)
+    coding: Coding = field(default_factory=Coding)
+
+    def transfer_time(self, index: int) -> TransferTime:
+        """How long the exchange of message `index` takes."""
+        message, workers = self.traffic.messages[index], self.traffic.workers
+        if workers == 1:
+            return TransferTime()
+        gather, link, coding = self.topology.gather, self.link, self.coding
+        if message.exchange == "gather":
+            taken = gather(message.payload_nbytes, workers, link)
+        elif message.exchange == "pairs":
+            # Every pair has links of its own. Of an odd number all wait as long as those in pairs.
+            taken = gather(message.payload_nbytes, 2, link)
+        else:
+            scattered = self.topology.scatter(message.payload_nbytes / workers, workers, link)
+            gathered = gather(message.result_nbytes, workers, link)
+            shard = message.parameters / workers
+            between_s = coding.decode_s_per_parameter * shard * workers
+            between_s += coding.encode_s_per_parameter * shard
+            taken = scattered.then(gathered, coding_s=between_s)
+        return (
+            taken.then(gather(message.vote_nbytes, workers, link)) if message.vote_nbytes else taken
+        )
+
+    def encode_s(self, index: int) -> float:
+        """Seconds in which a worker encodes message `index` before it is sent."""
+        return self.coding.encode_s_per_parameter * self.traffic.messages[index].parameters
+
+    def decode_s(self, index: int) -> float:
+        """Seconds in which it decodes the answer and takes the outer step."""
+        message, workers, coding = self.traffic.messages[index], self.traffic.workers, self.coding
+        payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1}
+        decode_s = coding.decode_s_per_parameter * message.parameters * payloads[message.exchange]
+        return decode_s + coding.outer_s_per_parameter * message.parameters
+
+    def at_rate(self, bits_per_s: float) -> "Scenario":
+        """The same scenario over a link of that rate, up and down."""
+        return replace(self, link=Link.of(bits_per_s, latency_s=self.link.latency_s))
 
 
 @dataclass(kw_only=True, slots=True)  # state: sums
@@ -41,9 +111,8 @@ class Seconds:
 
     def since(self, earlier: "Seconds") -> "Seconds":
         """The seconds spent after `earlier`."""
-        return Seconds(
-            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
-        )
+        names = self.__slots__
+        return Seconds(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
     @property
     def waiting_s(self) -> float:
@@ -68,12 +137,8 @@ class Seconds:
         """
         if self.utilisation >= satisfied:
             return "compute"
-        lost = {
-            "coding": self.coding_s,
-            "bandwidth": self.bandwidth_s,
-            "latency": self.latency_s,
-        }
-        return max(lost, key=lambda reason: lost[reason])
+        reasons = ("coding", "bandwidth", "latency")
+        return max(reasons, key=lambda reason: getattr(self, f"{reason}_s"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +181,7 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
         scenario: what is simulated.
         steps: inner steps; 0 is a run without any.
 
-    Raises:
-        ConfigurationError: fewer than 0 steps.
-
     >>> from thinwire import presets
-    >>> from thinwire.plan.compute import Compute
-    >>> from thinwire.plan.link import Link
     >>> from thinwire.plan.shape import Shape
     >>> from thinwire.plan.traffic import traffic
     >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
@@ -130,148 +190,201 @@ def simulate(scenario: Scenario, *, steps: int) -> SimulationResult:
     >>> result.wall_s, result.utilisation, result.limit
     (8.0, 0.75, 'bandwidth')
     """
-    if steps < 0:
-        raise ConfigurationError(
-            f"simulate {steps} inner steps", because="a run has 0 or more", do="pass steps >= 0"
-        )
-    return _Simulation(scenario).run(steps)
+    run, traffic = _Run(scenario), scenario.traffic
+    every, wait_s, round_s, before = traffic.sync_every, [0.0] * (steps + 1), list[float](), 0
+    due: dict[int, list[int]] = defaultdict(list)
+    for index, message in enumerate(traffic.messages):
+        for step in range(message.first_due(sync_every=every), steps + 1, every):
+            due[step].append(index)
+    answered = (step + 1 + traffic.tau for step in due)
+    events = {*due, *answered, *range(every, steps + 1, every)}
+    # Step by step where something happens, and all at once where nothing does.
+    for step in sorted(event for event in events if event <= steps):
+        run.train(step - 1 - before)
+        wait_s[step - 1] = run.use(run.pending.pop(step, ()))
+        run.train(1)
+        for index in due.get(step, ()):
+            run.send(index, step)
+        if step % every == 0:
+            round_s.append(run.now_s)
+        before = step
+    run.train(steps - before)
+    wait_s[steps] = run.finish(steps)
+    return SimulationResult(
+        steps=steps,
+        wall_s=run.now_s,
+        seconds=run.seconds,
+        wait_s=tuple(wait_s),
+        round_s=tuple(round_s),
+        begun_s=tuple(run.begun_s),
+        freed_s=tuple(run.freed_s),
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pending:
-    """An exchange under way: of which message, and when its answer is there."""
-
-    message: int
-    done_s: float
-
-
-class _Simulation:
-    """A run under way.
-
-    Args:
-        scenario: what is simulated.
-    """
+class _Run:
+    """A run under way."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._traffic, self._step_s = scenario.traffic, scenario.compute.step_s
-        count = range(len(self._traffic.messages))
+        self._scenario, self._step_s = scenario, scenario.compute.step_s
+        count = range(len(scenario.traffic.messages))
         self._transfers = [scenario.transfer_time(index) for index in count]
         self._encode_s = [scenario.encode_s(index) for index in count]
         self._decode_s = [scenario.decode_s(index) for index in count]
-        # A message is due after step t if t is at its place in the round and it has begun by then.
-        self._at_place: dict[int, list[int]] = defaultdict(list)
-        for index, message in enumerate(self._traffic.messages):
-            self._at_place[message.offset % self._traffic.sync_every].append(index)
-        self._places = sorted(self._at_place)
-        self._now_s = self._link_free_s = 0.0
-        self._pending: dict[int, list[_Pending]] = defaultdict(list)  # by step that needs them
-        self._seconds = Seconds()
-        self._wait_s: list[float] = []
-        self._round_s: list[float] = []
-        self._begun_s: list[float] = []
-        self._freed_s: list[float] = []
+        # Message, and when its answer is there, by the step that needs it.
+        self.pending: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        self.now_s, self.seconds = 0.0, Seconds()
+        self.begun_s: list[float] = []
+        self.freed_s: list[float] = []
 
-    def run(self, steps: int) -> SimulationResult:
-        """Step by step where something happens, and all at once where nothing does."""
-        step = 1
-        while step <= steps:
-            event = min(self._next_event(step), steps + 1)
-            if event > step:
-                self._train(event - step)
-                self._wait_s.extend([0.0] * (event - step))
-            if event <= steps:
-                self._take(event)
-            step = event + 1
-        self._wait_s.append(self._finish(steps))
-        return SimulationResult(
-            steps=steps,
-            wall_s=self._now_s,
-            seconds=self._seconds,
-            wait_s=tuple(self._wait_s),
-            round_s=tuple(self._round_s),
-            begun_s=tuple(self._begun_s),
-            freed_s=tuple(self._freed_s),
-        )
+    def train(self, steps: int) -> None:
+        self.now_s += steps * self._step_s
+        self.seconds.compute_s += steps * self._step_s
 
-    def _next_event(self, step: int) -> int:
-        """The first step from `step` on after which something is due or a round ends, or before
-        which something is needed.
-        """
-        round_end = step + -step % self._traffic.sync_every
-        return min(self._next_due(step), min(self._pending, default=round_end), round_end)
-
-    def _next_due(self, step: int) -> int:
-        every = self._traffic.sync_every
-        while True:
-            begin, place = step - step % every, step % every
-            later = bisect_left(self._places, place)
-            wraps = later == len(self._places)
-            step = begin + (self._places[0] + every if wraps else self._places[later])
-            if self._due(step):
-                return step
-            step += 1
-
-    def _due(self, step: int) -> list[int]:
-        messages = self._traffic.messages
-        at_place = self._at_place.get(step % self._traffic.sync_every, ())
-        return [index for index in at_place if step >= messages[index].first]
-
-    def _take(self, step: int) -> None:
-        """Inner step `step`, counted from 1, and all that happens in it."""
-        self._wait_s.append(self._use(self._pending.pop(step, ())))
-        self._train(1)
-        for index in self._due(step):
-            self._send(index, step)
-        if step % self._traffic.sync_every == 0:
-            self._round_s.append(self._now_s)
-
-    def _train(self, steps: int) -> None:
-        self._now_s += steps * self._step_s
-        self._seconds.compute_s += steps * self._step_s
-
-    def _code(self, seconds: float) -> None:
-        self._now_s += seconds
-        self._seconds.coding_s += seconds
-
-    def _send(self, index: int, step: int) -> None:
+    def send(self, index: int, step: int) -> None:
         """Encode a message and send it as soon as the link is free."""
         self._code(self._encode_s[index])
         transfer = self._transfers[index]
-        begun_s = max(self._now_s, self._link_free_s)
-        self._link_free_s = begun_s + transfer.held_s
-        self._begun_s.append(begun_s)
-        self._freed_s.append(self._link_free_s)
-        pending = _Pending(message=index, done_s=self._link_free_s + transfer.lag_s)
-        self._pending[step + 1 + self._traffic.tau].append(pending)
+        self.begun_s.append(max(self.now_s, self.freed_s[-1] if self.freed_s else 0.0))
+        self.freed_s.append(self.begun_s[-1] + transfer.held_s)
+        answer = index, self.freed_s[-1] + transfer.lag_s
+        self.pending[step + 1 + self._scenario.traffic.tau].append(answer)
 
-    def _use(self, answers: Iterable[_Pending]) -> float:
+    def use(self, answers: Iterable[tuple[int, float]]) -> float:
         """Wait for `answers` one by one, decode them and take the outer step; seconds waited."""
         waited_s = 0.0
-        for answer in answers:
-            wait_s = max(0.0, answer.done_s - self._now_s)
+        for index, done_s in answers:
+            wait_s = max(0.0, done_s - self.now_s)
             if wait_s > 0:
-                self._now_s = answer.done_s
-                self._seconds.wait(wait_s, self._transfers[answer.message])
+                self.now_s = done_s
+                self.seconds.wait(wait_s, self._transfers[index])
                 waited_s += wait_s
-            self._code(self._decode_s[answer.message])
+            self._code(self._decode_s[index])
         return waited_s
 
-    def _finish(self, steps: int) -> float:
+    def finish(self, steps: int) -> float:
         """Exchange what was trained since it was last sent and use all answers; seconds waited."""
-        traffic = self._traffic
-        waited_s = self._use(self._pending.pop(steps + 1, ()))
-        left_over = [
-            index
-            for index, message in enumerate(traffic.messages)
-            if message.last_due(steps, sync_every=traffic.sync_every) < steps
-        ]
+        traffic = self._scenario.traffic
+        waited_s = self.use(self.pending.pop(steps + 1, ()))
+        lasts = [m.last_due(steps, sync_every=traffic.sync_every) for m in traffic.messages]
+        left_over = [index for index, last in enumerate(lasts) if last < steps]
         # A message is not sent again before its answer was used, unless tau spans a whole round.
         if traffic.tau < traffic.sync_every:
-            for step, pending in sorted(self._pending.items()):
-                waited_s += self._use(p for p in pending if p.message in left_over)
-                self._pending[step] = [p for p in pending if p.message not in left_over]
+            for step, pending in sorted(self.pending.items()):
+                waited_s += self.use(answer for answer in pending if answer[0] in left_over)
+                self.pending[step] = [a for a in pending if a[0] not in left_over]
         for index in left_over:
-            self._send(index, steps)
-        for step in sorted(self._pending):
-            waited_s += self._use(self._pending.pop(step))
+            self.send(index, steps)
+        for step in sorted(self.pending):
+            waited_s += self.use(self.pending.pop(step))
         return waited_s
+
+    def _code(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.seconds.coding_s += seconds
+
+
+# -- in the long run -------------------------------------------------------------------------------
+
+
+def steady_utilisation(scenario: Scenario) -> float:
+    """Share of the time in which workers compute, in the long run: without its beginning and end.
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
+    >>> link = Link.of(8 * sent.sent_per_round)
+    >>> steady_utilisation(Scenario(traffic=sent, compute=Compute(step_s=1), link=link))
+    0.75
+    """
+    every = scenario.traffic.sync_every
+    round_s = steady_round_s(
+        lambda rounds: simulate(scenario, steps=rounds * every).round_s,
+        least_s=least_round_s(scenario),
+    )
+    return min(1.0, every * scenario.compute.step_s / round_s)  # but for rounding
+
+
+def steady_round_s(ends_s: Callable[[int], Sequence[float]], *, least_s: float) -> float:
+    """How long a round takes in the long run.
+
+    Rounds are simulated until two in a row take the same time, and as long as the link is busy in
+    each: a link that is a little too slow falls behind for many equal rounds before workers wait.
+
+    Args:
+        ends_s: the times at which the rounds of a run of so many end.
+        least_s: no round is shorter in the long run.
+    """
+    rounds, round_s = 4, (0.0,)
+    while rounds <= _MOST_ROUNDS:
+        round_s = ends_s(rounds)
+        before_s, last_s = round_s[-2] - round_s[-3], round_s[-1] - round_s[-2]
+        if math.isclose(before_s, last_s, rel_tol=1e-12) and last_s > least_s * (1 - 1e-9):
+            return last_s
+        rounds *= 2
+    # Rounds that differ may repeat after several.
+    half = len(round_s) // 2
+    return max(least_s, (round_s[-1] - round_s[half - 1]) / (len(round_s) - half))
+
+
+def least_round_s(scenario: Scenario) -> float:
+    """A bound for every overlap, reached where everything overlaps.
+
+    round >= max(H s + sum_p (encode_p + decode_p), sum_p held_p)
+    """
+    busy_s, held_s = scenario.traffic.sync_every * scenario.compute.step_s, 0.0
+    for index in range(len(scenario.traffic.messages)):
+        busy_s += scenario.encode_s(index)
+        busy_s += scenario.decode_s(index)
+        held_s += scenario.transfer_time(index).held_s
+    return max(busy_s, held_s)
+
+
+def required_bandwidth(target: float, scenario: Scenario) -> float:
+    """The least rate, up and down, at which workers compute for a share `target` of the time.
+
+    Args:
+        target: compute utilisation, in (0, 1).
+        scenario: what is simulated; the rates of its link do not matter.
+
+    Returns:
+        Bits per second, exact to 1e-9 of it; 0 if any rate will do, infinity if no rate will,
+        because latency or coding takes more than the rest of the time.
+
+    Raises:
+        ConfigurationError: a target outside of (0, 1).
+
+    >>> from thinwire import presets
+    >>> from thinwire.plan.shape import Shape
+    >>> from thinwire.plan.traffic import traffic
+    >>> sent = traffic(presets.diloco(sync_every=3), Shape.of_size(1000, 2), workers=2)
+    >>> scenario = Scenario(traffic=sent, compute=Compute(step_s=1), link=Link.of(1))
+    >>> round(required_bandwidth(0.75, scenario)) == 8 * sent.sent_per_round
+    True
+    """
+    because = "it is a share of the time, and an exchange takes some"
+    what, do = (
+        f"find the bandwidth for a utilisation of {target:g}",
+        "pass a target between 0 and 1",
+    )
+    check(0 < target < 1, what, because=because, do=do)
+    return least_rate(lambda rate: steady_utilisation(scenario.at_rate(rate)) >= target)
+
+
+def least_rate(reaches: Callable[[float], bool]) -> float:
+    """The least of all rates that reach something, in bit/s; 0: any does, infinity: no rate does.
+
+    Args:
+        reaches: false up to some rate, and true from there on.
+    """
+    low, high = _SLOWEST_BITS_PER_S, _FASTEST_BITS_PER_S
+    if not reaches(math.inf):
+        return math.inf
+    if reaches(low):
+        return 0.0
+    if not reaches(high):
+        return math.inf
+    while high / low > 1 + _PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high

@@ -1,141 +1,58 @@
-"""A plan as text: headings and rows of tables, for a terminal or a page."""
+"""Advice as a table, for a terminal or a page."""
 
-import math
-from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
-from thinwire.plan.calibration import Calibration
-from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, Row
+from thinwire.plan.advice import Advice
+from thinwire.plan.forecast import bill
 from thinwire.plan.job import Job
-from thinwire.plan.units import count_text, duration_text, nbytes_text, rate_text
+from thinwire.plan.units import nbytes_text, share_text
 
-OUTCOME_HEAD: Final = ("method", "H", "a round", "a day", "peak bit/s", "busy", "limit", "fits")
-"""Headings of `outcome_cells`."""
+LOSS_SOURCE: Final = (
+    "Loss: measured against data-parallel AdamW on as many tokens, with 0.25M parameters, 4 "
+    "workers, rounds of 10 steps and three seeds. Longer rounds and more workers lose more. It is "
+    "no forecast: compare at your own size."
+)
+"""Where losses are from, for below a table."""
 
-BANDWIDTH_HEAD: Final = ("method", *(f"{share:.0%}".replace("%", " %") for share in UTILISATIONS))
-"""Headings of `bandwidth_cells`."""
-
-
-def outcome_cells(row: Forecast) -> tuple[str, ...]:
-    """Bytes that a worker sends, at what rate at most, and how busy the link keeps it."""
-    return (
-        row.method,
-        str(row.sync_every_steps),
-        nbytes_text(row.sent_bytes_per_round),
-        nbytes_text(row.sent_bytes_per_day),
-        _bits(row.peak_sent_bits_per_s),
-        share_text(row.utilisation),
-        row.limit,
-        "yes" if row.fits else "no",
-    )
+Table: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""A title, headings, and rows of cells."""
 
 
-def bandwidth_cells(row: Forecast) -> tuple[str, ...]:
-    """The least rate for each utilisation."""
-    return (row.method, *(required_text(rate) for rate in row.required_bits_per_s.values()))
+def advice_table(advice: Advice, job: Job) -> Table:
+    """A row for each recommendation, or for the busiest choice where none reaches the target."""
+    busy, rows = share_text(advice.target), list[tuple[str, ...]]()
+    title = f"what to run: busy {busy} of the time or more, least measured loss first"
+    if not advice.recommended:
+        title = f"nothing tried is busy {busy} of the time; the busiest"
+    head: tuple[str, ...] = ("", "method", "H", "a round", "busy", "loss")
+    is_priced = job.prices is not None or job.price is not None
+    if is_priced:
+        per = "run" if job.tokens is not None else "day"
+        code = "" if job.prices is None else f", {job.prices.currency}"
+        head = (*head, f"{per}{code}", "waiting")
+    closest = () if advice.closest is None else (advice.closest,)
+    for number, row in enumerate(advice.recommended or closest, start=1):
+        found, share = row.forecast, row.choice.loss_share
+        cells = (
+            str(number),
+            row.choice.label,
+            str(found.sync_every_steps),
+            nbytes_text(found.sent_bytes_per_round),
+            share_text(found.utilisation),
+            "not measured" if share is None else f"{round(100 * share):+d} %".replace("+0", "0"),
+        )
+        costs = bill(found, job)
+        money = (money_text(costs.cost), money_text(costs.waiting_cost)) if is_priced else ()
+        rows.append((*cells, *money))
+    return title, head, rows
 
 
-def run_head(job: Job) -> tuple[str, ...]:
-    """Headings of `run_cells`."""
-    if job.tokens is None:
-        return ("method", "tokens a day")
-    return ("method", "tokens a day", "wall-clock", "sent", "received")
+def money_text(cost: float | None) -> str:
+    """A sum in three digits, or in full from 1,000 on; "-": not known.
 
-
-def run_cells(row: Forecast) -> tuple[str, ...]:
-    """Tokens of a day, and the whole run if its length is known."""
-    day = count_text(row.tokens_per_day or 0)
-    if row.wall_s is None or row.sent_bytes is None or row.received_bytes is None:
-        return row.method, day
-    sent, received = nbytes_text(row.sent_bytes), nbytes_text(row.received_bytes)
-    return row.method, day, duration_text(row.wall_s), sent, received
-
-
-def cost_head(job: Job) -> tuple[str, ...]:
-    """Headings of `cost_cells`."""
-    head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
-    return head if job.tokens is None else (*head, "the run")
-
-
-def cost_cells(row: Forecast, job: Job) -> tuple[str, ...]:
-    """What all workers ask an object store for in a round, and what that costs."""
-    workers = job.workers
-    costs = (row.cost_per_round, row.cost_per_day, row.cost)
-    return (
-        row.method,
-        str(workers * row.puts_per_round + row.meeting_puts_per_round),
-        str(workers * row.gets_per_round + row.meeting_gets_per_round),
-        nbytes_text(workers * row.received_bytes_per_round),
-        *(f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}" for cost in costs if cost is not None),
-    )
-
-
-def job_text(job: Job) -> str:
-    """Model, workers and step time."""
-    topology = job.topology.name
-    workers = "1 worker" if job.workers == 1 else f"{job.workers} workers in a {topology}"
-    return f"{job.shape.name} on {workers}, {duration_text(job.compute.step_s)} a step"
-
-
-def run_text(calibration: Calibration) -> str:
-    """The run that the job was taken from."""
-    measured = calibration.measured
-    return (
-        f"the run: {calibration.steps} steps of {calibration.method.name} in "
-        f"{duration_text(measured.training_s)}, {share_text(measured.utilisation)} busy"
-    )
-
-
-def link_text(job: Job) -> str:
-    """Rates and latency."""
-    link = job.link
-    up, down = rate_text(link.up_bits_per_s), rate_text(link.down_bits_per_s)
-    rates = f"{up} up and down" if up == down else f"{up} up, {down} down"
-    return f"{rates}, {duration_text(link.latency_s)} one way"
-
-
-def _bits(per_s: float) -> str:
-    return rate_text(per_s).removesuffix("bit/s").rstrip()
-
-
-def required_text(bits_per_s: float) -> str:
-    """A rate in bit/s that is needed.
-
-    >>> required_text(0), required_text(math.inf), required_text(2e9)
-    ('any', 'none', '2 G')
+    >>> money_text(12.345), money_text(12345.6), money_text(None)
+    ('12.3', '12,346', '-')
     """
-    if math.isinf(bits_per_s):
-        return "none"
-    return _bits(bits_per_s) if bits_per_s else "any"
-
-
-def share_text(share: float) -> str:
-    """A share in percent, never rounded up to a whole that it is not.
-
-    >>> share_text(0.98247), share_text(0.99999), share_text(1)
-    ('98.2 %', '99.9 %', '100 %')
-    """
-    if share < 0.1:
-        return f"{100 * share:.2g} %"
-    return f"{math.floor(1000 * share + 1e-9) / 10:.3g} %"
-
-
-def verdict(rows: Sequence[Row], target: float) -> str:
-    """Which methods the link carries.
-
-    Args:
-        rows: of `forecasts`.
-        target: utilisation.
-    """
-    fitting = [row.method for row in rows if isinstance(row, Forecast) and row.fits]
-    busy = f"busy {share_text(target)} of the time"
-    if not fitting:
-        return f"No method keeps the workers {busy} on this link."
-    if len(fitting) == len(rows):
-        return f"Every method keeps the workers {busy}."
-    return f"The workers are {busy} with {', '.join(fitting)}."
-
-
-def refusals(rows: Sequence[Row]) -> list[str]:
-    """A line for each method that does not fit."""
-    return [f"{row.method}: {row.error}" for row in rows if isinstance(row, RefusedMethod)]
+    if cost is None:
+        return "-"
+    return f"{cost:,.3g}" if cost < 1000 else f"{cost:,.0f}"

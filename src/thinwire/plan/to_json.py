@@ -7,17 +7,15 @@ fit.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from thinwire.plan.advice import Advice, Recommendation
-from thinwire.plan.advice_text import LOSS_SOURCE
 from thinwire.plan.calibration import Calibration
-from thinwire.plan.forecast import Forecast, RefusedMethod, Row
+from thinwire.plan.forecast import Forecast, RefusedMethod, Row, bill
 from thinwire.plan.job import Job
-from thinwire.plan.money import bill
-from thinwire.plan.sweep import Sweep
+from thinwire.plan.text import LOSS_SOURCE
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes when a field goes or changes its meaning; new fields may come without a change."""
 
 
@@ -26,17 +24,15 @@ def plan_record(
     rows: Sequence[Row],
     *,
     target: float,
-    swept: Sweep | None = None,
     calibration: Calibration | None = None,
     advice: Advice | None = None,
 ) -> dict[str, Any]:
-    """The job, a row for each method, and the sweep.
+    """The job, a row for each method, and what to run.
 
     Args:
         job: what was planned.
         rows: of `forecasts`.
         target: utilisation.
-        swept: None without a sweep.
         calibration: of the run that the job was taken from, if it was.
         advice: of `advise`; None: it was not asked for.
 
@@ -52,45 +48,43 @@ def plan_record(
     >>> record["link"]["up_bits_per_s"], record["methods"][0]["sent_bytes_per_round"]
     (1000000.0, 4064)
     """
-    return {
+    run = None
+    if calibration is not None:
+        measured = calibration.measured
+        named = {"method": calibration.method.name, "steps": calibration.steps}
+        run = {**named, "utilisation": measured.utilisation, **asdict(measured)}
+    shape, link = job.shape, job.link
+    record = {
         "format": FORMAT,
-        "model": {
-            "name": job.shape.name,
-            "parameters": job.shape.parameters,
-            "layers": job.shape.layers,
-        },
+        "model": {"name": shape.name, "parameters": shape.parameters, "layers": shape.layers},
         "workers": job.workers,
         "added_bytes_per_message": job.added_nbytes,
         "step_s": job.compute.step_s,
         "link": {
             "topology": job.topology.name,
-            "up_bits_per_s": _finite(job.link.up_bits_per_s),
-            "down_bits_per_s": _finite(job.link.down_bits_per_s),
-            "latency_s": job.link.latency_s,
+            "up_bits_per_s": link.up_bits_per_s,
+            "down_bits_per_s": link.down_bits_per_s,
+            "latency_s": link.latency_s,
         },
         "tokens_per_step_per_worker": job.tokens_per_step,
         "tokens": job.tokens,
         "target_utilisation": target,
         "methods": [_row(row) for row in rows],
-        "sweep": None if swept is None else _sweep(swept),
-        "run": None if calibration is None else _run(calibration),
-        "advice": None if advice is None else _advice(advice, job),
+        "run": run,
+        "advice": advice
+        and {
+            "target_utilisation": advice.target,
+            "recommended": [_recommendation(row, job) for row in advice.recommended],
+            "closest": advice.closest and _recommendation(advice.closest, job),
+            "changes": [
+                {"quantity": change.quantity, "value": change.value, "method": change.choice.text}
+                for change in advice.changes
+            ],
+            "loss_source": LOSS_SOURCE,
+            "currency": job.prices and job.prices.currency,
+        },
     }
-
-
-def _advice(advice: Advice, job: Job) -> dict[str, Any]:
-    closest = advice.closest
-    return {
-        "target_utilisation": advice.target,
-        "recommended": [_recommendation(row, job) for row in advice.recommended],
-        "closest": None if closest is None else _recommendation(closest, job),
-        "changes": [
-            {"quantity": change.quantity, "value": change.value, "method": change.choice.text}
-            for change in advice.changes
-        ],
-        "loss_source": LOSS_SOURCE,
-        "currency": None if job.prices is None else job.prices.currency,
-    }
+    return _plain(record)
 
 
 def _recommendation(row: Recommendation, job: Job) -> dict[str, Any]:
@@ -98,8 +92,7 @@ def _recommendation(row: Recommendation, job: Job) -> dict[str, Any]:
         "method": row.choice.text,
         "python": row.choice.python,
         "forecast": _row(row.forecast),
-        "loss_share": asdict(row.estimate.loss),
-        "not_measured": list(row.estimate.beyond),
+        "loss_share": row.choice.loss_share,
         "bill": asdict(bill(row.forecast, job)),
     }
 
@@ -108,32 +101,14 @@ def _row(row: Row) -> dict[str, Any]:
     if isinstance(row, RefusedMethod):
         blank = dict.fromkeys((field.name for field in fields(Forecast)), None)
         return blank | {"method": row.method, "fits": False, "error": row.error}
-    record = asdict(row) | {"error": None}
-    record["target_bits_per_s"] = _finite(row.target_bits_per_s)
-    record["required_bits_per_s"] = {
-        f"{share:g}": _finite(rate) for share, rate in row.required_bits_per_s.items()
-    }
-    return record
+    return asdict(row) | {"error": None}
 
 
-def _run(calibration: Calibration) -> dict[str, Any]:
-    measured = calibration.measured
-    return {
-        "method": calibration.method.name,
-        "steps": calibration.steps,
-        "utilisation": measured.utilisation,
-        **asdict(measured),
-    }
-
-
-def _sweep(swept: Sweep) -> dict[str, Any]:
-    return {
-        "quantity": swept.name,
-        "unit": swept.quantity.unit,
-        "values": swept.values,
-        "utilisation": {curve.method: curve.utilisation for curve in swept.curves},
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """`value` with names for keys, and null for what is infinite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        given = cast(dict[Any, Any], value)
+        return {k if isinstance(k, str) else f"{k:g}": _plain(v) for k, v in given.items()}
+    return [_plain(v) for v in cast(list[Any], value)] if isinstance(value, list) else value

@@ -9,13 +9,12 @@ introductions are not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.exchange import Pattern
 from thinwire.exchange.votes import ballot_nbytes
-from thinwire.fragments import Fragment
 from thinwire.method import Method
 from thinwire.plan.shape import Shape
 
@@ -83,7 +82,6 @@ class Traffic:
 
     def left_over(self, steps: int) -> tuple[MessageSpec, ...]:
         """What is sent at the end of a run of `steps`: all that was trained since it was sent."""
-        _check_steps(steps)
         return tuple(m for m in self.messages if self._last(m, steps) < steps)
 
     def exchanges_after(self, steps: int) -> int:
@@ -91,22 +89,14 @@ class Traffic:
         return sum(self._times(m, steps) for m in self.messages)
 
     def sent_after(self, steps: int) -> int:
-        """Bytes that this worker sent in a run of `steps` inner steps with its end.
-
-        Raises:
-            ConfigurationError: steps < 0.
-        """
+        """Bytes that this worker sent in a run of `steps` inner steps with its end."""
         return sum(self._times(m, steps) * (m.sent_nbytes + m.vote_nbytes) for m in self.messages)
 
     def received_after(self, steps: int) -> int:
-        """Bytes that came from others in a run of `steps` inner steps with its end.
-
-        Raises:
-            ConfigurationError: steps < 0.
-        """
-        others = self.workers - 1
+        """Bytes that came from others in a run of `steps` inner steps with its end."""
+        votes = self.workers - 1
         return sum(
-            self._times(m, steps) * (m.received_nbytes + others * m.vote_nbytes)
+            self._times(m, steps) * (m.received_nbytes + votes * m.vote_nbytes)
             for m in self.messages
         )
 
@@ -114,31 +104,20 @@ class Traffic:
         """Objects that this worker wrote over an object store in a run of `steps` with its end.
 
         Introductions are not counted, nor what is asked for before it is there.
-
-        Raises:
-            ConfigurationError: steps < 0.
         """
         return sum(self._times(m, steps) * m.sent_count for m in self.messages)
 
     def gets_after(self, steps: int) -> int:
-        """Objects that this worker read over an object store in a run of `steps` with its end.
-
-        Raises:
-            ConfigurationError: steps < 0.
-        """
+        """Objects that this worker read over an object store in a run of `steps` with its end."""
         return sum(self._times(m, steps) * m.received_count for m in self.messages)
 
     def peak_sent_after(self, steps: int) -> int:
         """The most that a run of `steps` inner steps sent after any one of them, without votes.
 
         What is left over at the end counts fragment by fragment, for no training goes on beside it.
-
-        Raises:
-            ConfigurationError: steps < 0.
         """
         at_the_end = (m.sent_nbytes for m in self.left_over(steps))
-        sent = tuple(m for m in self.messages if self._last(m, steps))
-        return max(self._peak(sent), *at_the_end, 0)
+        return max(self._peak(m for m in self.messages if self._last(m, steps)), *at_the_end, 0)
 
     @property
     def peak_sent_per_step(self) -> int:
@@ -153,8 +132,8 @@ class Traffic:
     @property
     def received_per_round(self) -> int:
         """Bytes that come from others every H inner steps."""
-        others = self.workers - 1
-        return sum(m.received_nbytes + others * m.vote_nbytes for m in self.messages)
+        votes = self.workers - 1
+        return sum(m.received_nbytes + votes * m.vote_nbytes for m in self.messages)
 
     @property
     def puts_per_round(self) -> int:
@@ -170,12 +149,11 @@ class Traffic:
         return message.last_due(steps, sync_every=self.sync_every)
 
     def _times(self, message: MessageSpec, steps: int) -> int:
-        _check_steps(steps)
         first, last = message.first_due(sync_every=self.sync_every), self._last(message, steps)
         scheduled = (last - first) // self.sync_every + 1 if last else 0
         return scheduled + (last < steps)
 
-    def _peak(self, messages: Sequence[MessageSpec]) -> int:
+    def _peak(self, messages: Iterable[MessageSpec]) -> int:
         # All of one offset have been sent together once the last of them has begun.
         together: dict[int, int] = defaultdict(int)
         for message in messages:
@@ -214,66 +192,37 @@ def traffic(
     >>> [(message.offset, message.parameters) for message in plan.messages]
     [(0, 59), (15, 40)]
     """
-    _check_workers(workers, rank)
-    fragments = method.fragments.plan(shape.parts, sync_every=method.sync_every)
+    check(
+        workers >= 1 and 0 <= rank < workers,
+        f"plan for worker {rank} of {workers}",
+        because="a run has at least one worker, and ranks count from 0",
+        do="pass workers >= 1 and 0 <= rank < workers",
+    )
     added_nbytes = added_nbytes if workers > 1 else 0
     vote_nbytes = votes * (ballot_nbytes(workers) + added_nbytes) if workers > 1 else 0
+    numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
+    for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
+        layout = shape.layout(fragment.names)
+        sizes = method.exchange.sizes(
+            method.codec, layout, method.aggregate, workers=workers, rank=rank
+        )
+        message = MessageSpec(
+            offset=fragment.offset_steps,
+            first=fragment.first_step,
+            parameters=sum(numels[name] for name in fragment.names),
+            payload_nbytes=sum(nbytes + added_nbytes for nbytes in sizes.messages.values()),
+            result_nbytes=sizes.result_nbytes + (added_nbytes if sizes.result_nbytes else 0),
+            sent_nbytes=sizes.sent_nbytes + sizes.sent_count * added_nbytes,
+            received_nbytes=sizes.received_nbytes + sizes.received_count * added_nbytes,
+            sent_count=sizes.sent_count,
+            received_count=sizes.received_count,
+            vote_nbytes=vote_nbytes,
+            exchange=sizes.pattern,
+        )
+        messages.append(message)
     return Traffic(
         sync_every=method.sync_every,
         tau=method.overlap.steps(sync_every=method.sync_every),
-        messages=tuple(
-            _message(method, fragment, shape, (workers, rank), vote_nbytes, added_nbytes)
-            for fragment in fragments
-        ),
+        messages=tuple(messages),
         workers=workers,
     )
-
-
-def _message(
-    method: Method,
-    fragment: Fragment,
-    shape: Shape,
-    worker: tuple[int, int],
-    vote_nbytes: int,
-    added_nbytes: int,
-) -> MessageSpec:
-    workers, rank = worker
-    sizes = method.exchange.sizes(
-        method.codec,
-        shape.layout(fragment.names),
-        method.aggregate,
-        workers=workers,
-        rank=rank,
-    )
-    held = set(fragment.names)
-    return MessageSpec(
-        offset=fragment.offset_steps,
-        first=fragment.first_step,
-        parameters=sum(part.numel for part in shape.parts if part.name in held),
-        payload_nbytes=sum(nbytes + added_nbytes for nbytes in sizes.messages.values()),
-        result_nbytes=sizes.result_nbytes + (added_nbytes if sizes.result_nbytes else 0),
-        sent_nbytes=sizes.sent_nbytes + sizes.sent_count * added_nbytes,
-        received_nbytes=sizes.received_nbytes + sizes.received_count * added_nbytes,
-        sent_count=sizes.sent_count,
-        received_count=sizes.received_count,
-        vote_nbytes=vote_nbytes,
-        exchange=sizes.pattern,
-    )
-
-
-def _check_steps(steps: int) -> None:
-    if steps < 0:
-        raise ConfigurationError(
-            f"count the bytes of {steps} inner steps",
-            because="a run has 0 or more",
-            do="pass steps >= 0",
-        )
-
-
-def _check_workers(workers: int, rank: int) -> None:
-    if workers < 1 or not 0 <= rank < workers:
-        raise ConfigurationError(
-            f"plan for worker {rank} of {workers}",
-            because="a run has at least one worker, and ranks count from 0",
-            do="pass workers >= 1 and 0 <= rank < workers",
-        )

@@ -5,43 +5,45 @@ and B is a byte, so that 100 Mbps are 12.5 MB/s. Printed are three significant d
 printed can be read again.
 """
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final
 
-from thinwire.errors import ConfigurationError, ThinwireError, unknown_name
+from thinwire.errors import ConfigurationError, check, unknown_name
 
-if TYPE_CHECKING:  # slow to import (decimal comes with it), and needed on a command line only
-    from fractions import Fraction
-
-# Scale -> spellings, of which the first is shown.
-_Units = Mapping[str, tuple[str, ...]]
-_DURATIONS: Final[_Units] = {
-    "1e-9": ("ns",),
-    "1e-6": ("us", "µs", "μs"),
-    "1e-3": ("ms",),
-    "1": ("s", "sec", "second", "seconds"),
-    "60": ("min", "minute", "minutes"),
-    "3600": ("h", "hr", "hour", "hours"),
-    "86400": ("d", "day", "days"),
+# What is read -> scale -> spellings, of which the first is shown. Spellings of a rate: see _RATE.
+_UNITS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "rate": {
+        f"{bits}e{3 * power}": (f"{prefix}{of}/s",)
+        for bits, of in ((1, "bit"), (8, "B"))
+        for power, prefix in enumerate(("", "k", "M", "G", "T"))
+    },
+    "duration": {
+        "1e-9": ("ns",),
+        "1e-6": ("us", "µs", "μs"),
+        "1e-3": ("ms",),
+        "1": ("s", "sec", "second", "seconds"),
+        "60": ("min", "minute", "minutes"),
+        "3600": ("h", "hr", "hour", "hours"),
+        "86400": ("d", "day", "days"),
+    },
+    "count": {
+        "1": ("",),
+        "1e3": ("k", "thousand"),
+        "1e6": ("M", "million"),
+        "1e9": ("B", "bn", "billion"),
+        "1e12": ("T", "trillion"),
+    },
+    "share": {"1e-2": ("%",), "1": ("",)},
+    "price": {"1": ("",)},
 }
-_COUNTS: Final[_Units] = {
-    "1": ("",),
-    "1e3": ("k", "thousand"),
-    "1e6": ("M", "million"),
-    "1e9": ("B", "bn", "billion"),
-    "1e12": ("T", "trillion"),
-}
-_SHARES: Final[_Units] = {"1e-2": ("%",), "1": ("",)}
 _SIGNS: Final = {"$": "USD", "€": "EUR", "£": "GBP"}
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)(.*)", re.I | re.S)
 _PRICE = re.compile(r"([$€£]|[a-z]{3})?\s*([^a-z$€£\s]*\d[^a-z$€£\s]*)\s*([a-z]{3})?", re.I)
 _RATE = re.compile(r"((?:[kmgtp]i?)?)(b|bits?|bytes?)(/s|ps|/sec|/second)", re.I)
-_RATE_UNITS = tuple(f"{p}{of}/s" for of in ("bit", "B") for p in ("", "k", "M", "G", "T"))
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -60,22 +62,7 @@ def parse_rate(text: str) -> float:
     >>> parse_rate("10Gbit/s"), parse_rate("25 Mbps"), parse_rate("1GB/s")
     (10000000000.0, 25000000.0, 8000000000.0)
     """
-    what = f"read the rate {text!r}"
-    number, unit = _split(what, text, _RATE_UNITS)
-    found = _RATE.fullmatch(unit)
-    if found is None:
-        raise _unknown_unit(what, unit, _RATE_UNITS)
-    prefix, of, per = found.groups()
-    if of + per == "BPS":
-        raise ConfigurationError(
-            what,
-            because="in capitals, bits and bytes look the same",
-            do="write Mbit/s for bits, or MB/s for bytes",
-        )
-    bits = 1 if of == "b" or of.lower().startswith("bit") else 8
-    base = 1024 if prefix.lower().endswith("i") else 1000
-    scale = bits * base ** " kmgtp".index((prefix or " ")[0].lower())
-    return _above_zero(what, number * scale, "nothing would ever arrive")
+    return _above_zero("rate", text, because="nothing would ever arrive")
 
 
 def parse_duration(text: str) -> float:
@@ -90,8 +77,7 @@ def parse_duration(text: str) -> float:
     >>> parse_duration("50ms"), parse_duration("1.2 h")
     (0.05, 4320.0)
     """
-    what = f"read the duration {text!r}"
-    return _above_zero(what, _read(what, text, _DURATIONS), "everything takes some time")
+    return _above_zero("duration", text, because="everything takes some time")
 
 
 def parse_latency(text: str) -> float:
@@ -107,13 +93,9 @@ def parse_latency(text: str) -> float:
     (0.0, 0.08)
     """
     what = f"read the latency {text!r}"
-    if text.strip() == "0":
-        return 0.0
-    seconds = _float(what, _read(what, text, _DURATIONS))
-    if seconds < 0:
-        raise ConfigurationError(
-            what, because="a duration cannot be negative", do="write a duration from 0 up"
-        )
+    seconds = 0.0 if text.strip() == "0" else _float(what, _read("duration", text, what))
+    because, do = "a duration cannot be negative", "write a duration from 0 up"
+    check(seconds >= 0, what, because=because, do=do)
     return seconds
 
 
@@ -130,15 +112,12 @@ def parse_count(text: str) -> int:
     >>> parse_count("7B"), parse_count("350m"), parse_count("1e9")
     (7000000000, 350000000, 1000000000)
     """
+    _above_zero("count", text, because="at least one is needed")
     what = f"read the count {text!r}"
-    number = _read(what, text, _COUNTS)
-    _above_zero(what, number, "at least one is needed")
-    if number.denominator != 1:
-        raise ConfigurationError(
-            what,
-            because="it is not a whole number",
-            do="write a whole number, such as 350M or 1.2T",
-        )
+    # Not the float, which has no room for all digits.
+    number = _read("count", text, what)
+    because, do = "it is not a whole number", "write a whole number, such as 350M or 1.2T"
+    check(number.denominator == 1, what, because=because, do=do)
     return number.numerator
 
 
@@ -155,13 +134,9 @@ def parse_share(text: str) -> float:
     (0.9, 0.4)
     """
     what = f"read the share {text!r}"
-    share = _float(what, _read(what, text, _SHARES))
-    if not 0 < share <= 1:
-        raise ConfigurationError(
-            what,
-            because="a share is above 0 % and at most 100 %",
-            do="write it like 90% or 0.9",
-        )
+    share = _float(what, _read("share", text, what))
+    because, do = "a share is above 0 % and at most 100 %", "write it like 90% or 0.9"
+    check(0 < share <= 1, what, because=because, do=do)
     return share
 
 
@@ -183,69 +158,55 @@ def parse_price(text: str) -> tuple[float, str | None]:
     if found is None:
         raise ConfigurationError(what, because="it is not a number with a currency", do=do)
     before, number, after = found.groups()
-    price = _float(what, _read(what, number, {"1": ("",)}))
-    if price < 0:
-        raise ConfigurationError(
-            what, because="a price cannot be negative", do="write a price from 0 up"
-        )
-    if bool(before) == bool(after):
-        if not before and price == 0:
-            return price, None
-        because = "it has two currencies" if before else "it has no currency"
-        raise ConfigurationError(what, because=because, do=do)
-    code = before or after
+    price, code = _float(what, _read("price", number, what)), before or after
+    because = "a price cannot be negative"
+    check(price >= 0, what, because=because, do="write a price from 0 up")
+    if not code and price == 0:
+        return price, None
+    because = "it has two currencies" if before else "it has no currency"
+    check(bool(before) != bool(after), what, because=because, do=do)
     return price, _SIGNS.get(code, code.upper())
 
 
-def _read(what: str, text: str, units: _Units) -> Fraction:
-    """The number that `text` is, in the unit whose scale is 1."""
-    from fractions import Fraction
-
-    shown = tuple(names[0] for names in units.values())
-    number, unit = _split(what, text, shown)
-    for scale, names in units.items():
-        if unit.lower() in (name.lower() for name in names):
-            return number * Fraction(scale)
-    raise _unknown_unit(what, unit, shown)
-
-
-def _split(what: str, text: str, shown: Sequence[str]) -> tuple[Fraction, str]:
-    """The number at the start of `text`, and the unit after it without any spaces."""
-    from fractions import Fraction
-
-    found = _NUMBER.fullmatch(text)
-    try:
-        if found is not None:
-            return Fraction(found[1]), "".join(found[2].split())
-    except ValueError:
-        pass  # underscores where no number has them
-    because = "it does not begin with a finite number"
-    raise ConfigurationError(what, because=because, do=_write_like(shown))
-
-
-def _unknown_unit(what: str, unit: str, shown: Sequence[str]) -> ThinwireError:
-    because = f"there is no unit {unit!r}" if unit else "it has no unit"
-    return unknown_name(what, unit, shown, because=because, do=_write_like(shown))
-
-
-def _write_like(shown: Sequence[str]) -> str:
-    return f"write a number and its unit: {', '.join(unit or 'none' for unit in shown)}"
-
-
-def _above_zero(what: str, number: Fraction, because: str) -> float:
-    value = _float(what, number)
-    if value <= 0:
-        raise ConfigurationError(what, because=because, do="write a number above 0")
+def _above_zero(kind: str, text: str, *, because: str) -> float:
+    what = f"read the {kind} {text!r}"
+    value = _float(what, _read(kind, text, what))
+    check(value > 0, what, because=because, do="write a number above 0")
     return value
+
+
+def _read(kind: str, text: str, what: str) -> Fraction:
+    """The number that `text` is, in the unit whose scale is 1."""
+    found, units = _NUMBER.fullmatch(text), _UNITS[kind]
+    shown = [names[0] for names in units.values()]
+    do = f"write a number and its unit: {', '.join(unit or 'none' for unit in shown)}"
+    try:
+        number = None if found is None else Fraction(found[1])
+    except ValueError:  # underscores where no number has them
+        number = None
+    if found is None or number is None:
+        raise ConfigurationError(what, because="it does not begin with a finite number", do=do)
+    unit = "".join(found[2].split())
+    if kind == "rate" and (rate := _RATE.fullmatch(unit)):
+        prefix, of, per = rate.groups()
+        because, do = "in capitals, bits and bytes look the same", "write Mbit/s for bits, or MB/s"
+        check(of + per != "BPS", what, because=because, do=f"{do} for bytes")
+        base = 1024 if prefix.lower().endswith("i") else 1000
+        bits = 1 if of == "b" or of.lower().startswith("bit") else 8
+        return number * bits * base ** " kmgtp".index((prefix or " ")[0].lower())
+    for scale, names in units.items():
+        if kind != "rate" and unit.lower() in (name.lower() for name in names):
+            return number * Fraction(scale)
+    because = f"there is no unit {unit!r}" if unit else "it has no unit"
+    raise unknown_name(what, unit, shown, because=because, do=do)
 
 
 def _float(what: str, number: Fraction) -> float:
     try:
         return float(number)
     except OverflowError as error:
-        raise ConfigurationError(
-            what, because="it is too large a number", do="write a smaller number"
-        ) from error
+        because, do = "it is too large a number", "write a smaller number"
+        raise ConfigurationError(what, because=because, do=do) from error
 
 
 # -- printing: all raise ConfigurationError for what is negative or not finite ---------------------
@@ -257,8 +218,9 @@ def rate_text(bits_per_s: float) -> str:
     >>> rate_text(25e6), rate_text(999.6e6), rate_text(0)
     ('25 Mbit/s', '1 Gbit/s', '0 bit/s')
     """
-    units = _powers(" bit/s", " kbit/s", " Mbit/s", " Gbit/s", " Tbit/s")
-    return _text("a rate", bits_per_s, units)
+    return _text(
+        "a rate", bits_per_s, _powers(" bit/s", " kbit/s", " Mbit/s", " Gbit/s", " Tbit/s")
+    )
 
 
 def duration_text(seconds: float) -> str:
@@ -267,7 +229,7 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(0.05), duration_text(90), duration_text(86_390)
     ('50 ms', '1.5 min', '1 d')
     """
-    units = {float(scale): f" {names[0]}" for scale, names in _DURATIONS.items()}
+    units = {float(scale): f" {names[0]}" for scale, names in _UNITS["duration"].items()}
     return _text("a duration", seconds, units) if seconds else "0 s"
 
 
@@ -290,29 +252,29 @@ def nbytes_text(nbytes: float) -> str:
     return _text("bytes", nbytes, _powers(" B", " kB", " MB", " GB", " TB", " PB"))
 
 
+def share_text(share: float) -> str:
+    """A share in percent, never rounded up to a whole that it is not.
+
+    >>> share_text(0.98247), share_text(0.99999), share_text(1)
+    ('98.2 %', '99.9 %', '100 %')
+    """
+    if share < 0.1:
+        return f"{100 * share:.2g} %"
+    return f"{math.floor(1000 * share + 1e-9) / 10:.3g} %"
+
+
 def _powers(*units: str) -> dict[float, str]:
     return {1000.0**power: unit for power, unit in enumerate(units)}
 
 
 def _text(what: str, value: float, units: Mapping[float, str]) -> str:
     """`value` in three digits and the largest of `units` of which there is one."""
-    if not 0 <= value < math.inf:
-        raise ConfigurationError(
-            f"print {value} as {what}",
-            because="it is negative or not finite",
-            do="say in words what it means",
-        )
-    digits, scale = _rounded(value, units)
+    because, do = "it is negative or not finite", "say in words what it means"
+    check(0 <= value < math.inf, f"print {value} as {what}", because=because, do=do)
+    digits = {scale: float(f"{value / scale:.3g}") for scale in sorted(units, reverse=True)}
+    scale = next((scale for scale, number in digits.items() if number >= 1), min(units))
+    shown = digits[scale] * scale
     # Rounded up, it may be one of the next unit.
-    while (again := _rounded(digits * scale, units))[1] != scale:
-        digits, scale = again
-    return f"{digits:g}{units[scale]}"
-
-
-def _rounded(value: float, units: Mapping[float, str]) -> tuple[float, float]:
-    """Three digits of `value`, and the unit that they are in."""
-    for scale in sorted(units, reverse=True):
-        digits = float(f"{value / scale:.3g}")
-        if digits >= 1 or scale == min(units):
-            return digits, scale
-    raise AssertionError("there is a smallest unit")
+    if not math.isclose(shown, value, rel_tol=1e-12):
+        return _text(what, shown, units)
+    return f"{digits[scale]:g}{units[scale]}"

@@ -2,7 +2,6 @@
 
 from thinwire.report.blocks import Block, Chart, Paragraph, TextTable
 from thinwire.report.page import Page, write_page
-from thinwire.report.plan_page import plan_page
 from thinwire.report.run_page import ReportData, read_report_data, run_page
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "Paragraph",
     "ReportData",
     "TextTable",
-    "plan_page",
     "read_report_data",
     "run_page",
     "write_page",

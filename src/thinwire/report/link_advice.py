@@ -3,11 +3,11 @@
 from typing import Final
 
 from thinwire.plan.advice import advise
-from thinwire.plan.advice_text import LOSS_SOURCE, advice_cells, advice_head
 from thinwire.plan.compute import Compute
 from thinwire.plan.job import Job
 from thinwire.plan.link import Link
 from thinwire.plan.shape import Shape
+from thinwire.plan.text import LOSS_SOURCE, advice_table
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.report.blocks import Block, Paragraph, TextTable
 
@@ -15,8 +15,8 @@ _BITS_PER_S: Final = (1e5, 1e6, 1e7, 1e8, 1e9)
 # Those that the page's link has when it is opened.
 _STEP_S, _LATENCY_S = 0.1, 0.05
 _READING: Final = (
-    "By the planner, not from these runs: of what keeps the workers busy 90 % of the time what is "
-    "expected to lose least. thinwire plan says it for your model, step time and link."
+    "By the planner, not from these runs: of what keeps the workers busy 90 % of the time what "
+    "lost least when it was measured. thinwire plan says it for your model, step time and link."
 )
 
 
@@ -37,17 +37,17 @@ def link_advice(shape: Shape, workers: int) -> list[Block]:
         for bits_per_s in _BITS_PER_S
     ]
     given = f"{duration_text(_STEP_S)} a step, {duration_text(_LATENCY_S)} one way"
+    found = [advise(job) for job in jobs]
+    tables = [advice_table(advice, job) for advice, job in zip(found, jobs, strict=True)]
+    head = tables[0][1][1:]
+    nothing = ("nothing that was tried", *("" for _ in head[1:]))
     table = TextTable(
         title=f"What to run with this model and {workers} workers, by bandwidth ({given})",
-        head=("bandwidth", *advice_head(jobs[0])[1:]),
-        rows=tuple(_cells(job) for job in jobs),
+        head=("bandwidth", *head),
+        rows=tuple(
+            (rate_text(rate), *(rows[0][1:] if advice.recommended else nothing))
+            for rate, advice, (_, _, rows) in zip(_BITS_PER_S, found, tables, strict=True)
+        ),
         main=("method",),
     )
     return [table, Paragraph(text=f"{_READING} {LOSS_SOURCE}")]
-
-
-def _cells(job: Job) -> tuple[str, ...]:
-    advice, rate = advise(job), rate_text(job.link.up_bits_per_s)
-    if not advice.recommended:
-        return (rate, "nothing that was tried", *("" for _ in advice_head(job)[2:]))
-    return (rate, *advice_cells(advice, job)[0][1:])

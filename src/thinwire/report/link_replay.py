@@ -14,11 +14,10 @@ from thinwire.errors import ConfigurationError
 from thinwire.method import Method
 from thinwire.plan.calibration import planned_traffic
 from thinwire.plan.compute import Compute
-from thinwire.plan.link import Link
-from thinwire.plan.resolve import resolve
-from thinwire.plan.scenario import Scenario
+from thinwire.plan.link import TOPOLOGIES, Link, Topology
+from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
-from thinwire.plan.topology import TOPOLOGIES, Topology
+from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import Traffic
 from thinwire.runs.schema import FinishedRun
 

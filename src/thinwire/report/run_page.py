@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thinwire.errors import ConfigurationError, ThinwireError
-from thinwire.plan.topology import TOPOLOGIES
+from thinwire.plan.link import TOPOLOGIES
 from thinwire.report.blocks import (
     Block,
     Commands,

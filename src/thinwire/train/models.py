@@ -15,7 +15,7 @@ import torch
 
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.files import replace_folder
-from thinwire.plan.llama_sizes import HUB_NAME, LLAMA_SIZES, unknown_model
+from thinwire.plan.models import HUB_NAME, LLAMA_SIZES, unknown_model
 
 if TYPE_CHECKING:  # transformers takes seconds to import: only building and saving pay for it
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -11,7 +11,7 @@ import thinwire as tw
 from elastic_bucket_team import BucketTeam
 from elastic_schedule import OPTIONS, inject_faults
 from s3_server import s3_fixture  # noqa: F401 - the fixture
-from thinwire.plan.bucket_price import MeetingRequests
+from thinwire.plan.job import MeetingRequests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.security.sealing import SEAL_NBYTES

@@ -18,7 +18,7 @@ from bucket_workers import (
     train,
     workers,
 )
-from thinwire.plan.bucket_price import MeetingRequests
+from thinwire.plan.job import MeetingRequests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from toy import build_model

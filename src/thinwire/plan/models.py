@@ -1,0 +1,206 @@
+"""Models by name: built-in sizes of Llama, and any configuration, without a weight or a network.
+
+The built-in sizes have no tricks (RoPE, RMSNorm, SwiGLU, untied head).
+So a result depends on the method and not on the architecture. A name says how many parameters the
+shape has with the vocabulary it is counted with: 256 (bytes) up to 10m, 32,000 for 35m, 60m and
+1.3b, and 128,256 for the rest. With another vocabulary the body stays as it is and only embedding
+and head change.
+
+150m, 416m, 914m, 1.76b, 3.1b and 15b are the sizes of the MuLoCo paper (arXiv:2505.23725): for
+m = 1, 2, 3, 4, 5, 9 a width of 512m, 6m layers, 4m heads and a feed-forward of 2.75 widths.
+Differs: the paper adds QK-norm and post-norms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from thinwire.errors import ConfigurationError, ThinwireError, check, unknown_name
+from thinwire.plan.shape import Shape, Weight
+
+if TYPE_CHECKING:  # transformers takes seconds to import: only building pays for it
+    from transformers import PreTrainedConfig
+
+HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.json)")
+"""The org/name of a model on the Hugging Face hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSize:
+    """A size of Llama.
+
+    Args:
+        hidden: width of the residual stream.
+        layers: blocks.
+        heads: of attention, each with its own keys and values.
+        feed_forward: width of the feed-forward.
+        counted_with: the vocabulary at which the parameters add up to the name.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    counted_with: int
+
+    def configuration(self, vocab_size: int, sequence_length: int) -> PreTrainedConfig:
+        """The transformers configuration.
+
+        Args:
+            vocab_size: rows of the embedding, and of the head.
+            sequence_length: positions; it changes no parameter.
+        """
+        from transformers import LlamaConfig
+
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            max_position_embeddings=sequence_length,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            intermediate_size=self.feed_forward,
+            tie_word_embeddings=False,
+            use_cache=False,
+            # Llama's own ids 1 and 2 are ordinary bytes here, and would end every generation.
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+
+    def weights(self, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...], int | None, str]]:
+        """(name, shape, layer, role) of each parameter of that model, in its order.
+
+        What transformers builds from the configuration, without building it.
+
+        Args:
+            vocab_size: rows of the embedding, and of the head.
+        """
+        width, between = self.hidden, self.feed_forward
+        yield "model.embed_tokens.weight", (vocab_size, width), None, "embedding"
+        matrices = {f"self_attn.{name}_proj": (width, width) for name in "qkvo"} | {
+            "mlp.gate_proj": (between, width),
+            "mlp.up_proj": (between, width),
+            "mlp.down_proj": (width, between),
+        }
+        for layer in range(self.layers):
+            for name, shape in matrices.items():
+                yield f"model.layers.{layer}.{name}.weight", shape, layer, "matrix"
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                yield f"model.layers.{layer}.{name}.weight", (width,), layer, "vector"
+        yield "model.norm.weight", (width,), None, "vector"
+        yield "lm_head.weight", (vocab_size, width), None, "head"
+
+
+LLAMA_SIZES: Final = {
+    "250k": LlamaSize(64, 4, 2, 192, 256),
+    "1m": LlamaSize(128, 5, 4, 320, 256),
+    "4m": LlamaSize(256, 5, 4, 672, 256),
+    "10m": LlamaSize(384, 6, 6, 896, 256),
+    "35m": LlamaSize(384, 6, 6, 1024, 32_000),
+    "60m": LlamaSize(512, 8, 8, 1536, 32_000),
+    "150m": LlamaSize(512, 6, 4, 1_408, 128_256),
+    "416m": LlamaSize(1024, 12, 8, 2_816, 128_256),
+    "914m": LlamaSize(1536, 18, 12, 4_224, 128_256),
+    "1.3b": LlamaSize(2048, 24, 16, 5504, 32_000),
+    "1.76b": LlamaSize(2048, 24, 16, 5_632, 128_256),
+    "3.1b": LlamaSize(2560, 30, 20, 7_040, 128_256),
+    "15b": LlamaSize(4608, 54, 36, 12_672, 128_256),
+}
+"""Built-in sizes by name."""
+
+
+def unknown_model(cannot: str, name: str) -> ThinwireError:
+    """The error for `name`, which is no size of these, no path and no name on the hub."""
+    return unknown_name(
+        cannot,
+        name,
+        LLAMA_SIZES,
+        because="it is no built-in size, no file or folder that exists, and no org/name",
+        do=f"pass one of {', '.join(LLAMA_SIZES)}, or the path of a config.json",
+    )
+
+
+def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
+    """The shape of the causal language model called `source`.
+
+    Args:
+        source: a built-in size of `thinwire train`, such as "150m"; or the path of a `config.json`,
+            or of a folder with one; or the `org/name` of a configuration in the local Hugging Face
+            cache. The network is not used.
+        vocabulary: tokens of a built-in size; default the number that its name is counted with. A
+            run trains as many as its tokenizer has.
+
+    Raises:
+        ConfigurationError: it is not one of these, or transformers cannot build a causal language
+            model of it; a vocabulary below 1, or for what has its own.
+
+    >>> resolve("250k").parameters, resolve("250k", vocabulary=97).layers
+    (246336, 4)
+    """
+    what = f"plan for model {source!r}"
+    if source in LLAMA_SIZES:
+        size = LLAMA_SIZES[source]
+        tokens = size.counted_with if vocabulary is None else vocabulary
+        check(
+            tokens >= 1,
+            f"{what} with a vocabulary of {tokens}",
+            because="a language model has at least one token",
+            do="pass vocabulary >= 1",
+        )
+        weights = (Weight.of(n, s, layer=at, role=role) for n, s, at, role in size.weights(tokens))
+        return Shape(name=source, weights=tuple(weights))
+    _check_installed(what)
+    path = _path(source, what)
+    check(
+        vocabulary is None,
+        f"{what} with a vocabulary of {vocabulary}",
+        because="its configuration says how many tokens it has",
+        do="leave the vocabulary out, or change vocab_size in a copy of its config.json",
+    )
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        # Code that comes with a configuration is never run, and no prompt asks whether it may be.
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # a foreign configuration fails in any way it likes
+        because = f"transformers says: {' '.join(str(error).split())}"
+        do = "pass a built-in size, or the config.json of a causal language model that it knows"
+        raise ConfigurationError(what, because=because, do=do) from error
+    return Shape.of_model(model, name=source)
+
+
+def _path(source: str, what: str) -> Path:
+    """The configuration file of `source`, which is no built-in size."""
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        return file
+    do = "pass the folder of a saved model, such as RUN/model"
+    check(not path.is_dir(), what, because="the folder has no config.json", do=do)
+    if not HUB_NAME.fullmatch(source):
+        raise unknown_model(what, source)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source, "config.json")
+    if isinstance(found, str):
+        return Path(found)
+    because = "its config.json is not in the local Hugging Face cache, and a plan uses no network"
+    do = f"run `hf download {source} config.json` once, or pass the path of a config.json"
+    raise ConfigurationError(what, because=because, do=do)
+
+
+def _check_installed(what: str) -> None:
+    try:
+        importlib.import_module("transformers")
+    except ImportError as error:
+        do = "pip install 'thinwire[train]', or give the numbers of parameters and layers"
+        raise ConfigurationError(what, because=str(error), do=do) from error
