@@ -151,11 +151,10 @@ PIXELS = """(plot, name) => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_follow_the_scheme_and_text_stands_out(page, scheme: str) -> None:
+def test_colours_follow_the_scheme(page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     settled(page)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BEHIND[scheme]
-    assert page.evaluate(CONTRAST) == []
     for name in ("--series-0", "--series-1", "--line", "--text"):
         assert section(page, TOKENS).locator(".plot").evaluate(PIXELS, name) > 50
 
@@ -166,6 +165,7 @@ def test_axe_finds_nothing(browser, file, scheme: str) -> None:
     page = context.new_page()
     page.goto(file.as_uri())
     prepare(page)
+    page.evaluate("document.querySelectorAll('details').forEach((d) => d.open = true)")
     for width in (400, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         settled(page)
@@ -174,40 +174,6 @@ def test_axe_finds_nothing(browser, file, scheme: str) -> None:
 
 
 BEHIND = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
-
-# WCAG 2.2, 1.4.3: the ratio of relative luminances is at least 4.5.
-CONTRAST = """() => {
-    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    const rgba = (text) => {
-        canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = text;
-        canvas.fillRect(0, 0, 1, 1);
-        return canvas.getImageData(0, 0, 1, 1).data;
-    };
-    const luminance = (text) => {
-        const [r, g, b] = [...rgba(text)].slice(0, 3).map((c) => c / 255)
-            .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (element) => {
-        for (let e = element; e; e = e.parentElement) {
-            const colour = getComputedStyle(e).backgroundColor;
-            if (rgba(colour)[3] === 255) return colour;
-        }
-        return "white";
-    };
-    const own = (element) =>
-        [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    document.querySelectorAll("details").forEach((d) => { d.open = true; });
-    return [...document.querySelectorAll("main *")].filter(own)
-        .filter((e) => e.getClientRects().length && !e.closest("script")).flatMap((e) => {
-            const style = getComputedStyle(e);
-            const [high, low] = [luminance(style.color), luminance(behind(e))]
-                .sort((a, b) => b - a);
-            const ratio = (high + 0.05) / (low + 0.05);
-            return ratio < 4.5 ? [`${ratio.toFixed(2)} ${e.outerHTML.slice(0, 90)}`] : [];
-        });
-}"""
 
 
 def test_every_chart_says_what_it_shows_and_headings_are_in_order(page) -> None:
