@@ -104,6 +104,6 @@ class ReportCommand:
         # Also what has not begun: it says how much is to come.
         unfinished = {folder: status for folder, status in found.items() if status.run is None}
         data = dataclasses.replace(data, left_out={**unfinished, **data.left_out})
-        page = report.run_page(data, self.folders, self.out, refresh_s=refresh_s)
+        page = report.run_page(data, refresh_s=refresh_s)
         report.write_page(page, self.out)
         return data

@@ -105,7 +105,9 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coding:
-    """Seconds a parameter to make messages and to use them; `benchmarks/bench.py codecs` measures them.
+    """Seconds a parameter to make messages and to use them.
+
+    `benchmarks/bench.py codecs` measures them.
 
     Args:
         encode_s_per_parameter: with error feedback.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.files import replace_text
-from thinwire.report.blocks import Block, Chart, asset, templates
+from thinwire.report.blocks import Block, asset, templates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +20,8 @@ class Page:
         lead: a line below the title.
         blocks: from top to bottom.
         scripts: files of this package that make the page answer its reader.
-        refresh_s: after how many seconds the page loads itself again, because it is written anew
-            while its runs go on; None if it is not. What its reader chose stays as it was.
+        refresh_s: seconds after which the page loads itself again, because it is written anew
+            while its runs go on; None if it is not.
 
     Raises:
         ConfigurationError: `refresh_s` is not above 0.
@@ -34,27 +34,27 @@ class Page:
     refresh_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.refresh_s is not None and not self.refresh_s > 0:
-            raise ConfigurationError(
-                f"load a page again after {self.refresh_s} seconds",
-                because="that is not above 0",
-                do="pass a number of seconds, or None for a page that stays as it is",
-            )
+        check(
+            self.refresh_s is None or self.refresh_s > 0,
+            f"load a page again after {self.refresh_s} seconds",
+            because="that is not above 0",
+            do="pass a number of seconds, or None for a page that stays as it is",
+        )
 
     def html(self) -> str:
         """The file's text."""
-        scripts = [asset(name) for name in self.scripts]
-        if any(isinstance(block, Chart) for block in self.blocks):
-            scripts = [asset("lazy.js"), asset("numbers.js"), *scripts, asset("chart.js")]
-        scripts.append(asset("keep.js"))
+        body = [block.html() for block in self.blocks]
+        names, style = list(self.scripts), asset("page.css")
+        if any('class="chart"' in html for html in body):
+            names = ["vendor/uPlot.iife.min.js", "chart.js", *names]
+            style = asset("vendor/uPlot.min.css") + style
+        scripts = [asset(name) for name in names]
+        if len(names) > len(self.scripts):  # each copy of uPlot has to carry its licence
+            scripts[0] = f"/*! {asset('vendor/LICENSE')}*/\n{scripts[0]}"
         return (
             templates()
             .get_template("page.html")
-            .render(
-                page=self,
-                style=Markup(asset("page.css")),
-                scripts=[Markup(script) for script in scripts],
-            )
+            .render(page=self, body=body, style=Markup(style), scripts=map(Markup, scripts))
         )
 
 

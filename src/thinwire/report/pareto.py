@@ -1,7 +1,6 @@
 """The Pareto front: variants that no other beats in both loss and bytes."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,21 +26,13 @@ def front_of(variants: Sequence[Variant]) -> list[Variant]:
     return [sending[index] for index in front]
 
 
-def family_of(variant: Variant) -> str:
-    """The name that variants of a method begin with: the preset, where they are of one."""
-    found = re.match(r"\w+", variant.config.method)
-    return found[0] if found else variant.config.method
-
-
 def first_shown(variants: Sequence[Variant]) -> list[int]:
     """Indices of what a page shows first: of many variants, the front and the baselines."""
-    if len(variants) <= _MANY:
-        return list(range(len(variants)))
     front = front_of(variants)
     return [
         index
         for index, variant in enumerate(variants)
-        if variant in front or variant.config.method in _BASELINES
+        if len(variants) <= _MANY or variant in front or variant.config.method in _BASELINES
     ]
 
 

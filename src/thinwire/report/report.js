@@ -1,230 +1,130 @@
 "use strict";
-// What a report does when its reader chooses something: chart.js draws what `adapt` returns.
+// What a report does when its reader chooses something.
 (() => {
-  let read = null; // by what is drawn first
-  const variants = () =>
-    (read ??= JSON.parse(document.getElementById("report-data").textContent).variants);
+  const page = (globalThis.thinwire ??= {}); // empty where no run is finished
   const find = (name) => document.getElementById(name);
-  const colours = { computing: 0, hidden: 2, waiting: 1, transfer: 2 };
-  const patterns = { computing: "", hidden: "/", waiting: "x", transfer: "" };
-  const boxes = [...document.querySelectorAll("input[data-variant]")];
-  const ticked = () =>
-    boxes.filter((box) => box.checked).map((box) => Number(box.dataset.variant));
-  const shown = new Set(ticked());
-  let chosenLink = null;
+  const { variants } = JSON.parse(find("report-data")?.textContent ?? "{}");
+  const controls = [...document.querySelectorAll("[data-keep]")];
+  const boxes = controls.filter((control) => control.dataset.variant);
+  const isShown = (variant) => variant === undefined || boxes.find((box) => box.dataset.variant === String(variant)).checked;
+  let link = null;
   const played = new Map();
-
-  const duration = (seconds) => thinwire.duration(seconds);
-  const percent = (share) => `${Number((100 * share).toPrecision(3))} %`;
-
-  // -- the link ------------------------------------------------------------------------------------
-
-  const number = (name) => {
-    const value = Number(find(name)?.value);
-    return Number.isFinite(value) ? value : NaN;
-  };
-  const link = () => ({
-    rate: number("bandwidth") * 1e6,
-    latency: number("latency") / 1e3,
-    step: number("step") / 1e3,
-    topology: find("topology").value,
-  });
-
-  const play = () => {
-    if (!find("link")) return;
-    const { rate, latency, step, topology } = link();
-    const sound = rate > 0 && latency >= 0 && step > 0;
-    find("link-told").textContent = sound
-      ? ""
-      : "Bandwidth and step take more than 0, latency 0 or more: the charts show the last link.";
-    if (!sound) return;
-    chosenLink = { rate, latency, step, topology };
-    played.clear();
-  };
-  // Of many methods only those that are looked at are played.
   const runOf = (variant) => {
-    const { replay } = variants()[variant] ?? {};
-    if (!replay || !chosenLink) return null;
-    if (!played.has(variant)) {
-      const run = thinwire.simulate(replay, chosenLink);
-      played.set(variant, { at: run.at, wall: run.wall, shares: thinwire.shares(run) });
-    }
+    const { replay } = variants[variant];
+    if (replay && link && !played.has(variant)) played.set(variant, page.simulate(replay, link));
     return played.get(variant);
   };
-
-  const tell = () => {
+  const bar = (kind, from, to) => `<i class="${kind}" style="left:${100 * from}%;width:${100 * (to - from)}%"></i>`;
+  const play = () => {
+    if (!find("link")) return;
+    const number = (name) => Number(find(name).value || NaN);
+    const [rate, latency, step] = [number("bandwidth") * 1e6, number("latency") / 1e3, number("step") / 1e3];
+    const isSound = rate > 0 && latency >= 0 && step > 0;
+    find("link-told").hidden = isSound;
+    if (!isSound) return;
+    link = { rate, latency, step, topology: find("topology").value };
+    played.clear();
     document.querySelectorAll("#on-link tbody tr").forEach((row) => {
-      const found = runOf(Number(row.querySelector("th").dataset.value));
-      if (!found) return;
-      const { computing, waiting, hidden } = found.shares;
-      const cells = [
-        [duration(found.wall), found.wall],
-        [percent(computing / found.wall), computing / found.wall],
-        [duration(waiting), waiting],
-        [duration(hidden), hidden],
-      ];
-      [...row.querySelectorAll("td")].forEach((cell, index) => {
-        [cell.textContent, cell.dataset.value] = cells[index];
+      const [name, ...cells] = row.children;
+      const run = runOf(Number(name.dataset.value));
+      const { computing, waiting, hidden } = page.shares(run);
+      const [idle, busy] = [(computing - hidden) / run.wall, computing / run.wall];
+      const lane = bar("computing", 0, idle) + bar("hidden", idle, busy) + bar("waiting", busy, 1);
+      const texts = [page.duration(run.wall), page.percent(busy), page.duration(waiting), page.duration(hidden), ""];
+      [run.wall, busy, waiting, hidden, busy].forEach((value, i) => {
+        cells[i].dataset.value = value;
+        cells[i].innerHTML = texts[i] || `<div class="lane" aria-hidden="true">${lane}</div>`;
       });
     });
+    drawTimeline();
   };
-
-  // -- charts --------------------------------------------------------------------------------------
-
-  const chosenLoss = () => document.querySelector("input[name=loss]:checked").value;
-  const wanted = ({ meta }) => meta.variant === undefined || shown.has(meta.variant);
-
-  // `at` says where the points of a variant's curve lie.
-  const curves = (figure, at) => ({
-    data: variants().flatMap(({ label, curves: found, style }, variant) => {
-      const curve = found[chosenLoss()];
-      const x = shown.has(variant) && curve.steps.length ? at(curve, variant) : null;
-      const mode = curve.steps.length <= 20 ? "lines+markers" : "lines";
-      const { y, error } = curve;
-      return x ? [{ type: "scatter", mode, name: label, x, y, error, meta: style }] : [];
-    }),
-    layout: figure.layout,
-  });
-  const against = (figure) => curves(figure, (curve) => curve[figure.layout.meta.against]);
-  const onLink = (figure) =>
-    curves(figure, ({ steps }, variant) => {
-      const run = runOf(variant);
-      if (!run) return null;
-      const { at, wall } = run;
-      return steps.map((step) => (step >= at.length - 1 ? wall : at[step]));
-    });
-
-  const bar = (kind, name, values) => ({
-    type: "bar",
-    name,
-    ...values,
-    meta: { series: colours[kind] },
-    pattern: patterns[kind],
-  });
-
-  const shares = (figure) => {
-    const runs = [...shown]
-      .map((variant) => ({ run: runOf(variant), variant }))
-      .filter(({ run }) => run)
-      .sort((one, other) => other.variant - one.variant);
-    const y = runs.map(({ variant }) => variants()[variant].label);
-    const of = (pick) => ({ y, x: runs.map(({ run }) => pick(run.shares) / run.wall) });
-    return {
-      data: [
-        bar("computing", "computing, link idle", of((s) => s.computing - s.hidden)),
-        bar("hidden", "computing, link busy (hidden)", of((s) => s.hidden)),
-        bar("waiting", "waiting", of((s) => s.waiting)),
-      ],
-      layout: { ...figure.layout, height: 110 + 30 * runs.length },
-    };
-  };
-
   // At least twelve steps from the middle of the run.
-  const timeline = (figure) => {
-    const variant = number("timeline-variant");
-    const { replay } = variants()[variant] ?? {};
-    if (!replay || !chosenLink) return { data: [], layout: figure.layout };
-    const { every, steps } = replay;
+  const drawTimeline = () => {
+    const variant = Number(find("timeline-variant").value);
+    const [{ label, replay: { every, steps } }, run] = [variants[variant], runOf(variant)];
     const middle = Math.max(0, Math.floor(steps / 2 / every) * every - every);
-    const run = thinwire.simulate(replay, chosenLink);
     const last = Math.min(steps, middle + Math.max(3 * every, 12));
     const [from, to] = [run.at[middle], run.at[last]];
-    const cut = (intervals) =>
-      intervals
-        .map((i) => ({ from: Math.max(i.from, from), to: Math.min(i.to, to) }))
-        .filter((i) => i.to > i.from);
-    const waits = cut(run.waits);
-    const ends = [...waits.map((wait) => wait.from), to];
-    const starts = [from, ...waits.map((wait) => wait.to)];
-    const trains = starts.map((start, index) => ({ from: start, to: ends[index] }));
-    const row = (kind, name, lane, intervals) => {
-      const kept = intervals.filter((i) => i.to - i.from > 1e-12);
-      return bar(kind, name, {
-        y: kept.map(() => lane),
-        base: kept.map((i) => i.from - from),
-        x: kept.map((i) => i.to - i.from),
-      });
-    };
-    find("timeline-told").textContent =
-      `${variants()[variant].label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
-      `${duration(to - from)}, of which ${duration(waits.reduce((t, w) => t + w.to - w.from, 0))} ` +
-      `waiting.`;
-    return {
-      data: [
-        row("transfer", "exchange on the link", "link", cut(run.transfers)),
-        row("computing", "computing", "worker", trains),
-        row("waiting", "waiting", "worker", waits),
-      ],
-      layout: figure.layout,
-    };
+    const cut = (its) => [its.from, its.to].map((at) => Math.min(1, Math.max(0, (at - from) / (to - from))));
+    const [waits, transfers] = [run.waits, run.transfers].map((all) => all.map(cut).filter(([a, b]) => b > a));
+    const bars = (kind, intervals) => intervals.map((its) => bar(kind, ...its)).join("");
+    find("lane-worker").innerHTML = bar("computing", 0, 1) + bars("waiting", waits);
+    find("lane-link").innerHTML = bars("hidden", transfers);
+    const waited = waits.reduce((sum, [a, b]) => sum + b - a, 0) * (to - from);
+    find("timeline-told").textContent = `${label}, inner steps ${middle + 1} to ${last} of ${steps}: ` +
+      `${page.duration(to - from)}, of which ${page.duration(waited)} waiting.`;
   };
-
-  const drawings = { curves: against, link: onLink, shares, timeline };
-  thinwire.adapt = (figure) => {
-    const drawing = drawings[figure.layout.meta?.draw];
-    if (drawing) return drawing(figure);
-    // Names beside points have no room on a phone; the legend has their symbols.
-    const bare = (trace) =>
-      trace.mode === "markers+text" && innerWidth < 600 ? { ...trace, mode: "markers" } : trace;
-    return { data: figure.data.filter(wanted).map(bare), layout: figure.layout };
+  const curves = (section) => {
+    const [x, y] = ["x", "y"].map((name) => section.querySelector(`select.${name}`));
+    const axisOf = (select) => ({
+      title: { text: select.selectedOptions[0].text },
+      format: select.selectedOptions[0].dataset.format,
+      type: section.querySelector(`.log-${select.className}`).checked ? "log" : "linear",
+    });
+    const [xaxis, yaxis] = [axisOf(x), axisOf(y)];
+    const title = `${yaxis.title.text.split(",")[0]} against ${xaxis.title.text}`;
+    section.querySelector("h3").textContent = title[0].toUpperCase() + title.slice(1);
+    const data = variants.flatMap(({ label, style, curves: its }, variant) => {
+      const run = x.value === "link" && isShown(variant) && runOf(variant);
+      const at = run ? its.steps.map((step) => (step < run.at.length - 1 ? run.at[step] : run.wall)) : its[x.value];
+      if (!isShown(variant) || !at) return [];
+      const known = [...at.keys()].filter((i) => its[y.value][i] !== null && (xaxis.type !== "log" || at[i] > 0));
+      // Of points at one place (nothing was sent between them) the last one.
+      const kept = known.filter((i, n) => at[i] !== at[known[n + 1]]);
+      const [xs, ys, error] = [at, its[y.value], its[`${y.value} error`]].map((values) => values && kept.map((i) => values[i]));
+      return { name: label, mode: kept.length > 20 ? "lines" : "lines+markers", x: xs, y: ys, error, meta: style };
+    });
+    return { data, layout: { xaxis, yaxis } };
   };
-
-  // -- the reader ----------------------------------------------------------------------------------
-
-  let asked = false;
-  const later = (work) => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      work();
-    });
+  page.figure = (section) => {
+    if (section.matches(".curves")) return curves(section);
+    const { data, layout } = JSON.parse(section.querySelector("script").textContent);
+    return { data: data.filter(({ meta }) => isShown(meta.variant)), layout };
   };
-  const redraw = () => later(() => thinwire.refresh());
-  const replayAll = () =>
-    later(() => {
-      play();
-      thinwire.refresh();
-    });
-
-  const look = () => {
-    shown.clear();
-    ticked().forEach((variant) => shown.add(variant));
-    redraw();
+  let asked = 0;
+  const renew = () => {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(() => (play(), page.redraw()));
   };
-  boxes.forEach((box) => box.addEventListener("change", look));
-  document.querySelectorAll("button[data-tick]").forEach((button) =>
-    button.addEventListener("click", () => {
-      const ticked = button.dataset.tick.split(" ");
-      boxes.forEach((box) => (box.checked = ticked.includes(box.dataset.variant)));
-      look();
-    }),
-  );
-  document.querySelectorAll("button[data-family]").forEach((button) =>
-    button.addEventListener("click", () => {
-      const members = button.dataset.family.split(" ");
-      const its = boxes.filter((box) => members.includes(box.dataset.variant));
-      const every = its.every((box) => box.checked);
-      its.forEach((box) => (box.checked = !every));
-      look();
-    }),
-  );
-  document
-    .querySelectorAll("input[name=loss]")
-    .forEach((choice) => choice.addEventListener("change", redraw));
-  for (const name of find("link") ? ["bandwidth", "latency", "step"] : []) {
-    const [exact, slider] = [find(name), find(`${name}-range`)];
-    slider.addEventListener("input", () => {
-      exact.value = Number((10 ** Number(slider.value)).toPrecision(3));
-      replayAll();
-    });
-    exact.addEventListener("input", () => {
-      if (number(name) > 0) slider.value = Math.log10(number(name));
-      replayAll();
-    });
+  document.querySelectorAll("[data-tick]").forEach((button) => button.addEventListener("click", () => {
+    boxes.forEach((box) => (box.checked = button.dataset.tick.split(" ").includes(box.dataset.variant)));
+    renew();
+  }));
+  document.querySelectorAll("#link input[type=range]").forEach((slider) => {
+    const exact = slider.nextElementSibling;
+    slider.addEventListener("input", () => (exact.value = Number((10 ** slider.value).toPrecision(3))));
+    exact.addEventListener("input", () => exact.value > 0 && (slider.value = Math.log10(exact.value)));
+  });
+  controls.forEach((control) => control.addEventListener("input", renew));
+
+  // A page that is written anew while its runs go on loads itself again.
+  const field = (control) => (control.type === "checkbox" ? "checked" : "value");
+  const place = `thinwire ${location.pathname}`;
+  // A browser may refuse its storage to a page that was opened from a file: then nothing is kept.
+  const stored = (work) => { try { return work(sessionStorage); } catch { return null; } };
+  const before = stored((store) => JSON.parse(store.getItem(place)));
+  stored((store) => store.removeItem(place));
+  if (before) {
+    controls.forEach((its) => (its[field(its)] = before.kept[its.dataset.keep] ?? its[field(its)]));
+    controls.filter((its) => its.selectedIndex < 0).forEach((its) => (its.selectedIndex = 0));
+    addEventListener("load", () => scrollTo({ top: before.scroll, behavior: "instant" }));
   }
-  find("topology")?.addEventListener("change", replayAll);
-  find("timeline-variant")?.addEventListener("change", redraw);
   play();
-  if (find("on-link")) thinwire.lazily(find("on-link").querySelector("table"), tell);
+  const live = find("live");
+  if (!live) return;
+  const pause = live.querySelector("button");
+  pause.addEventListener("click", () => (pause.ariaPressed = String(pause.ariaPressed !== "true")));
+  let touched = 0;
+  const touch = () => (touched = Date.now());
+  ["input", "keydown", "pointerdown", "wheel", "touchmove"].forEach((kind) => addEventListener(kind, touch, { passive: true }));
+  const every = 1000 * Number(live.dataset.every);
+  // Not under the hands of its reader, and not where it is not seen.
+  const again = () => {
+    const isBusy = document.hidden || Date.now() - touched < Math.min(every, 2000) || pause.ariaPressed === "true";
+    if (isBusy) return setTimeout(again, Math.min(every, 1000));
+    const kept = Object.fromEntries(controls.map((its) => [its.dataset.keep, its[field(its)]]));
+    stored((store) => store.setItem(place, JSON.stringify({ kept, scroll: scrollY })));
+    return location.reload();
+  };
+  setTimeout(again, every);
 })();

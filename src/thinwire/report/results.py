@@ -1,11 +1,12 @@
-"""The tables of a report of runs."""
+"""The tables of a report of runs, but for those of settings."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thinwire.contributions import CLIPPED
 from thinwire.plan.units import duration_text, nbytes_text
-from thinwire.report.blocks import Cell, SortableTable, TextTable
+from thinwire.report.blocks import Cell, TextTable
+from thinwire.report.charts import curves_of
 from thinwire.report.pareto import first_shown, front_of
 from thinwire.runs.statistics import paired_difference
 from thinwire.runs.status import RunStatus
@@ -17,115 +18,81 @@ def ranked(variants: Sequence[Variant]) -> list[Variant]:
     return sorted(variants, key=lambda variant: variant.loss.mean)
 
 
-def results_table(variants: Sequence[Variant]) -> SortableTable:
+def results_table(variants: Sequence[Variant]) -> TextTable:
     """A row for each method, the lowest loss first; of many methods not all are shown at once."""
-    front = {variant.label for variant in front_of(variants)}
-    shown = {variants[index].label for index in first_shown(variants)}
-    rows = ranked(variants)
+    front = front_of(variants)
+    shown = [variants[index] for index in first_shown(variants)]
+    best, *_ = rows = ranked(variants)
     most = max(variant.sent_bytes for variant in variants)
-    return SortableTable(
+    cells: list[tuple[Cell, ...]] = []
+    for variant in rows:
+        loss, sent, config = variant.loss, variant.sent_bytes, variant.config
+        received = variant.mean(lambda run: run.summary.received_bytes_per_worker)
+        peak = variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)
+        wall, memory = variant.mean(lambda run: run.summary.wall_s), variant.memory_ratio
+        apart = paired_difference(variant.losses, best.losses)
+        behind = ("no seed in common", "") if apart is None else (apart.text("+.4f"), apart.mean)
+        fewer = most / sent if sent else 0
+        times = f"{fewer:,.0f} x" if fewer >= 100 else f"{fewer:.3g} x"
+        cells.append(
+            (
+                variant.label,
+                (loss.text(".4f"), loss.mean),
+                ("the best", 0.0) if variant is best else behind,
+                (nbytes_text(sent), sent),
+                (times, fewer) if sent else ("none sent", ""),
+                "yes" if variant in front else "",
+                str(len(loss.seeds)),
+                str(config.workers),
+                str(config.sync_every),
+                (nbytes_text(received), received),
+                (nbytes_text(peak), peak),
+                ("not recorded", "") if memory is None else (f"{memory:.2f} x", memory),
+                (duration_text(wall), wall),
+            )
+        )
+    figures = ("loss", "behind the best", "sent", "fewer bytes", "front", "seeds", "K", "H")
+    return TextTable(
         title="Results",
         name="results",
-        head=(
-            "method",
-            "loss",
-            "behind the best",
-            "sent",
-            "fewer bytes",
-            "front",
-            "seeds",
-            "K",
-            "H",
-            "received",
-            "peak a step",
-            "memory",
-            "wall-clock",
-        ),
-        rows=tuple(_result(variant, front, most, rows[0]) for variant in rows),
+        head=("method", *figures, "received", "peak a step", "memory", "wall-clock"),
+        rows=tuple(cells),
         main=("loss", "sent"),
-        rest=[index for index, variant in enumerate(rows) if variant.label not in shown],
+        rest=[index for index, variant in enumerate(rows) if variant not in shown],
     )
 
 
-def _behind(variant: Variant, best: Variant) -> Cell:
-    if variant is best:
-        return "the best", 0.0
-    found = paired_difference(variant.losses, best.losses)
-    return ("no seed in common", "") if found is None else (found.text("+.4f"), found.mean)
-
-
-def _result(variant: Variant, front: set[str], most: float, best: Variant) -> tuple[Cell, ...]:
-    loss, sent = variant.loss, variant.sent_bytes
-    received = variant.mean(lambda run: run.summary.received_bytes_per_worker)
-    peak = variant.mean(lambda run: run.summary.peak_sent_bytes_per_step)
-    wall, memory = variant.mean(lambda run: run.summary.wall_s), variant.memory_ratio
-    return (
-        (variant.label, variant.label),
-        (loss.text(".4f"), loss.mean),
-        _behind(variant, best),
-        (nbytes_text(sent), sent),
-        (_times(most / sent), most / sent) if sent else ("none sent", ""),
-        ("yes", 0) if variant.label in front else ("", 1),
-        (str(len(loss.seeds)), len(loss.seeds)),
-        (str(variant.config.workers), variant.config.workers),
-        (str(variant.config.sync_every), variant.config.sync_every),
-        (nbytes_text(received), received),
-        (nbytes_text(peak), peak),
-        ("not recorded", "") if memory is None else (f"{memory:.2f} x", memory),
-        (duration_text(wall), wall),
-    )
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
-
-
-def curves_table(variants: Sequence[Variant]) -> SortableTable:
-    """The numbers of the charts of validation loss."""
-    return SortableTable(
-        title="Validation loss by steps",
+def curves_table(variants: Sequence[Variant]) -> TextTable:
+    """The numbers of the charts, at the steps at which validation loss was measured."""
+    rows: list[tuple[Cell, ...]] = []
+    for variant in variants:
+        of = curves_of(variant)
+        for place, loss in enumerate(of["validation"]):
+            if loss is None:
+                continue
+            step, tokens, sent, training, wall, waited, hidden = (
+                of[name][place] or 0.0
+                for name in ("steps", "tokens", "bytes", "training", "seconds", "waited", "hidden")
+            )
+            error = of.get("validation error", {place: None})[place]
+            rows.append(
+                (
+                    variant.label,
+                    (f"{step:,.0f}", step),
+                    (f"{loss:.4f}" + ("" if error is None else f" ± {error:.4f}"), loss),
+                    (f"{training:.4f}", training),
+                    (f"{tokens:,.0f}", tokens),
+                    (nbytes_text(sent), sent),
+                    *((duration_text(seconds), seconds) for seconds in (wall, waited, hidden)),
+                )
+            )
+    losses = ("validation loss", "training loss")
+    return TextTable(
+        title="The numbers of these charts",
         name="curves",
-        head=("method", "step", "tokens", "sent", "loss"),
-        rows=tuple(row for variant in variants for row in _points(variant)),
-        main=("step", "loss"),
-    )
-
-
-def _points(variant: Variant) -> list[tuple[Cell, ...]]:
-    curve = variant.curve(lambda record: record.val_loss)
-    tokens, sent = (
-        dict(zip(found.steps, found.means, strict=True))
-        for found in (
-            variant.curve(lambda record: record.tokens),
-            variant.curve(lambda record: record.sent_bytes),
-        )
-    )
-    return [
-        (
-            (variant.label, variant.label),
-            (f"{step:,}", step),
-            (f"{tokens[step]:,.0f}", tokens[step]),
-            (nbytes_text(sent[step]), sent[step]),
-            (point.text(".4f"), point.mean),
-        )
-        for step, point in zip(curve.steps, curve.points, strict=True)
-    ]
-
-
-def link_table(playable: Mapping[int, str], shown: Collection[int]) -> SortableTable:
-    """An empty table, which the page fills in for the chosen link.
-
-    Args:
-        playable: label of each method that can be played over a link, by its number.
-        shown: numbers of those that are shown at once.
-    """
-    return SortableTable(
-        title="On this link",
-        name="on-link",
-        head=("method", "wall-clock", "computing", "waiting", "hidden"),
-        rows=tuple(((label, variant), *(("", ""),) * 4) for variant, label in playable.items()),
-        main=("wall-clock", "computing"),
-        rest=[index for index, variant in enumerate(playable) if variant not in shown],
+        head=("method", "step", *losses, "tokens", "sent", "wall-clock", "waited", "hidden"),
+        rows=tuple(rows),
+        main=("step", "validation loss"),
     )
 
 
@@ -144,33 +111,21 @@ def versions_table(variants: Sequence[Variant]) -> TextTable:
     )
 
 
-def contributions_table(variants: Sequence[Variant]) -> SortableTable | None:
+def contributions_table(variants: Sequence[Variant]) -> TextTable | None:
     """Whose contributions were rejected or clipped, how often and why; None if none was."""
-    rows = tuple(
-        _contributions_of(variant.label, run.seed, member, found)
-        for variant in variants
-        for run in variant.runs
-        for member, found in run.summary.contributions.items()
-    )
-    if not rows:
-        return None
+    rows: list[tuple[str, ...]] = []
+    for variant in variants:
+        for run in variant.runs:
+            for member, found in run.summary.contributions.items():
+                rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
+                why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
+                total, clipped = str(sum(rejected.values())), str(found.get(CLIPPED, 0))
+                rows.append((variant.label, str(run.seed), member, total, why, clipped))
     head = ("method", "seed", "member", "rejected", "reason", "clipped")
-    return SortableTable(title="Rejected and clipped", name="contributions", head=head, rows=rows)
-
-
-def _contributions_of(
-    label: str, seed: int, member: str, found: Mapping[str, int]
-) -> tuple[Cell, ...]:
-    rejected = {kind: count for kind, count in found.items() if kind != CLIPPED}
-    total, clipped = sum(rejected.values()), found.get(CLIPPED, 0)
-    why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
     return (
-        (label, label),
-        (str(seed), seed),
-        (member, member),
-        (str(total), total),
-        (why, why),
-        (str(clipped), clipped),
+        TextTable(title="Rejected and clipped", name="contributions", head=head, rows=tuple(rows))
+        if rows
+        else None
     )
 
 

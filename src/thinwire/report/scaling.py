@@ -1,16 +1,19 @@
-"""How the loss of methods changes with more workers and longer rounds."""
+"""Loss against the number of workers, and against the length of a round."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from thinwire.report.blocks import Chart
 from thinwire.runs.variants import Variant, differing
 
+_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "K": ("workers", "workers"),
+    "H": ("method.sync_every", "inner steps between two exchanges"),
+}
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+
+class Family(NamedTuple):
     """Variants of a method that differ in K or in H: a line of a chart.
 
     Args:
@@ -24,31 +27,8 @@ class Family:
     besides: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Quantity:
-    symbol: str
-    words: str
-    field: str
-    of: Callable[[Variant], int]
-    other: Callable[[Variant], int]
-
-
-_QUANTITIES: Final[Mapping[str, _Quantity]] = {
-    "K": _Quantity(
-        symbol="K",
-        words="workers",
-        field="workers",
-        of=lambda variant: variant.config.workers,
-        other=lambda variant: variant.config.sync_every,
-    ),
-    "H": _Quantity(
-        symbol="H",
-        words="inner steps between two exchanges",
-        field="method.sync_every",
-        of=lambda variant: variant.config.sync_every,
-        other=lambda variant: variant.config.workers,
-    ),
-}
+def _value(variant: Variant, symbol: str) -> int:
+    return variant.config.workers if symbol == "K" else variant.config.sync_every
 
 
 def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
@@ -61,14 +41,14 @@ def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
         variants: all.
         symbol: K or H.
     """
-    quantity = _QUANTITIES[symbol]
+    field, other = _FIELDS[symbol][0], "H" if symbol == "K" else "K"
 
     def all_else(variant: Variant) -> object:
-        return sorted((f, v) for f, v in variant.settings.items() if f != quantity.field)
+        return sorted((f, v) for f, v in variant.settings.items() if f != field)
 
     groups: list[list[Variant]] = []
-    for group in _grouped(variants, lambda its: (_name(its), quantity.other(its))):
-        distinct = len({quantity.of(variant) for variant in group}) == len(group)
+    for group in _grouped(variants, lambda its: (_name(its), _value(its, other))):
+        distinct = len({_value(variant, symbol) for variant in group}) == len(group)
         groups += [group] if distinct else _grouped(group, all_else)
     # A recipe may give each K, or H, a name of its own.
     alone = [group[0] for group in groups if len(group) == 1]
@@ -76,10 +56,8 @@ def families(variants: Sequence[Variant], symbol: str) -> list[Family]:
     return [
         Family(
             name=min((_name(variant) for variant in group), key=len),
-            variants=tuple(sorted(group, key=quantity.of)),
-            besides=tuple(
-                f for f in differing([its.settings for its in group]) if f != quantity.field
-            ),
+            variants=tuple(sorted(group, key=lambda its: _value(its, symbol))),
+            besides=tuple(f for f in differing([its.settings for its in group]) if f != field),
         )
         for group in groups
         if len(group) > 1
@@ -101,42 +79,40 @@ def _name(variant: Variant) -> str:
 
 def scaling_charts(variants: Sequence[Variant]) -> list[Chart]:
     """Final loss against K, and against H, where the runs have several values of it."""
-    found = ((quantity, families(variants, symbol)) for symbol, quantity in _QUANTITIES.items())
-    return [_chart(quantity, members) for quantity, members in found if members]
+    found = ((symbol, families(variants, symbol)) for symbol in _FIELDS)
+    return [_chart(symbol, members) for symbol, members in found if members]
 
 
-def _chart(quantity: _Quantity, members: Sequence[Family]) -> Chart:
-    values = sorted({quantity.of(variant) for family in members for variant in family.variants})
+def _chart(symbol: str, members: Sequence[Family]) -> Chart:
+    words, other = _FIELDS[symbol][1], "H" if symbol == "K" else "K"
+    values = sorted({_value(its, symbol) for family in members for its in family.variants})
+    traces: list[dict[str, object]] = []
+    for index, (name, its, besides) in enumerate(members):
+        tuned = f" ({', '.join(f.rpartition('.')[2] for f in besides)} differ as well)"
+        losses = [variant.loss for variant in its]
+        traces.append(
+            {
+                "name": f"{name} {other}={_value(its[0], other)}" + (tuned if besides else ""),
+                "mode": "lines+markers",
+                "x": [_value(variant, symbol) for variant in its],
+                "y": [loss.mean for loss in losses],
+                "error": [loss.standard_error or 0.0 for loss in losses],
+                "bars": True,
+                "meta": {"series": index},
+            }
+        )
     return Chart(
-        title=f"Loss against {quantity.symbol}, {quantity.words}",
-        traces=[_trace(index, family, quantity) for index, family in enumerate(members)],
+        title=f"Loss against {symbol}, {words}",
+        traces=traces,
         layout={
-            "legend": True,
             "xaxis": {
                 "type": "log",
-                "title": {"text": f"{quantity.symbol}, {quantity.words}"},
+                "title": {"text": f"{symbol}, {words}"},
                 "tickvals": values,
                 "ticktext": [str(value) for value in values],
             },
             "yaxis": {"title": {"text": "final loss, nats per token"}, "format": "loss"},
         },
-        alt=f"Lines of final validation loss against {quantity.words}; the table of results has "
-        "the numbers.",
+        alt=f"Lines of final validation loss against {words}; the table of results has the "
+        "numbers.",
     )
-
-
-def _trace(index: int, family: Family, quantity: _Quantity) -> dict[str, Any]:
-    losses = [variant.loss for variant in family.variants]
-    other = quantity.other(family.variants[0])
-    symbol = "H" if quantity.symbol == "K" else "K"
-    besides = f" ({', '.join(f.rpartition('.')[2] for f in family.besides)} differ as well)"
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": f"{family.name} {symbol}={other}" + (besides if family.besides else ""),
-        "x": [quantity.of(variant) for variant in family.variants],
-        "y": [loss.mean for loss in losses],
-        "error": [loss.standard_error or 0.0 for loss in losses],
-        "bars": True,
-        "meta": {"series": index},
-    }

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from thinwire.report.blocks import Cell, SortableTable, TextTable
+from thinwire.report.blocks import TextTable
 from thinwire.report.pareto import first_shown
 from thinwire.runs.variants import Variant, differing
 
 _SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
 
 
-def differences_table(variants: Sequence[Variant]) -> SortableTable:
+def differences_table(variants: Sequence[Variant]) -> TextTable:
     """A row for each method, a column for each part in which they differ, the most telling first.
 
     Left out is what follows from the kind of a part, such as the betas of all AdamW: `shared_table`
@@ -25,12 +25,12 @@ def differences_table(variants: Sequence[Variant]) -> SortableTable:
     by_worth = sorted(columns, key=lambda part: -len(set(columns[part])))
     head = ("method", *(_SYMBOLS.get(part, part) for part in by_worth))
     shown = first_shown(variants)
-    return SortableTable(
+    return TextTable(
         title="What differed",
         name="differences",
         head=head,
         rows=tuple(
-            (_cell(variant.label), *(_cell(columns[part][index]) for part in by_worth))
+            (variant.label, *(columns[part][index] for part in by_worth))
             for index, variant in enumerate(variants)
         ),
         main=head[1:3],
@@ -52,10 +52,6 @@ def shared_table(variants: Sequence[Variant]) -> TextTable:
         head=("field", "value"),
         rows=tuple(rows),
     )
-
-
-def _cell(text: str) -> Cell:
-    return text, text
 
 
 def _part(name: str) -> str:
