@@ -194,11 +194,19 @@ class Wire(Change):
     def arrived(self, post, received):
         to_all = post.is_to_all(self.workers)
         change = self.arriving if to_all else self.shards
-        # This worker's own message has a place in the list, but is not one that arrived.
-        own = next(iter(post.to.values())) if to_all else torch.empty(0, dtype=torch.uint8)
-        everyone = [{self.rank: own, **received}[rank] for rank in range(self.workers)]
-        changed = change(everyone)
-        return {sender: changed[sender] for sender in received}
+        if not to_all:
+            nothing = torch.empty(0, dtype=torch.uint8)
+            everyone = [received.get(rank, nothing) for rank in range(self.workers)]
+            changed = change(everyone)
+            return {sender: changed[sender] for sender in received}
+        # What a worker sends reaches itself, too, as others get it.
+        own = next(iter(post.to.values()))
+        sent = self.sending(own)
+        everyone = change([{self.rank: sent, **received}[rank] for rank in range(self.workers)])
+        return {
+            sender: own if message is sent and sent is own else message
+            for sender, message in enumerate(everyone)
+        }
 
 
 class WiredTeam(Team):

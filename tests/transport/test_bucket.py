@@ -21,7 +21,6 @@ import thinwire as tw
 from forked import Forked
 from processes import ended, fork_worker, free_port, run_workers
 from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
-from thinwire.handshake import announce
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.testing.transports import (
@@ -586,7 +585,7 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
 
     monkeypatch.setattr(transports[0]._store._obstore, "put_async", heedless)
     with pytest.raises(tw.ExchangeError, match="in place of another one"):
-        transports[0].run(announce(b"card"), TAG).wait()
+        transports[0].announce(b"card", TAG)
     assert not [path for path in paths(store) if "check" in path]
 
 

@@ -100,9 +100,10 @@ class GatherState(ExchangeState):
             rejected = yield from agree(found, rank=rank, workers=workers, votes=votes)
             check_round_counts(rejected, MessageKind.WHOLE, what=tag, workers=workers)
         senders = [sender for sender in group if sender not in rejected]
-        # This worker's own message was checked before. Where workers vote on what to leave out,
-        # each judges its own as the others do.
-        mine = rank if self._context.refuses_own and not drops else None
+        # This worker's own message, if it is as it was sent, was checked before. Where workers vote
+        # on what to leave out, each judges its own as the others do.
+        is_checked = self._context.refuses_own and not drops
+        mine = rank if is_checked and received[rank] is own else None
         # In the transport's thread; an error belongs to the caller, and is no fault of the link.
         opened = attempt(
             lambda: [

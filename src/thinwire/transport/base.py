@@ -69,10 +69,14 @@ class Post(NamedTuple):
     allow_missing: bool = False
 
     def is_to_all(self, workers: int) -> bool:
-        """Whether one tensor goes to all other workers, as in an all-gather."""
+        """Whether one tensor goes to all others, and as many bytes come from each: an all-gather."""
         payloads = list(self.to.values())
-        is_one = all(payload is payloads[0] for payload in payloads)
-        return len(payloads) == max(1, workers - 1) and is_one
+        return (
+            len(payloads) == max(1, workers - 1)
+            and len(self.take) == workers - 1
+            and all(payload is payloads[0] for payload in payloads)
+            and all(nbytes == payloads[0].numel() for nbytes in self.take.values())
+        )
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
         """This post with every payload changed; one tensor for several receivers stays one.
