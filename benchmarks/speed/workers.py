@@ -40,7 +40,8 @@ def train_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, *, seed: 
     noise = _noise(max(p.numel() for p in parameters), parameters[0].dtype)
     start = 37 * seed % _PARTS
     for p in parameters:
-        p.grad = noise[start : start + p.numel()].view_as(p)
+        # A copy: with ddp the mean takes its memory.
+        p.grad = noise[start : start + p.numel()].view_as(p).clone()
     optimizer.step()
 
 

@@ -256,6 +256,23 @@ class StreamedVector(ABC):
         return out
 
 
+class ChangedVector(LazyVector):
+    """A vector each part of which is that of another one, changed.
+
+    Args:
+        vector: that is read.
+        change: given a part and what was read of it, which it may change; returns the part.
+    """
+
+    def __init__(self, vector: LazyVector, change: Callable[[VectorPart, Tensor], Tensor]) -> None:
+        super().__init__(vector.numel, vector.device)
+        self._vector, self._change = vector, change
+
+    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
+        """The part as it is changed."""
+        return self._change(part, self._vector.read(part, out))
+
+
 class ComputedVector(StreamedVector):
     """A vector whose blocks a function makes.
 

@@ -1,9 +1,9 @@
 """An outer loop and the optimizer it goes with: counting its steps, sharing its checkpoints."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -13,11 +13,6 @@ from thinwire.nested_steps import is_nested_step
 
 _KEY = "thinwire"
 _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
-
-
-class _Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class OptimizerHooks:
@@ -86,7 +81,7 @@ class OptimizerHooks:
             self._following.remove()
             self._following = None
 
-    def carry(self, loop: _Stateful) -> None:
+    def carry(self, loop: Any) -> None:
         """Have the optimizer's state dict hold that of `loop`, and load it from there.
 
         Raises:

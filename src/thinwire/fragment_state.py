@@ -48,19 +48,6 @@ class PendingRound:
     feedback_before: Mapping[str, Tensor] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AbandonedRound:
-    """A round that this worker gave up, and the feedback it would have had, had the round counted.
-
-    Args:
-        number: of the round.
-        feedback_after: encoding its messages.
-    """
-
-    number: int
-    feedback_after: Mapping[str, Tensor]
-
-
 class FragmentState:
     """A fragment's outer parameters, feedback and pending rounds.
 
@@ -93,7 +80,8 @@ class FragmentState:
         self.contributors: dict[int, Sequence[str]] = {}
         self.watcher: Callable[[Tensor], None] | None = None
         self._saved_rounds = saved_rounds
-        self._abandoned: _AbandonedRound | None = None
+        # The number of a round that this worker gave up, and its feedback, had the round counted.
+        self._abandoned: tuple[int, Mapping[str, Tensor]] | None = None
         # Of another K's outer optimizer: kept until one without it has taken a step.
         self._unused_optimizer_state: dict[str, Tensor] = {}
 
@@ -172,7 +160,7 @@ class FragmentState:
         first, *later = self.pending
         # Feedback after the first round was encoded is what it was before the second.
         after = later[0].feedback_before if later else self.exchange.feedback()
-        self._abandoned = _AbandonedRound(number=first.tag.round, feedback_after=after or {})
+        self._abandoned = first.tag.round, after or {}
         if first.feedback_before is not None:
             self.exchange.load_state_dict(first.feedback_before)
         self.rounds_sent -= len(self.pending)
@@ -193,10 +181,10 @@ class FragmentState:
             local_delta: what it trained that is in no outer step it knows of.
         """
         abandoned, self._abandoned = self._abandoned, None
-        if abandoned is not None and self._may_have_counted(abandoned.number, name):
+        if abandoned is not None and self._may_have_counted(abandoned[0], name):
             # The others did apply the round. Local steps taken since it was sent cannot be
             # separated from it, so they are dropped.
-            self.exchange.load_state_dict(abandoned.feedback_after)
+            self.exchange.load_state_dict(abandoned[1])
             local_delta = None
         finite = local_delta is not None and bool(torch.isfinite(local_delta).all())
         self.outer.reset_live(local_delta if finite else None)

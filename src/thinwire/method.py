@@ -279,7 +279,7 @@ class Method:
                 if slot != "kind"
             }
             method = cls(**fields)
-        except _UnknownKindError as unknown:
+        except LookupError as unknown:  # a class that no slot has
             raise _unreadable(f"{unknown} is no part of this package") from unknown
         except (TypeError, ValueError, AttributeError, ThinwireError) as error:
             raise _unreadable(f"it is of another version of this package: {error}") from error
@@ -325,10 +325,6 @@ _MODULES: Final[Mapping[str, Sequence[ModuleType]]] = {
 }
 
 
-class _UnknownKindError(LookupError):
-    """A description names a class that no slot has."""
-
-
 def _build(value: Any, modules: Sequence[ModuleType]) -> Any:
     if isinstance(value, Mapping) and "kind" in value:
         fields = {name: _build(held, modules) for name, held in value.items() if name != "kind"}
@@ -344,7 +340,7 @@ def _class_of(kind: str, modules: Sequence[ModuleType]) -> Any:
         found = None if kind.startswith("_") else getattr(module, kind, None)
         if isinstance(found, type) and dataclasses.is_dataclass(found):
             return found
-    raise _UnknownKindError(kind)
+    raise LookupError(kind)
 
 
 def _unreadable(because: str) -> ConfigurationError:

@@ -48,7 +48,7 @@ _UNWANTED_S = 120.0
 _Slot: TypeAlias = tuple[int, int, bytes, int]
 """Of a message: number of the exchange and of its post, kind, and the sender's rank."""
 _Use: TypeAlias = Callable[[socket.socket], None]
-_Unsent: TypeAlias = "tuple[bytes, _OnHost, threading.Event]"
+_Unsent: TypeAlias = tuple[bytes, Callable[[], Tensor], threading.Event]
 
 
 class StreamCarrier:
@@ -177,21 +177,21 @@ class _StreamLink(GroupLink):
         sending = threading.Thread(target=self._send, args=(other, stream), daemon=True)
         sending.start()
 
-    def send(self, other: int, head: bytes, payload: _OnHost) -> threading.Event:
+    def send(self, other: int, head: bytes, read: Callable[[], Tensor]) -> threading.Event:
         left = threading.Event()
-        self._unsent[other].put((head, payload, left))
+        self._unsent[other].put((head, read, left))
         return left
 
     def _send(self, other: int, stream: socket.socket) -> None:
         """Send messages to one worker, one after the other, until the link breaks."""
         try:
             while (item := self._unsent[other].get()) is not None:
-                head, payload, left = item
+                head, read, left = item
                 stream.sendall(head)
-                raw = payload.read().numpy().data
+                raw = read().numpy().data
                 for start in range(0, len(raw), _PIECE):
                     stream.sendall(raw[start : start + _PIECE])
-                del item, payload, raw
+                del item, read, raw
                 left.set()
                 with self._changed:
                     self._changed.notify_all()
@@ -284,11 +284,11 @@ class _StreamBackend(Backend):
         link, number = self._link, self._number
         kind = _TO_ALL if post.is_to_all(link.workers) else _TO_EACH
         after = [(link.rank + distance) % link.workers for distance in range(1, link.workers)]
-        sent = {id(payload): _OnHost(payload) for payload in post.to.values()}
-        to = {other: sent[id(post.to[other])] for other in after if other in post.to}
+        reads = {id(payload): _on_host(payload) for payload in post.to.values()}
         left = [
-            link.send(other, _HEAD.pack(number, step, kind, payload.nbytes), payload)
-            for other, payload in to.items()
+            link.send(to, _HEAD.pack(number, step, kind, payload.numel()), reads[id(payload)])
+            for to in after
+            if (payload := post.to.get(to)) is not None
         ]
 
         def wait() -> Received:
@@ -316,15 +316,12 @@ class _StreamBackend(Backend):
         self._link.abort()
 
 
-class _OnHost:
-    """A payload that is in the host's memory once it is read, in whatever thread."""
-
-    def __init__(self, payload: Tensor) -> None:
-        self.nbytes = payload.numel()
-        self._source = HostCopy(payload) if lies_on_gpu(payload) else payload.cpu().contiguous()
-
-    def read(self) -> Tensor:
-        return self._source.read() if isinstance(self._source, HostCopy) else self._source
+def _on_host(payload: Tensor) -> Callable[[], Tensor]:
+    """Returns what reads `payload` in the host's memory, in whatever thread."""
+    if lies_on_gpu(payload):
+        return HostCopy(payload).read
+    host = payload.cpu().contiguous()
+    return lambda: host
 
 
 def _read(stream: socket.socket, nbytes: int) -> bytearray:

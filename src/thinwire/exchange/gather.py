@@ -46,11 +46,15 @@ class GatherState(ExchangeState):
     Args:
         context: fragment, method and workers.
         sizes: of the messages.
-        group: by round, the ranks that exchange with this worker, its own included, in rank order.
+        group: by round, the ranks that exchange with this worker, its own included, in rank order;
+            None is all of them.
     """
 
     def __init__(
-        self, context: ExchangeContext, sizes: Sizes, group: Callable[[int], Sequence[int]]
+        self,
+        context: ExchangeContext,
+        sizes: Sizes,
+        group: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         super().__init__(sizes)
         self._context, self._group = context, group
@@ -84,7 +88,8 @@ class GatherState(ExchangeState):
 
     def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
         """Send the message to the group, and combine those of all its workers."""
-        rank, own, group = self._context.rank, messages[_WHOLE], self._group(tag.round)
+        rank, own = self._context.rank, messages[_WHOLE]
+        group = range(self._context.workers) if self._group is None else self._group(tag.round)
         drops = self._context.drops_bad_messages and not self._alone
         others = [other for other in group if other != rank]
         to = dict.fromkeys([rank] if self._alone else others, own)
@@ -218,8 +223,7 @@ class Gather(Exchange):
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
         """A state with one codec and one feedback for the whole fragment."""
-        everyone = range(context.workers)
-        return GatherState(context, self.sizes_in(context), lambda _: everyone)
+        return GatherState(context, self.sizes_in(context))
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int

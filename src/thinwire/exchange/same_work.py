@@ -29,7 +29,8 @@ class SameWorkCheck:
         if not self._is_due or payloads.workers < 2:
             return
         self._is_due = False
-        first, *others = payloads.payloads
+        # This worker's own may be on its device, and those of the others in the host's memory.
+        first, *others = (payload.cpu() for payload in payloads.payloads)
         is_same = all(torch.equal(first, other) for other in others)
         self._is_same = is_same and bool(payloads.coefficients(0).any())
 

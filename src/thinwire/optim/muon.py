@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -355,8 +355,7 @@ def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
     return _shards(state[p]["momentum_buffer"] for p in params)
 
 
-class _Rule(Protocol):
-    def __call__(self, params: list[Tensor], group: _Group, state: _State) -> None: ...
-
-
-_RULES: dict[str, _Rule] = {"muon": _step_muon, "adamw": _step_adamw}
+_RULES: dict[str, Callable[[list[Tensor], _Group, _State], None]] = {
+    "muon": _step_muon,
+    "adamw": _step_adamw,
+}

@@ -11,11 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from thinwire.blocks import LazyVector, StreamedVector, VectorPart, block_numel, spans
+from thinwire.blocks import (
+    ChangedVector,
+    LazyVector,
+    StreamedVector,
+    block_numel,
+    spans,
+)
 from thinwire.checksums import BlockSums
 from thinwire.eager import eager
 from thinwire.errors import ConfigurationError
-from thinwire.live_vector import LiveVector, OpenWeights
+from thinwire.live_vector import LiveVector
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.nested_steps import is_nested_step
 from thinwire.outer.base import OuterOptimizer
@@ -107,7 +113,11 @@ class _GradientState(OuterState):
             scale = (self._clip_norm / (_norm(gradients.values()) + 1e-6)).clamp(max=1.0)
         # Kept: their memory takes the mean.
         self._sent = [gradients[p] if p in gradients else torch.zeros_like(p) for p in tensors]
-        yield _Gradients(self._vector.over(list(map(local_shard, self._sent))), scale)
+        gradients = self._vector.over(list(map(local_shard, self._sent)))
+        if scale is None:
+            yield gradients
+        else:
+            yield ChangedVector(gradients, lambda _, values: values.mul_(scale))
 
     def on_sent(self, delta: LazyVector) -> None:
         del delta
@@ -157,18 +167,6 @@ class _GradientState(OuterState):
             hook.remove()
         for optimizer in self.live.optimizers:
             _OWNERS.pop(optimizer, None)
-
-
-class _Gradients(LazyVector):
-    """The gradients, and what clipping leaves of them."""
-
-    def __init__(self, gradients: OpenWeights, scale: Tensor | None) -> None:
-        super().__init__(gradients.numel, gradients.device)
-        self._gradients, self._scale = gradients, scale
-
-    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        values = self._gradients.read(part, out)
-        return values if self._scale is None else values.mul_(self._scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

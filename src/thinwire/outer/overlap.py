@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.blocks import (
+    ChangedVector,
     ComputedVector,
     DenseVector,
     LazyVector,
@@ -98,7 +99,7 @@ class _DelayState(OuterState):
     def contribution(self, delta: LazyVector) -> LazyVector:
         if not self._vector.averages_weights:
             return delta
-        return _UnroundedWeights(self._live.open(), self._vector.resting())
+        return _unrounded(self._live.open(), self._vector.resting())
 
     @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
@@ -156,18 +157,15 @@ class _Movement(LazyVector):
         return self._weights.is_finite()
 
 
-class _UnroundedWeights(LazyVector):
+def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
     """The live weights, with what rounding to 16 bits took from them: that is no movement."""
 
-    def __init__(self, weights: OpenWeights, anchor: Tensor) -> None:
-        super().__init__(weights.numel, weights.device)
-        self._weights, self._anchor = weights, anchor
+    def change(part: VectorPart, values: Tensor) -> Tensor:
+        there = part.read(anchor).to(values.device)
+        written = weights.as_written(part, there)
+        return values if written is there else values.add_(there - written)
 
-    def read(self, part: VectorPart, out: Tensor | None = None) -> Tensor:
-        anchor = part.read(self._anchor).to(self.device)
-        written = self._weights.as_written(part, anchor)
-        weights = self._weights.read(part, out)
-        return weights if written is anchor else weights.add_(anchor - written)
+    return ChangedVector(weights, change)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,14 +69,12 @@ class Post(NamedTuple):
     allow_missing: bool = False
 
     def is_to_all(self, workers: int) -> bool:
-        """Whether one tensor goes to all others, and as many bytes come from each: an all-gather."""
-        payloads = list(self.to.values())
-        return (
-            len(payloads) == max(1, workers - 1)
-            and len(self.take) == workers - 1
-            and all(payload is payloads[0] for payload in payloads)
-            and all(nbytes == payloads[0].numel() for nbytes in self.take.values())
-        )
+        """Whether one tensor goes to all others, and as many bytes come from each."""
+        if len(self.to) != max(1, workers - 1) or len(self.take) != workers - 1:
+            return False
+        first, *rest = self.to.values()
+        others = {id(payload) for payload in rest} - {id(first)}
+        return not others and {first.numel(), *self.take.values()} == {first.numel()}
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Post:
         """This post with every payload changed; one tensor for several receivers stays one.

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -30,21 +31,20 @@ _Step: TypeAlias = tuple[int, str]
 """Number and kind of a post within its exchange."""
 
 
-class _Deadline:
-    """One timeout for all messages of a post; its clock starts with the first wait."""
+def _clock(timeout_s: float | None) -> Callable[[Any], None]:
+    """Waits for messages, all of them for one timeout, which begins with the first wait."""
+    until_s = float("inf")
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s, self._until_s = timeout_s, float("inf")
-
-    def wait(self, work: Any) -> None:
-        """Wait for a message, for what is left of the timeout."""
-        if self._timeout_s is None:
+    def wait(work: Any) -> None:
+        nonlocal until_s
+        if timeout_s is None:
             work.wait()
             return
-        self._until_s = min(self._until_s, time.monotonic() + self._timeout_s)
+        until_s = min(until_s, time.monotonic() + timeout_s)
         # Not 0, which torch takes for the timeout of the group.
-        left_s = max(0.001, self._until_s - time.monotonic())
-        work.wait(datetime.timedelta(seconds=left_s))
+        work.wait(datetime.timedelta(seconds=max(0.001, until_s - time.monotonic())))
+
+    return wait
 
 
 class GlooMessages(Backend):
@@ -89,11 +89,11 @@ class GlooMessages(Backend):
         # With what each carries, which must outlive it.
         works = [(received[p], self._receive(received[p], p, key)) for p in after if p in received]
         works += [(post.to[p], self._send(post.to[p], p, key)) for p in after if p in post.to]
-        clock = _Deadline(self._timeout_s)
+        wait_for = _clock(self._timeout_s)
 
         def wait() -> Received:
             for _, work in works:
-                clock.wait(work)
+                wait_for(work)
             return received
 
         return wait
@@ -125,15 +125,15 @@ class GlooMessages(Backend):
         rows = payload.new_empty(len(senders), payload.numel()).unbind()
         coming = [self._receive(row, left, step) for row in rows]
         sends = [(payload, self._send(payload, right, step))]
-        clock = _Deadline(self._timeout_s)
+        wait_for = _clock(self._timeout_s)
 
         def wait() -> Received:
             for row, work in zip(rows[:-1], coming[:-1], strict=True):
-                clock.wait(work)
+                wait_for(work)
                 sends.append((row, self._send(row, right, step)))
             # Sends too: the caller may let go of the rows, which gloo reads until they have left.
             for work in (coming[-1], *(work for _, work in sends)):
-                clock.wait(work)
+                wait_for(work)
             return dict(zip(senders, rows, strict=True))
 
         return wait

@@ -1,7 +1,7 @@
 """Counting what a transport carries."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -71,11 +71,12 @@ class _MeteredRound(Round[T]):
             return received
 
         finish = yield from wrapped(posts, carry)
-        return lambda: self._finished(finish)
 
-    def _finished(self, finish: Callable[[], T]) -> T:
-        self._in_caller_s = time.perf_counter()
-        return finish()
+        def timed() -> T:
+            self._in_caller_s = time.perf_counter()
+            return finish()
+
+        return timed
 
     def wait(self) -> T:
         assert self.inner is not None
