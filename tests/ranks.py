@@ -257,12 +257,9 @@ DIFFERENT = {
         shards(ranks), rank, lambda received: sized(size)
     ),
     "sizes_of_swaps": lambda rank, size, ranks: swapped(sized(size), rank, 1 - rank),
-    # Worker 1 gathers where the others reduce, or the other swaps.
+    # Worker 1 gathers where the others reduce.
     "kinds": lambda rank, size, ranks: (
         gathered(BYTES, rank, ranks) if rank == 1 else reduced(shards(ranks), rank, first_of)
-    ),
-    "kinds_of_swaps": lambda rank, size, ranks: (
-        gathered(BYTES, rank, ranks) if rank == 1 else swapped(BYTES, rank, 1)
     ),
     # Worker 0 would swap with a worker that swaps with another one.
     "peers": lambda rank, size, ranks: swapped(BYTES, rank, [1, 2, 1][rank]),

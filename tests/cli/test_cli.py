@@ -20,8 +20,8 @@ FLAGS = {
         model out outer-device outer-lr outer-momentum precision recipe seeds sequence-length
         steps sync-every threads timeout-s tokenizer tune warmup-steps worker-size workers""",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
-        elastic encode-time from get-price json latency layers methods mfu model out parameters
-        put-price sealed step-time sweep sync-every target tokens tokens-per-step topology
+        elastic encode-time from get-price json latency layers methods mfu model parameters
+        put-price sealed step-time sync-every target tokens tokens-per-step topology
         traffic-price up worker-price workers""",
     "report": "out watch",
     "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public

@@ -37,7 +37,7 @@ def test_it_shows_who_is_there_and_how_far(capsys) -> None:
         b.heartbeat(at(5), waiting_s=3.2)
         other = dataclasses.replace(at(7), digest="ff")
         c.join(other, "10.0.0.3:4000")
-        c.finish()
+        c.finished = True
         c.heartbeat(other)
         assert main(["status", address]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -234,7 +234,10 @@ def test_what_is_added_is_counted(workers: int) -> None:
         return [(s[0] - p[0], s[1] - p[1]) for s, p in zip(sealed, plain, strict=True)]
 
     others, one = workers - 1, torch.ones(1, dtype=torch.uint8)
-    assert added(lambda rank: gathered(one, rank, workers)) == [(28 * min(others, 1), 28 * others)] * workers
+    assert (
+        added(lambda rank: gathered(one, rank, workers))
+        == [(28 * min(others, 1), 28 * others)] * workers
+    )
     ones = [one.clone() for _ in range(workers)]
     reductions = added(lambda rank: reduced(ones, rank, lambda received: one))
     assert reductions == [(28 * (others + min(others, 1)), 56 * others)] * workers

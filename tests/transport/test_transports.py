@@ -100,7 +100,7 @@ def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> Non
     for each in rounds:
         with pytest.raises(
             tw.ExchangeError,
-            match=r"exchange x in round 1.*worker \d sends \{.*\} bytes by receiver, who expect",
+            match=r"exchange x in round 1.*worker \d (sends worker \d|expects nothing of)",
         ):
             each.wait()
 
@@ -108,7 +108,7 @@ def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> Non
 def test_a_worker_that_has_ended_where_another_posts_on_is_told() -> None:
     rounds = [t.run(longer(t.rank), TAG) for t in in_process(2)]
     for each in rounds:
-        with pytest.raises(tw.ExchangeError, match="some workers have finished it and others"):
+        with pytest.raises(tw.ExchangeError, match=r"worker \d has finished it and others"):
             each.wait()
 
 
@@ -232,7 +232,7 @@ def test_a_worker_that_lags_is_named(ranks: int) -> None:
     assert any(process.stdout.startswith("ExchangeTimeout") for process in waiting)
 
 
-@pytest.mark.slow_cases("kinds_of", "sizes_of_gathers-3", "sizes_of_r", "sizes_of_sw")
+@pytest.mark.slow_cases("sizes_of_gathers-3", "sizes_of_r", "sizes_of_sw")
 @pytest.mark.parametrize(
     ("case", "ranks"),
     [
@@ -241,8 +241,7 @@ def test_a_worker_that_lags_is_named(ranks: int) -> None:
         ("sizes_of_shards", 3),
         ("sizes_of_results", 3),
         ("sizes_of_swaps", 2),
-        ("kinds", 2),
-        ("kinds_of_swaps", 2),
+        ("kinds", 3),  # two workers that reduce begin as those that gather
     ],
 )
 def test_workers_that_exchange_different_things_are_told(case: str, ranks: int) -> None:
@@ -253,8 +252,6 @@ def test_workers_that_exchange_different_things_are_told(case: str, ranks: int) 
         assert "exchange a test payload in round 3" in process.stdout
         assert float(process.stdout.split()[-1]) < 10.0
     assert any(process.stdout.startswith("ExchangeTimeout") for process in processes)
-    if case in ("sizes_of_gathers", "sizes_of_shards", "sizes_of_swaps"):
-        assert "worker 1 has sent" in processes[0].stdout
 
 
 def test_a_swap_with_a_worker_that_swaps_with_another_one_is_an_error() -> None:

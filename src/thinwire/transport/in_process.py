@@ -37,22 +37,28 @@ def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int
     >>> answers_of(posts, RoundTag(what="x", round=1))
     [{1: tensor([1])}, {0: tensor([0])}]
     """
-    workers = len(posts)
-    all_post = [post for post in posts if post is not None]
-    if len(all_post) < workers:
-        raise _unequal(tag, "some workers have finished it and others have not")
-    for rank, post in enumerate(all_post):
-        expected = {to: taker.take[rank] for to, taker in enumerate(all_post) if rank in taker.take}
-        sent = {to: payload.numel() for to, payload in post.to.items() if to != rank}
-        if sent != expected:
-            raise _unequal(
-                tag, f"worker {rank} sends {sent} bytes by receiver, who expect {expected}"
-            )
-    answers: list[dict[int, Tensor]] = [
-        {sender: all_post[sender].to[rank] for sender in post.take}
-        for rank, post in enumerate(all_post)
-    ]
-    if not all(post.is_to_all(workers) for post in all_post):
+    answers: list[dict[int, Tensor]] = []
+    is_to_all = True
+    for rank, post in enumerate(posts):
+        if post is None:
+            raise _unequal(tag, f"worker {rank} has finished it and others have not")
+        answer: dict[int, Tensor] = {}
+        for sender, nbytes in post.take.items():
+            theirs = posts[sender]
+            payload = None if theirs is None else theirs.to.get(rank)
+            sent = "nothing" if payload is None else f"{payload.numel()} bytes"
+            if payload is None or payload.numel() != nbytes:
+                raise _unequal(
+                    tag, f"worker {sender} sends worker {rank} {sent}, which expects {nbytes} bytes"
+                )
+            answer[sender] = payload
+        for to in post.to:
+            theirs = posts[to]
+            if to != rank and theirs is not None and rank not in theirs.take:
+                raise _unequal(tag, f"worker {to} expects nothing of worker {rank}, which sends it")
+        answers.append(answer)
+        is_to_all = is_to_all and post.is_to_all(len(posts))
+    if not is_to_all:
         return answers
     made, lock = dict[object, Any](), threading.Lock()
     return [SharedAnswer(answer, made, lock) for answer in answers]
