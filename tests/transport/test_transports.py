@@ -126,7 +126,7 @@ def test_workers_that_do_not_come_are_named(workers: int, timeout_s: float) -> N
     first, *_others = in_process(workers, timeout_s=timeout_s)
     missing = ", ".join(map(str, range(1, workers)))
     with pytest.raises(tw.ExchangeTimeout, match=rf"x in round 1.*worker {missing} of {workers}"):
-        first.run(gathered(BYTES), TAG).wait()
+        first.run(gathered(BYTES, 0, workers), TAG).wait()
 
 
 @pytest.mark.parametrize(("workers", "timeout_s"), [(0, 0.0), (-1, 0.0), (2, -1.0)])
