@@ -67,26 +67,6 @@ def train() -> None:
     print(json.dumps(told))
 
 
-def train_ddp() -> None:
-    """One worker of two ranks with DDP inside, which divide what is sent."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(build_model())
-    optimizer = adamw(model)
-    outer = tw.OuterLoop(model, optimizer, METHODS[0], ddp_group=dist.group.WORLD)
-    block = 2 * int(os.environ["THINWIRE_WORKER"]) + dist.get_rank()
-    for step in range(9):
-        descend(loss(model, step, block, workers=4), optimizer)
-        outer.step()
-    stats = outer.stats
-    puts = stats.requests["puts"]
-    print(json.dumps({"digest": outer.digest(), "sent_bytes": stats.sent_bytes, "puts": puts}))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def train_with_checkpoints() -> None:
     """Ends itself after the step in KILL_AT; goes on from its file, if there is one."""
     method = METHODS[int(os.environ["METHOD"])]

@@ -52,17 +52,8 @@ def ended(processes: Sequence[Forked], *, timeout_s: float = 120) -> list[Forked
 
 def start_ranks(case: str, ranks: int, *, script: str = "ranks.py") -> list[subprocess.Popen]:
     """Start `case` of `script` in `ranks` processes with an interpreter of their own."""
-    port = free_port()
-    return [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), case],
-            env=rank_environment(rank, ranks, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+    port, command = free_port(), [sys.executable, str(HERE / script), case]
+    return [start(command, **rank_environment(rank, ranks, port)) for rank in range(ranks)]
 
 
 def run_ranks(

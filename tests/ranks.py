@@ -386,34 +386,25 @@ def report(work) -> None:
         os._exit(1)
 
 
-def groups() -> tuple[dist.ProcessGroup, dist.ProcessGroup, int]:
-    """Two workers of two ranks: my worker's ranks, my twins in the other worker, my worker."""
+def ddp_groups() -> None:
+    """Nine steps of DiLoCo by two workers of two ranks, each with its quarter of the batch."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "shard"))
-    return mesh["shard"], mesh.get_group("worker"), mesh.get_local_rank("worker")
-
-
-def train_group(model, inside, across, worker: int) -> tw.OuterLoop:
-    """Nine steps of DiLoCo of a worker of two ranks, each with its quarter of the batch."""
+    inside, rank = mesh["shard"], dist.get_rank()
+    model = DistributedDataParallel(build_model(), process_group=inside.get_group())
     optimizer = adamw(model)
     method = tw.presets.diloco(sync_every=3, outer=OUTER)
-    outer = tw.OuterLoop(model, optimizer, method, transport=Distributed(across))
+    transport = Distributed(mesh.get_group("worker"))
+    outer = tw.OuterLoop(model, optimizer, method, transport=transport)
     for step in range(9):
-        descend(loss(model, step, 2 * worker + inside.get_local_rank(), workers=4), optimizer)
+        descend(loss(model, step, rank, workers=4), optimizer)
         outer.step()
         if step == 4:
             with outer.evaluating(), torch.no_grad():
                 loss(model, step, 0)
-    return outer
-
-
-def ddp_groups() -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    inside, across, worker = groups()
-    model = DistributedDataParallel(build_model(), process_group=inside.get_group())
-    print(train_group(model, inside, across, worker).digest())
+    print(outer.digest())
 
 
 def averaged_by_ddp() -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of test_rendezvous.py do: `python rendezvous_ranks.py CASE`.
+"""What the ranks of test_rendezvous.py and others do: `python rendezvous_ranks.py CASE`.
 
 torch.distributed's default group joins the ranks of one worker, as a trainer would have it.
 """
@@ -18,7 +18,7 @@ WORKERS = int(os.environ.get("THINWIRE_WORKERS", "1"))
 WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
 
 
-# An address for each rendezvous of a case that has several.
+# For each rendezvous of a case that has several; 0 where workers meet elsewhere.
 PORTS = [int(port) for port in os.environ.get("PORTS", "").split()]
 METHODS = {
     "diloco": tw.presets.diloco(sync_every=3),
@@ -62,8 +62,6 @@ def train_sharded() -> None:
     fully_shard(model)
     outer = steps(model, dist.get_rank(), dist.get_world_size())
     print(json.dumps({"digest": outer.digest(), "weights": full(outer)}))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def train_ddp(*, divided: bool = True) -> None:
@@ -75,7 +73,8 @@ def train_ddp(*, divided: bool = True) -> None:
     ranks = dist.get_world_size()
     told = {}
     for name, port in zip(METHODS, PORTS, strict=False):
-        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
+        if port:
+            os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
         model = DistributedDataParallel(build_model())
         outer = steps(model, dist.get_rank(), ranks, name, group)
         stats = outer.stats
@@ -83,10 +82,9 @@ def train_ddp(*, divided: bool = True) -> None:
             "digest": outer.digest(),
             "sent_bytes": stats.sent_bytes,
             "peak": stats.peak_sent_bytes_per_step,
+            "requests": dict(stats.requests),
         }
     print(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def train_ddp_undivided() -> None:
@@ -107,10 +105,11 @@ def differ() -> None:
         except tw.MismatchError as error:
             told.append(str(error))
     print(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]]()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

@@ -10,6 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import thinwire as tw
 from thinwire.transport import Distributed
@@ -33,66 +34,49 @@ def build(across, ddp_group) -> None:
     started_s = time.perf_counter()
     try:
         tw.OuterLoop(build_model(), [], METHOD, transport=Distributed(across), ddp_group=ddp_group)
-        said = "built"
+        print("built")
     except tw.ThinwireError as error:
-        said = f"{type(error).__name__}: {error}"
-    print(said)
+        print(f"{type(error).__name__}: {error}")
     print(time.perf_counter() - started_s)
 
 
-def right() -> None:
-    build(group_with_me((0, 2), (1, 3)), group_with_me((0, 1), (2, 3)))
+def across():
+    return group_with_me((0, 2), (1, 3))
 
 
-def workers_group() -> None:
-    across = group_with_me((0, 2), (1, 3))
-    build(across, across)
+def inside():
+    return group_with_me((0, 1), (2, 3))
 
 
-def all_ranks() -> None:
-    build(group_with_me((0, 2), (1, 3)), dist.group.WORLD)
+def plane():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "replica"))
 
 
-def crossed() -> None:
-    build(group_with_me((0, 3), (1, 2)), group_with_me((0, 1), (2, 3)))
+def unless(group, others: bool):
+    """None where `others` holds; every rank makes the group."""
+    return None if others else group
 
 
-def not_in_group() -> None:
-    """The second worker passes what making the first one's group returned to it."""
-    build(group_with_me((0, 2), (1, 3)), dist.new_group([0, 1]))
-
-
-def other_mesh() -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    build(group_with_me((0, 2), (1, 3)), DeviceMesh("cpu", [0, 1]))
-
-
-def mesh_of_two_dimensions() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("worker", "replica"))
-    build(mesh["worker"], mesh)
-
-
-def alone() -> None:
-    """The second rank of each worker believes that its worker is the only one."""
-    build(group_with_me((0, 2), (1,), (3,)), group_with_me((0, 1), (2, 3)))
-
-
-def one_worker_undivided() -> None:
-    inside = group_with_me((0, 1), (2, 3))
-    build(group_with_me((0, 2), (1, 3)), inside if dist.get_rank() < 2 else None)
-
-
-def first_ranks_only() -> None:
-    inside = group_with_me((0, 1), (2, 3))
-    build(group_with_me((0, 2), (1, 3)), None if dist.get_rank() % 2 else inside)
+# What joins the workers, and a worker's ranks.
+CASES = {
+    "right": lambda: (across(), inside()),
+    "workers_group": lambda: (group := across(), group),
+    "all_ranks": lambda: (across(), dist.group.WORLD),
+    "crossed": lambda: (group_with_me((0, 3), (1, 2)), inside()),
+    # The second worker passes what making the first one's group returned to it.
+    "not_in_group": lambda: (across(), dist.new_group([0, 1])),
+    "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),
+    "mesh_of_two_dimensions": lambda: ((mesh := plane())["worker"], mesh),
+    # The second rank of each worker believes that its worker is the only one.
+    "alone": lambda: (group_with_me((0, 2), (1,), (3,)), inside()),
+    "one_worker_undivided": lambda: (across(), unless(inside(), dist.get_rank() > 1)),
+    "first_ranks_only": lambda: (across(), unless(inside(), dist.get_rank() % 2 == 1)),
+}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    globals()[sys.argv[1]]()
+    build(*CASES[sys.argv[1]]())
     dist.barrier()
     dist.destroy_process_group()

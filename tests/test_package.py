@@ -36,18 +36,12 @@ def test_all_places_name_one_version() -> None:
     assert f"\n## [{tw.__version__}] - {date}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_page_of_an_index_has_no_link_that_needs_the_repository() -> None:
+def test_the_page_of_an_index_lists_every_extra_and_needs_no_repository() -> None:
     page = (ROOT / PROJECT["readme"]).read_text()
     targets = re.findall(r"\]\(([^)]*)\)", page)
     assert [target for target in targets if "://" not in target] == []
-
-
-def test_the_page_of_an_index_lists_every_extra() -> None:
-    page = (ROOT / PROJECT["readme"]).read_text()
     extras = PROJECT["optional-dependencies"].keys() - {"dev", "docs"}  # of a checkout
-    assert [
-        extra for extra in extras if f"`{extra}`" not in page and f"[{extra}]" not in page
-    ] == []
+    assert [e for e in extras if f"`{e}`" not in page and f"[{e}]" not in page] == []
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert set(everything[len("thinwire[") : -1].split(",")) == extras - {"all"}
 
@@ -69,21 +63,11 @@ def dist(tmp_path_factory) -> Path:
     return tree / "dist"
 
 
-def names_in_wheel(dist: Path) -> set[str]:
-    (wheel,) = dist.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-def names_in_sdist(dist: Path) -> set[str]:
-    (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        return {name.partition("/")[2] for name in archive.getnames()}
-
-
 @pytest.mark.slow
 def test_the_wheel_has_the_package_and_nothing_else(dist: Path) -> None:
-    names = {name for name in names_in_wheel(dist) if ".dist-info/" not in name}
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
     source = ROOT / "src"
     tree = {str(f.relative_to(source)) for f in (source / "thinwire").rglob("*") if f.is_file()}
     assert names == {name for name in tree if "__pycache__" not in name}
@@ -91,7 +75,9 @@ def test_the_wheel_has_the_package_and_nothing_else(dist: Path) -> None:
 
 @pytest.mark.slow
 def test_the_sdist_has_what_tests_and_pages_need(dist: Path) -> None:
-    names = names_in_sdist(dist)
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("benchmarks", "docs", "examples", "src/thinwire", "tests", "tools", ".github")
     files = [f for folder in folders for f in (ROOT / folder).rglob("*") if f.is_file()]
     kinds = (".cff", ".in", ".md", ".toml", ".txt", ".yml")
@@ -150,9 +136,8 @@ def test_a_users_script_is_checked_by_the_types_of_the_wheel(
 
     def lines(name: str) -> tuple[int, set[int]]:
         command = [str(beside / checker), *flags[checker], name]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, **how)
         found = re.findall(rf"{name}:(\d+)(?::\d+)?[: -]+error", done.stdout)
         return done.returncode, {int(line) for line in found}
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 import thinwire as tw
 from thinwire import codecs
@@ -28,6 +27,7 @@ def streaming(**fields) -> tw.Method:
     return tw.presets.streaming_diloco(**defaults | fields)
 
 
+DELAYED = tw.Delay(tau=3, mixing=0.5)
 TWO_BITS = {"codec": codecs.Quantise(bits=2), "feedback": FEEDBACK}
 # Name to method; those below the line have something in flight after most steps.
 METHODS: dict[str, tw.Method] = {
@@ -45,13 +45,9 @@ METHODS: dict[str, tw.Method] = {
     "sparseloco": tw.presets.sparseloco(sync_every=SYNC_EVERY),
     "streaming, no overlap": streaming(overlap=tw.Delay(), exchange=GATHER),
     # ---
-    "streaming": streaming(overlap=tw.Delay(tau=3, mixing=0.5), exchange=GATHER),
-    "streaming, 2 bits": streaming(
-        overlap=tw.Delay(tau=3, mixing=0.5), exchange=GATHER, **TWO_BITS
-    ),
-    "streaming, 2 bits, owners' feedback": streaming(
-        overlap=tw.Delay(tau=3, mixing=0.5), exchange=OWNERS, **TWO_BITS
-    ),
+    "streaming": streaming(overlap=DELAYED, exchange=GATHER),
+    "streaming, 2 bits": streaming(overlap=DELAYED, exchange=GATHER, **TWO_BITS),
+    "streaming, 2 bits, owners' feedback": streaming(overlap=DELAYED, exchange=OWNERS, **TWO_BITS),
     "streaming, pairs": streaming(
         overlap=tw.Delay(tau=3), exchange=tw.Pairs(), outer=tw.outer.Gossip(), **TWO_BITS
     ),
@@ -59,6 +55,7 @@ METHODS: dict[str, tw.Method] = {
     "eager, 2 bits": streaming(overlap=tw.Eager(), exchange=GATHER, **TWO_BITS),
     "eager, 2 bits, owners' feedback": streaming(overlap=tw.Eager(), exchange=OWNERS, **TWO_BITS),
 }
+OWNED = "diloco, 2 bits, owners' feedback"
 IN_FLIGHT = [name for name in METHODS if name.startswith(("streaming", "eager"))][1:]
 
 State = dict[str, Any]
@@ -70,18 +67,13 @@ def build(method: tw.Method, outer_device: str | None = None) -> Team:
 
 def outcome(team: Team) -> dict[str, Any]:
     """All that two equal runs have in common once they have ended."""
-    stats = [loop.stats for loop in team.flush().loops]
-    return {
-        "outer parameters": team.digests(),
-        "live weights": [
-            {name: value.tolist() for name, value in model.state_dict().items()}
-            for model in team.models
-        ],
-        "counted": [
-            (s.rounds, s.sent_bytes, s.received_bytes, s.peak_sent_bytes_per_step, s.left_out)
-            for s in stats
-        ],
-    }
+    counted = [
+        (s.rounds, s.sent_bytes, s.received_bytes, s.peak_sent_bytes_per_step, s.left_out)
+        for s in (loop.stats for loop in team.flush().loops)
+    ]
+    states = [model.state_dict().items() for model in team.models]
+    weights = [{name: value.tolist() for name, value in state} for state in states]
+    return {"outer parameters": team.digests(), "live weights": weights, "counted": counted}
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +114,7 @@ def test_a_run_goes_on_from_any_step(undisturbed, name: str, outer_device: str |
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(
     "name",
-    [
-        "diloco",
-        "diloco, 2 bits, owners' feedback",
-        "noloco, 2 bits",
-        "streaming, 2 bits",
-        "eager, 2 bits",
-    ],
+    ["diloco", OWNED, "noloco, 2 bits", "streaming, 2 bits", "eager, 2 bits"],
 )
 def test_a_run_goes_on_from_a_distributed_checkpoint(
     undisturbed, name: str, tmp_path: Path
@@ -148,46 +134,30 @@ def test_a_run_goes_on_from_a_distributed_checkpoint(
     assert outcome(again.load(states).train(STEPS - done, first=done)) == expected
 
 
-def resumed_without(
-    undisturbed, name: str, lose: Callable[[State], None]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How a run ends that went on from states that lack something, and how it should have."""
+@pytest.mark.parametrize(
+    ("name", "lost_part"),
+    [
+        *((name, "in flight") for name in IN_FLIGHT),
+        (OWNED, "shard"),
+        (OWNED, "owner"),
+    ],
+)
+def test_control_without_what_is_in_flight_or_feedback_it_is_another_run(
+    undisturbed, name: str, lost_part: str
+) -> None:
     saved, expected = undisturbed(name)
-    done = 7
+    done, lost = 7, []
     states = copy.deepcopy(saved[done - 1])
-    for state in states:
-        for fragment in state["outer"]["fragments"]:
-            lose(fragment)
-    again = build(METHODS[name]).load(states).train(STEPS - done, first=done)
-    return outcome(again), expected
-
-
-@pytest.mark.parametrize("name", IN_FLIGHT)
-def test_control_without_what_is_in_flight_it_is_another_run(undisturbed, name: str) -> None:
-    lost = []
-
-    def lose(fragment: State) -> None:
-        lost.extend(flight for flight in fragment["in_flight"] if flight["round"])
-        for flight in fragment["in_flight"]:
-            flight["round"] = 0
-
-    found, expected = resumed_without(undisturbed, name, lose)
+    for fragment in [each for state in states for each in state["outer"]["fragments"]]:
+        if lost_part == "in flight":
+            lost += [flight for flight in fragment["in_flight"] if flight["round"]]
+            for flight in fragment["in_flight"]:
+                flight["round"] = 0
+        else:
+            feedback = fragment["exchange"].items()
+            lost += [part.zero_() for key, part in feedback if key.startswith(lost_part)]
     assert lost
-    assert found["outer parameters"] != expected["outer parameters"]
-
-
-@pytest.mark.parametrize("part", ["shard", "owner"])
-def test_control_without_feedback_it_is_another_run(undisturbed, part: str) -> None:
-    lost: list[Tensor] = []
-
-    def lose(fragment: State) -> None:
-        for key, residual in fragment["exchange"].items():
-            if key.startswith(part):
-                lost.append(residual.zero_())
-
-    name = "diloco, 2 bits, owners' feedback"
-    found, expected = resumed_without(undisturbed, name, lose)
-    assert lost
+    found = outcome(build(METHODS[name]).load(states).train(STEPS - done, first=done))
     assert found["outer parameters"] != expected["outer parameters"]
 
 

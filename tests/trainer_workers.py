@@ -1,21 +1,31 @@
-"""A worker under another library's trainer: `python trainer_workers.py LIBRARY METHOD MODE OUT`.
+"""Workers under other libraries' trainers, and checks that start them as real processes.
 
-MODE is straight, kill (dies after inner step 15) or resume (from the checkpoint of step 8). It ends
-with a line of JSON.
+`python trainer_workers.py LIBRARY METHOD MODE OUT` is one of a fixed number. MODE is straight, kill
+(dies after inner step 15) or resume (from the checkpoint of step 8). It ends with a line of JSON.
+Those that come and go are what `elastic_team.Team(work="trainer_workers.elastic_FUNCTION")` starts.
 """
 
 import json
+import logging
 import os
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
+from forked import Forked
 from language_models import llama
+from processes import ended, free_port, rank_environment
+from thinwire.integrations.shares import ShareDataset
+from thinwire.transport.address import split_address
 
 STEPS, KILLED_AT, SAVED_AT = 24, 15, 8
 METHODS = {
@@ -24,26 +34,33 @@ METHODS = {
     "sparse": lambda: tw.presets.sparse_muloco(sync_every=4, density=1 / 32),
 }
 WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
+ELASTIC_STEPS, H, BATCH, ACCUMULATED, RATE = 60, 5, 2, 2, 0.002
+
+
+def tell(**what) -> None:
+    print(json.dumps({"at_s": time.time(), **what}), flush=True)
 
 
 class Windows(torch.utils.data.Dataset):
     """Of one number of tokens each, drawn by worker and index."""
 
-    def __init__(self, worker: int, count: int = 512) -> None:
-        self.worker, self.count = worker, count
+    def __init__(self, worker: int, count: int = 512, *, says_rows: bool = False) -> None:
+        self.worker, self.count, self.says_rows = worker, count, says_rows
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.says_rows:
+            tell(row=index)
         draws = torch.Generator().manual_seed(1_000_003 * self.worker + index)
         start = torch.randint(32, (1,), generator=draws)
         tokens = (start + 3 * torch.arange(12)) % 32
         return {"input_ids": tokens, "labels": tokens}
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return llama()
 
 
@@ -57,10 +74,111 @@ def adapted(net: nn.Module) -> nn.Module:
         return get_peft_model(net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
 
+def is_anchor(net: nn.Module, outer: tw.OuterLoop) -> bool:
+    anchor = outer.anchor()
+    return all(torch.equal(p, anchor[name]) for name, p in net.named_parameters())
+
+
+def facts(net: nn.Module, outer: tw.OuterLoop) -> dict[str, Any]:
+    return {
+        "digest": outer.digest(),
+        "rounds": outer.stats.rounds,
+        "steps": outer.inner_step,
+        "sent_bytes": outer.stats.sent_bytes,
+        "model_is_anchor": is_anchor(net, outer),
+    }
+
+
+# -- trainers --------------------------------------------------------------------------------------
+
+
+def hugging_face_arguments(out: Path, **given) -> Any:
+    """Trainer joins the ranks of this worker when it gets them, if there are several."""
+    from transformers import TrainingArguments
+
+    ddp = {"ddp_backend": "gloo"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+    return TrainingArguments(output_dir=str(out), **quiet, **ddp, **given)
+
+
+def lightning_trainer(out: Path, *callbacks: Any, **given) -> Any:
+    import lightning
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=out,
+        callbacks=list(callbacks),
+        **given,
+    )
+
+
+def lightning_module(
+    net: nn.Module, configure: Callable[[], Any], losses: list[float] | None = None
+) -> Any:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch, index):
+            loss = self.net(**batch).loss
+            if losses is not None:
+                losses.append(loss.item())
+            return loss
+
+        def validation_step(self, batch, index):
+            self.log("val_loss", self.net(**batch).loss)
+
+        def configure_optimizers(self):
+            return configure()
+
+    return Module()
+
+
+def lightning_watch(before_batch: Callable, after_batch: Callable) -> tuple[Any, list[dict]]:
+    """A callback for batches, and the metrics that it notes after each evaluation."""
+    from lightning.pytorch.callbacks import Callback
+
+    logs: list[dict] = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            before_batch(trainer, index)
+
+        def on_train_batch_end(self, trainer, *_):
+            after_batch(trainer)
+
+        def on_validation_end(self, trainer, module):
+            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            logs.append({"step": trainer.global_step, **found})
+
+    return Watch(), logs
+
+
+def lightning_saves(folder: str | Path, every: int) -> Any:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    return ModelCheckpoint(
+        dirpath=folder, every_n_train_steps=every, save_top_k=-1, filename="{step}"
+    )
+
+
+# -- a fixed number of workers ---------------------------------------------------------------------
+
+
 def train_by_hugging_face(
-    method: tw.Method, mode: str, out: Path, net: nn.Module | None = None, **changes
+    method: tw.Method, mode: str, out: Path, net: nn.Module | None = None
 ) -> dict:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainerCallback
 
     from thinwire.integrations.transformers import TransformersCallback
 
@@ -71,23 +189,18 @@ def train_by_hugging_face(
 
     net = model() if net is None else net
     optimizer = method.inner.build(net)
-    arguments = {
-        "max_steps": STEPS,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "warmup_steps": 4,
-        "report_to": [],
-        "use_cpu": True,
-        **({"ddp_backend": "gloo"} if "RANK" in os.environ else {}),
-        "logging_steps": 8,
-        "save_strategy": "steps",
-        "save_steps": SAVED_AT,
-        "eval_strategy": "steps",
-        "eval_steps": 8,
-        "disable_tqdm": True,
-    }
-    args = TrainingArguments(output_dir=str(out), **(arguments | changes))
-    # Trainer has joined the ranks of this worker by now, if there are several.
+    args = hugging_face_arguments(
+        out,
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        warmup_steps=4,
+        logging_steps=8,
+        save_strategy="steps",
+        save_steps=SAVED_AT,
+        eval_strategy="steps",
+        eval_steps=8,
+    )
     ranks = dist.group.WORLD if dist.is_initialized() else None
     outer = tw.OuterLoop(net, optimizer, method, ddp_group=ranks)
     trainer = Trainer(
@@ -100,117 +213,243 @@ def train_by_hugging_face(
     )
     TransformersCallback(outer).add_to(trainer)
     trainer.train(resume_from_checkpoint=True if mode == "resume" else None)
+    logs = trainer.state.log_history
     return {
-        "digest": outer.digest(),
-        "rounds": outer.stats.rounds,
-        "steps": outer.inner_step,
-        "sent_bytes": outer.stats.sent_bytes,
-        "losses": [
-            (h["step"], h["eval_loss"]) for h in trainer.state.log_history if "eval_loss" in h
-        ],
-        "train_losses": [(h["step"], h["loss"]) for h in trainer.state.log_history if "loss" in h],
-        "logged_rounds": [h["outer/rounds"] for h in trainer.state.log_history if "loss" in h],
-        "model_is_anchor": is_anchor(net, outer),
+        **facts(net, outer),
+        "losses": [(line["step"], line["eval_loss"]) for line in logs if "eval_loss" in line],
+        "logged_rounds": [line["outer/rounds"] for line in logs if "loss" in line],
         "trained": sum(p.numel() for p in net.parameters() if p.requires_grad),
         "is_ddp": type(trainer.model_wrapped).__name__ == "DistributedDataParallel",
     }
 
 
 def train_by_lightning(method: tw.Method, mode: str, out: Path) -> dict:
-    import logging
-
-    import lightning
-    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     from thinwire.integrations.lightning import LightningCallback
 
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    losses: list[tuple[int, float]] = []
+    def kill(trainer) -> None:
+        if mode == "kill" and trainer.global_step == KILLED_AT:
+            os._exit(9)
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def training_step(self, batch, index):
-            return self.net(**batch).loss
-
-        def validation_step(self, batch, index):
-            self.log("val_loss", self.net(**batch).loss)
-
-        def on_validation_epoch_end(self):
-            losses.append(
-                (self.trainer.global_step, float(self.trainer.callback_metrics["val_loss"]))
-            )
-
-        def configure_optimizers(self):
-            return method.inner.build(self.net)
-
-    class Kill(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if mode == "kill" and trainer.global_step == KILLED_AT:
-                os._exit(9)
-
-    callback = LightningCallback(method)
-    trainer = lightning.Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        devices=1,
-        accumulate_grad_batches=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[
-            callback,
-            Kill(),
-            ModelCheckpoint(
-                dirpath=out, every_n_train_steps=SAVED_AT, save_top_k=-1, filename="{step}"
-            ),
-        ],
-        val_check_interval=16,
-        num_sanity_val_steps=0,
-        default_root_dir=out,
-    )
-    module = Module()
+    net, callback = model(), LightningCallback(method)
+    watch, logs = lightning_watch(lambda *_: None, kill)
+    saves = lightning_saves(out, SAVED_AT)
+    given = {"accumulate_grad_batches": 2, "val_check_interval": 16}
+    trainer = lightning_trainer(out, callback, watch, saves, max_steps=STEPS, **given)
+    module = lightning_module(net, lambda: method.inner.build(net))
     trainer.fit(
         module,
         StatefulDataLoader(Windows(WORKER), batch_size=4),
         torch.utils.data.DataLoader(Windows(99, 16), batch_size=4),
         ckpt_path=str(out / f"step={SAVED_AT}.ckpt") if mode == "resume" else None,
     )
-    outer = callback.outer
-    return {
-        "digest": outer.digest(),
-        "rounds": outer.stats.rounds,
-        "steps": outer.inner_step,
-        "sent_bytes": outer.stats.sent_bytes,
-        "losses": losses,
-        "model_is_anchor": is_anchor(module, outer),
-    }
-
-
-def train_adapters(method: tw.Method, mode: str, out: Path) -> dict:
-    return train_by_hugging_face(method, mode, out, adapted(model()))
-
-
-def is_anchor(net: nn.Module, outer: tw.OuterLoop) -> bool:
-    anchor = outer.anchor()
-    return all(torch.equal(p, anchor[name]) for name, p in net.named_parameters())
+    losses = [(line["step"], line["val_loss"]) for line in logs]
+    return {**facts(module, callback.outer), "losses": losses}
 
 
 LIBRARIES = {
     "transformers": train_by_hugging_face,
-    "peft": train_adapters,
+    "peft": lambda *given: train_by_hugging_face(*given, adapted(model())),
     "lightning": train_by_lightning,
 }
+
+
+def run_team(library: str, method: str, mode: str, out: Path, *, ranks: int = 1) -> list[dict]:
+    """What each rank of the two workers prints at the end; nothing where they were killed."""
+    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
+    environment = os.environ | meeting | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    team = []
+    for worker in range(2):
+        own = environment | {"THINWIRE_WORKER": str(worker)}
+        port = free_port()
+        for rank in range(ranks):
+            joined = rank_environment(rank, ranks, port) if ranks > 1 else {}
+            team.append(Forked([__file__, library, method, mode, str(out)], joined | own))
+    for process in ended(team):
+        # Of two that are killed one may die of the other's death.
+        assert (process.returncode != 0) == (mode == "kill"), process.stderr
+    return [] if mode == "kill" else [json.loads(p.stdout.splitlines()[-1]) for p in team]
+
+
+def check_a_killed_team_resumes(
+    library: str, method: str, out: Path, *, ranks: int = 1
+) -> list[dict]:
+    """Digests, bytes and losses equal those of a run that was left alone; returns what it said."""
+    straight = run_team(library, method, "straight", out / "straight", ranks=ranks)
+    assert len({each["digest"] for each in straight}) == 1
+    assert straight[0]["losses"] == straight[ranks]["losses"]
+    assert straight[0]["model_is_anchor"]
+    run_team(library, method, "kill", out / "killed", ranks=ranks)
+    resumed = run_team(library, method, "resume", out / "killed", ranks=ranks)
+    for before, after in zip(straight, resumed, strict=True):
+        # Lightning's list is of this process, Trainer's of the run.
+        assert before["losses"][-2:] == after["losses"][-2:]
+        for key in ("digest", "rounds", "steps", "model_is_anchor"):
+            assert before[key] == after[key], key
+        # Trainer saves what its first rank holds, whose parts may be a byte shorter each.
+        assert abs(before["sent_bytes"] - after["sent_bytes"]) <= (0 if ranks == 1 else 32)
+    return straight
+
+
+# -- workers that come and go ----------------------------------------------------------------------
+
+
+def factor(step: int) -> float:
+    """Of the learning rate: it goes down in a straight line."""
+    return 1 - step / ELASTIC_STEPS
+
+
+class Elastic:
+    """What such a worker has, whatever its trainer."""
+
+    def __init__(self, lighthouse: str, identity: str, options: dict) -> None:
+        torch.set_num_threads(1)
+        # A newcomer takes the others' weights, whatever its own were.
+        self.net = model(sum(identity.encode()))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=RATE)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+        self.method = tw.presets.from_text(options.get("method", "diloco"), sync_every=H)
+        self.transport = tw.transport.Elastic(
+            lighthouse,
+            identity=identity,
+            options=tw.transport.ElasticOptions(**options.get("terms", {})),
+            group=dist.group.WORLD if "ranks" in options else None,
+        )
+        self.transport.events.listen(lambda event: tell(event=event.describe()))
+        self.folder = f"{options['out']}/{identity}"
+        self.step_s = options.get("step_s", 0.05)
+
+    def shares(self, outer: Callable[[], tw.OuterLoop]) -> ShareDataset:
+        rows = Windows(0, 100_000, says_rows=True)
+        return ShareDataset(rows, outer, rows_per_step=BATCH * ACCUMULATED)
+
+    def say_step(self, outer: tw.OuterLoop, step: int) -> None:
+        rate, version = self.optimizer.param_groups[0]["lr"], outer.stats.rounds
+        # Of the step that has just been trained: in `share`, which is another one after a round.
+        tell(step=step, share=outer.share, workers=outer.workers, version=version, rate=rate)
+        time.sleep(self.step_s)
+
+    def finish(self, outer: tw.OuterLoop, net: nn.Module, logs: list[dict], steps: int) -> None:
+        found = facts(net, outer)
+        ends = {"version": found["rounds"], "last_step": found["steps"], "trainer_steps": steps}
+        tell(**found, **ends, logs=logs)
+        outer.close()
+        os._exit(0)
+
+
+def elastic_hugging_face(lighthouse: str, identity: str, options: dict) -> None:
+    from transformers import PrinterCallback, Trainer, TrainerCallback
+
+    from thinwire.integrations.transformers import TransformersCallback
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            worker.say_step(outer, state.global_step)
+
+    # The variables by which a trainer joins the ranks of this worker.
+    index, ranks, meeting = options.get("ranks", (0, 1, ""))
+    if ranks > 1:
+        host, port = split_address(meeting)
+        os.environ |= rank_environment(index, ranks, port) | {"MASTER_ADDR": host}
+    args = hugging_face_arguments(
+        Path(options["out"], identity),
+        max_steps=ELASTIC_STEPS,
+        per_device_train_batch_size=BATCH // ranks,
+        gradient_accumulation_steps=ACCUMULATED,
+        ignore_data_skip=True,
+        logging_steps=H,
+        eval_strategy="steps",
+        eval_steps=4 * H,
+        save_strategy="steps",
+        save_steps=4,
+        save_total_limit=1,
+    )
+    worker = Elastic(lighthouse, identity, options)
+    outer = tw.OuterLoop(worker.net, worker.optimizer, worker.method, transport=worker.transport)
+    trainer = Trainer(
+        model=worker.net,
+        args=args,
+        train_dataset=worker.shares(lambda: outer),
+        eval_dataset=Windows(99, 8),
+        optimizers=(worker.optimizer, worker.schedule),
+        callbacks=[Watch()],
+    )
+    trainer.remove_callback(PrinterCallback)  # which is no JSON
+    TransformersCallback(outer).add_to(trainer)
+    trainer.train(resume_from_checkpoint=options.get("resume"))
+    worker.finish(outer, worker.net, trainer.state.log_history, trainer.state.global_step)
+
+
+def elastic_lightning(lighthouse: str, identity: str, options: dict) -> None:
+    from thinwire.integrations.lightning import LightningCallback
+
+    def say_step(trainer, index: int) -> None:
+        if index % ACCUMULATED == 0:
+            worker.say_step(callback.outer, trainer.global_step)
+
+    worker = Elastic(lighthouse, identity, options)
+    callback = LightningCallback(worker.method, transport=worker.transport)
+    watch, logs = lightning_watch(say_step, lambda _: None)
+    saves = lightning_saves(worker.folder, 4)
+    # An epoch is a round.
+    given = {"accumulate_grad_batches": ACCUMULATED, "check_val_every_n_epoch": 1}
+    trainer = lightning_trainer(
+        options["out"], callback, watch, saves, max_steps=ELASTIC_STEPS, **given
+    )
+    scheduler = {"scheduler": worker.schedule, "interval": "step"}
+    module = lightning_module(worker.net, lambda: ([worker.optimizer], [scheduler]))
+    trainer.fit(
+        module,
+        torch.utils.data.DataLoader(worker.shares(lambda: callback.outer), batch_size=BATCH),
+        torch.utils.data.DataLoader(Windows(99, 8), batch_size=4),
+        ckpt_path=options.get("resume"),
+    )
+    worker.finish(callback.outer, module, logs, trainer.global_step)
+
+
+def check_an_elastic_worker_comes_back(
+    work: str, folder: Path, last_checkpoint: Callable[[Path], Any] | None
+) -> list[list[dict]]:
+    """Of three workers from different weights one is killed and started again; all end alike.
+
+    It resumes from what `last_checkpoint` finds in its folder, or from nothing.
+
+    Returns:
+        What each worker that came to the end has logged; the restarted one is the last.
+    """
+    from elastic_team import Team
+
+    with Team(folder, work=work) as team:
+        workers = team.start_all(*"abc", out=str(folder / "out"))
+        killed = workers[1]
+        # In the middle of a round, with a checkpoint of the middle of an earlier one.
+        team.until(lambda: killed.steps()[-1]["step"] > 16 and killed.steps()[-1]["step"] % H > 1)
+        killed.kill()
+        resume = None if last_checkpoint is None else last_checkpoint(folder / "out" / "b")
+        restarted = team.start("b", out=str(folder / "out"), resume=resume)
+        alive = team.finish(90)
+        assert alive == [workers[0], workers[2], restarted]
+        assert restarted.events("healed"), team.report()
+        assert restarted.steps()[0]["step"] > killed.steps()[-1]["step"]
+        rows = [line["row"] for w in team.workers for line in w.records if "row" in line]
+        assert len(rows) == len(set(rows))
+        for worker in alive:
+            ends = [worker.last(key) for key in ("last_step", "trainer_steps", "model_is_anchor")]
+            assert ends == [ELASTIC_STEPS, ELASTIC_STEPS, True]
+            steps = [line["step"] for line in worker.steps()]
+            assert steps == sorted(set(steps))
+            assert steps[-1] == ELASTIC_STEPS - 1
+            for line in worker.steps():
+                assert line["rate"] == pytest.approx(RATE * factor(line["step"]), rel=1e-9)
+        return [worker.last("logs") for worker in alive]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     library, name, mode, out = sys.argv[1:]
-    found = LIBRARIES[library](METHODS[name](), mode, Path(out) / str(WORKER))
-    print(json.dumps(found), flush=True)
+    print(
+        json.dumps(LIBRARIES[library](METHODS[name](), mode, Path(out) / str(WORKER))), flush=True
+    )
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import random
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,22 +36,11 @@ def corpus(tmp_path_factory) -> Path:
 def tiny(tmp_path, corpus):
     """A configuration of a model of a few thousand parameters."""
     file = tmp_path / "config.json"
-    file.write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "architectures": ["LlamaForCausalLM"],
-                "vocab_size": 256,
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "intermediate_size": 32,
-                "max_position_embeddings": 64,
-                "tie_word_embeddings": True,
-            }
-        )
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    kind = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256}
+    more = {"max_position_embeddings": 64, "tie_word_embeddings": True}
+    file.write_text(json.dumps(kind | sizes | heads | more))
 
     def make(preset: str = "diloco", **changes) -> TrainConfig:
         config = dataclasses.replace(
@@ -62,12 +54,14 @@ def tiny(tmp_path, corpus):
             machine=Machine(device="cpu", threads=1),
         )
         if preset not in ("ddp", "demo"):
-            config = dataclasses.replace(
-                config, method=dataclasses.replace(config.method, sync_every=5)
-            )
+            changes = {"method": dataclasses.replace(config.method, sync_every=5), **changes}
         return dataclasses.replace(config, **changes)
 
     return make
+
+
+def summary(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
 
 
 def records(out: Path) -> list[dict]:
@@ -85,7 +79,7 @@ def script(tiny_config: TrainConfig, out: Path, *, begin: str = "resume") -> lis
         "from thinwire.codecs import *\nfrom thinwire.outer import SGD, GradientAveraging, Gossip\n"
         "from thinwire.inner import AdamW, Muon, NewtonSchulz\n"
         "from thinwire.train.config import *\nfrom thinwire.train.data import Data\n"
-        "from thinwire.train.models import Model\nfrom thinwire.train.config import *\n"
+        "from thinwire.train.models import Model\n"
         "from thinwire.train import trainer\n"
         f"trainer.{begin}({tiny_config!r}, Path({str(out)!r}))\n"
     )
@@ -101,21 +95,79 @@ def run_ranked(config: TrainConfig, out: Path, begin: str = "train") -> dict:
     processes = start_ranked(config, out, begin)
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert not any(process.returncode for process in processes), errors
-    return json.loads((out / "summary.json").read_text())
+    return summary(out)
 
 
-def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int) -> None:
-    """Run until `step` and fail there, as a full disk or a user would."""
+def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int | None, *observers, **how):
+    """Run until `step`, or the first one, and fail there, as a full disk or a user would.
+
+    Returns:
+        The workers that were there.
+    """
     from thinwire.train.trainer import _Trainer
 
-    original = _Trainer._one_step
+    original, groups = _Trainer._one_step, []
 
     def one_step(self):
-        if self.step == step:
+        if step in (None, self.step):
+            groups.append(self._group)
             raise KeyboardInterrupt
         return original(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(_Trainer, "_one_step", one_step)
         with pytest.raises(KeyboardInterrupt):
-            resume(config, out)
+            resume(config, out, *observers, **how)
+    return groups[0]
+
+
+def flags(config: TrainConfig, out: Path) -> list[str]:
+    """Of `thinwire train`: what `tiny` has, in the words of a user."""
+    return [
+        *("--method", config.method.name, "--model", config.model.size, "--workers", "2"),
+        *("--corpus", config.data.corpus, "--sequence-length", "16", "--global-batch", "4"),
+        *("--steps", str(config.steps), "--sync-every", "5", "--threads", "1", "--device", "cpu"),
+        *("--log-steps", "3", "--evaluate-steps", "6", "--checkpoint-steps", "4"),
+        *("--seed", str(config.seed), "--out", str(out)),
+    ]
+
+
+class Team:
+    """Processes of `thinwire train` in one run, by the names of their folders.
+
+    Args:
+        folder: of the workers' folders.
+        config: what they train, as `flags` has it.
+        place: the flags that say where they meet.
+        environment: more of it.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, *place: str, **environment: str) -> None:
+        self.folder, self.config, self.place = folder, config, place
+        self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+        self.workers: dict[str, Forked] = {}
+
+    def start(self, name: str, *more: str) -> Forked:
+        given = [*flags(self.config, self.folder / name), *self.place, "--run-name", "r", *more]
+        self.workers[name] = Forked(("-m", "thinwire", "train", *given), self.environment)
+        return self.workers[name]
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + 60
+        while not reached():
+            assert time.monotonic() < until_s
+            gone = [n for n, worker in self.workers.items() if worker.poll() is not None]
+            assert not gone, [self.workers[name].stderr for name in gone]
+            time.sleep(0.005)
+
+    def finish(self) -> dict[str, dict]:
+        said = {name: worker.communicate(timeout=150) for name, worker in self.workers.items()}
+        assert not any(worker.returncode for worker in self.workers.values()), said
+        return {name: summary(self.folder / name) for name in self.workers}
+
+    def __enter__(self) -> "Team":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for worker in self.workers.values():
+            worker.kill()

@@ -7,8 +7,13 @@ import torch
 import thinwire as tw
 from elastic_twin import ElasticHub
 from thinwire.integrations.shares import ShareDataset
-from trainer_teams import check_a_killed_team_resumes, check_an_elastic_worker_comes_back
-from trainer_workers import is_anchor
+from trainer_workers import (
+    check_a_killed_team_resumes,
+    check_an_elastic_worker_comes_back,
+    is_anchor,
+    lightning_saves,
+    lightning_trainer,
+)
 
 pytest.importorskip("lightning")
 
@@ -28,7 +33,7 @@ def last_checkpoint(folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", [None, last_checkpoint], ids=["with nothing", "checkpoint"])
 def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
-    logs = check_an_elastic_worker_comes_back("trainer_elastic.under_lightning", tmp_path, resume)
+    logs = check_an_elastic_worker_comes_back("trainer_workers.elastic_lightning", tmp_path, resume)
     # Every round, the outer parameters, which are the same.
     evaluated = [{line["step"]: line["val_loss"] for line in history} for history in logs]
     # Lightning ends the epoch first in which the checkpoint was written.
@@ -43,20 +48,8 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
 
 
 def trainer(callback, out: Path, **fields):
-    import lightning
-
-    return lightning.Trainer(
-        max_steps=6,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[] if callback is None else [callback],
-        num_sanity_val_steps=0,
-        default_root_dir=out,
-        **fields,
-    )
+    callbacks = [] if callback is None else [callback]
+    return lightning_trainer(out, *callbacks, max_steps=6, **fields)
 
 
 def module():
@@ -88,12 +81,13 @@ def test_a_strategy_that_trains_copies_of_the_weights_is_refused(kind: str, tmp_
         LightningCallback(tw.presets.diloco()).setup(fits, module(), "fit")
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_steps_that_a_scaler_skips_count(tmp_path: Path) -> None:
     """Of `precision="16-mixed"`: on a CPU Lightning takes its plugin, but not the name."""
     from lightning.pytorch.plugins import MixedPrecision
 
     callback = LightningCallback(tw.presets.diloco(sync_every=2))
+    with pytest.raises(tw.ConfigurationError, match="fit has not begun"):
+        _ = callback.outer
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=8.0))
     overflows = iter([False, True, True, False, False, False])
     net = module()
@@ -127,17 +121,13 @@ def two_optimizers():
     return Manual()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_manual_optimization_with_two_optimizers_resumes(tmp_path: Path) -> None:
     """Three batches are six steps by Lightning's count, and three inner steps."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
     method = tw.presets.diloco(sync_every=2)
     straight, resumed = LightningCallback(method), LightningCallback(method)
     rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3, 3)))
-    save = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=2, filename="{step}")
     fits = trainer(straight, tmp_path)
-    fits.callbacks.append(save)
+    fits.callbacks.append(lightning_saves(tmp_path, 2))
     fits.fit(two_optimizers(), rows)
     again = trainer(resumed, tmp_path)
     again.fit(two_optimizers(), rows, ckpt_path=tmp_path / "step=2.ckpt")
@@ -146,7 +136,6 @@ def test_manual_optimization_with_two_optimizers_resumes(tmp_path: Path) -> None
     assert resumed.outer.digest() == straight.outer.digest()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_without_outer_state_is_refused(tmp_path: Path) -> None:
     plain = trainer(None, tmp_path / "plain")
     plain.fit(module(), data())
@@ -156,22 +145,12 @@ def test_a_checkpoint_without_outer_state_is_refused(tmp_path: Path) -> None:
         trainer(callback, tmp_path).fit(module(), data(), ckpt_path=str(tmp_path / "plain.ckpt"))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_lone_worker_trains(tmp_path: Path) -> None:
-    callback = LightningCallback(tw.presets.diloco(sync_every=2))
-    with pytest.raises(tw.ConfigurationError, match="fit has not begun"):
-        _ = callback.outer
-    trainer(callback, tmp_path).fit(module(), data())
-    assert (callback.outer.stats.rounds, callback.outer.inner_step) == (3, 6)
-
-
 def shares(callback: LightningCallback):
     rows = torch.utils.data.TensorDataset(torch.randn(24, 3))
     dataset = ShareDataset(rows, lambda: callback.outer, rows_per_step=3)
     return torch.utils.data.DataLoader(dataset, batch_size=3)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path: Path) -> None:
     hub = ElasticHub()
     method = tw.presets.diloco(sync_every=2)
@@ -197,14 +176,10 @@ def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path:
 
 def with_scheduler(interval: str, frequency: int):
     net = module()
-
-    def configure_optimizers():
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        how = {"scheduler": scheduler, "interval": interval, "frequency": frequency}
-        return [optimizer], [how]
-
-    net.configure_optimizers = configure_optimizers
+    optimizer = net.configure_optimizers()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    how = {"scheduler": scheduler, "interval": interval, "frequency": frequency}
+    net.configure_optimizers = lambda: ([optimizer], [how])
     return net
 
 
@@ -214,7 +189,6 @@ def by_hand() -> Any:
     return net
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("net", "told"),
     [

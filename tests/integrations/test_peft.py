@@ -1,6 +1,7 @@
 """Adapters of peft: what they leave frozen is neither sent nor kept."""
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,14 @@ import torch
 
 import thinwire as tw
 from thinwire.exchange.message import HEADER_NBYTES
-from trainer_teams import check_a_killed_team_resumes
-from trainer_workers import METHODS, Windows, adapted, model, train_by_hugging_face
+from trainer_workers import (
+    METHODS,
+    Windows,
+    adapted,
+    check_a_killed_team_resumes,
+    model,
+    train_by_hugging_face,
+)
 
 H = 3
 
@@ -102,9 +109,7 @@ def test_trainer_resumes_adapters_from_its_checkpoint(tmp_path: Path) -> None:
 
     straight = run("straight")
     for late in (16, 24):
-        for file in (tmp_path / f"checkpoint-{late}").iterdir():
-            file.unlink()
-        (tmp_path / f"checkpoint-{late}").rmdir()
+        shutil.rmtree(tmp_path / f"checkpoint-{late}")
     resumed = run("resume")
     for key in ("digest", "rounds", "steps", "losses", "model_is_anchor"):
         assert resumed[key] == straight[key], key

@@ -40,9 +40,8 @@ def test_workers_read_every_row_once_and_a_pass_is_a_round() -> None:
 
 def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None:
     (loop,) = joined("a")
-    orders = [
-        list(ShareDataset(range(5), lambda: loop, rows_per_step=2, seed=seed)) for seed in (0, 1)
-    ]
+    given = {"rows_per_step": 2}
+    orders = [list(ShareDataset(range(5), lambda: loop, seed=seed, **given)) for seed in (0, 1)]
     assert orders[0] != orders[1]
     assert all(sorted(order[:5]) == list(range(5)) for order in orders)
     # A pass that begins within a round has what is left of it.
@@ -53,11 +52,9 @@ def test_the_order_depends_on_the_seed_and_goes_on_behind_the_last_row() -> None
 
 def test_with_a_fixed_number_of_workers_shares_are_dealt_in_turn() -> None:
     team = Team(tw.presets.diloco(sync_every=H), adamw, 2)
-    seen = [
-        r
-        for loop in team.loops
-        for r in ShareDataset(range(12), lambda lp=loop: lp, rows_per_step=2)
-    ]
+    seen: list[int] = []
+    for loop in team.loops:
+        seen += ShareDataset(range(12), lambda lp=loop: lp, rows_per_step=2)
     assert sorted(seen) == list(range(12))
 
 
@@ -74,16 +71,13 @@ def test_nothing_to_read_is_refused(rows, count: int, of, word: str) -> None:
         next(iter(ShareDataset(rows, of or (lambda: joined("a")[0]), rows_per_step=count)))
 
 
-def test_fewer_rows_than_are_trained_in_a_round_are_refused() -> None:
+def test_fewer_or_more_rows_than_are_trained_in_a_round_are_refused() -> None:
     (loop,) = joined("a")
     shares = ShareDataset(range(100), lambda: loop, rows_per_step=1)
     list(shares)
     exchange_all([loop])
     with pytest.raises(tw.ConfigurationError, match="read to its end before its round was over"):
         next(iter(shares))
-
-
-def test_more_rows_than_are_trained_in_a_round_are_refused() -> None:
     (loop,) = joined("a")
     rows = iter(ShareDataset(range(100), lambda: loop, rows_per_step=4))
     for _ in range(H):

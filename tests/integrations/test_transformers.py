@@ -5,7 +5,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback
 
 import thinwire as tw
 from elastic_team import Team
@@ -13,13 +13,18 @@ from elastic_twin import ElasticHub
 from thinwire.integrations.launch import check_apart, check_same_step
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
-from trainer_elastic import STEPS
-from trainer_teams import (
+from trainer_workers import (
+    ELASTIC_STEPS,
+    METHODS,
+    Windows,
     check_a_killed_team_resumes,
     check_an_elastic_worker_comes_back,
+    hugging_face_arguments,
+    is_anchor,
+    model,
     run_team,
+    train_by_hugging_face,
 )
-from trainer_workers import METHODS, Windows, is_anchor, model, train_by_hugging_face
 
 
 @pytest.mark.slow
@@ -39,9 +44,8 @@ def test_workers_of_two_ddp_ranks_send_every_byte_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", [None, lambda _: True], ids=["with nothing", "checkpoint"])
 def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) -> None:
-    logs = check_an_elastic_worker_comes_back(
-        "trainer_elastic.under_hugging_face", tmp_path, resume
-    )
+    work = "trainer_workers.elastic_hugging_face"
+    logs = check_an_elastic_worker_comes_back(work, tmp_path, resume)
     assert len({history[-1]["outer/rounds"] for history in logs}) == 1
     for history in logs:
         assert max(line["outer/workers"] for line in history) == 3
@@ -60,7 +64,7 @@ def test_an_elastic_worker_that_was_killed_comes_back(resume, tmp_path: Path) ->
 def test_elastic_workers_of_two_ddp_ranks_of_which_one_is_killed(tmp_path: Path) -> None:
     """Both ranks read a part of every batch, and so train together what one rank would."""
     folder = str(tmp_path / "out")
-    with Team(tmp_path, work="trainer_elastic.under_hugging_face") as team:
+    with Team(tmp_path, work="trainer_workers.elastic_hugging_face") as team:
         first, second = team.start_all("a", "b", ranks=2, out=folder)
         second.further[0].kill()
         team.until(lambda: second.gone)
@@ -68,29 +72,34 @@ def test_elastic_workers_of_two_ddp_ranks_of_which_one_is_killed(tmp_path: Path)
         assert team.finish(90) == [*first.ranks, *back.ranks]
         assert back.events("healed"), team.report()
         for rank in (*first.ranks, *back.ranks):
-            assert (rank.last("last_step"), rank.last("model_is_anchor")) == (STEPS, True)
+            assert (rank.last("last_step"), rank.last("model_is_anchor")) == (ELASTIC_STEPS, True)
 
 
 def build(out: Path, *, optimizer=None, method=None, transport=None, **changes):
     net = model()
     method = tw.presets.diloco(sync_every=4) if method is None else method
     mine = method.inner.build(net)
-    given = {
-        "max_steps": 8,
-        "report_to": [],
-        "use_cpu": True,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        **changes,
-    }
     trainer = Trainer(
         model=net,
-        args=TrainingArguments(output_dir=str(out), **given),
+        args=hugging_face_arguments(out, **{"max_steps": 8, "save_strategy": "no", **changes}),
         train_dataset=Windows(0),
         eval_dataset=Windows(99, 8),
         optimizers=(mine if optimizer is None else optimizer(net), None),
     )
     return trainer, TransformersCallback(tw.OuterLoop(net, mine, method, transport=transport))
+
+
+def trained(built):
+    """The same trainer and callback, once they have trained."""
+    trainer, callback = built
+    callback.add_to(trainer)
+    trainer.train()
+    return trainer, callback
+
+
+def best_model(every: int) -> dict:
+    strategies = {"eval_strategy": "steps", "save_strategy": "steps"}
+    return {"load_best_model_at_end": True, "eval_steps": every, "save_steps": every} | strategies
 
 
 def test_accumulated_steps_count_once_and_its_logs_have_rounds(tmp_path: Path) -> None:
@@ -104,18 +113,15 @@ def test_people_who_watch_an_elastic_run_see_the_loss_that_is_logged(tmp_path: P
     hub = ElasticHub()
     node = hub.connect("a")
     hub.set_members(node)
-    trainer, callback = build(tmp_path, transport=node, logging_steps=2, ignore_data_skip=True)
-    callback.add_to(trainer)
-    trainer.train()
+    given = {"logging_steps": 2, "ignore_data_skip": True}
+    trainer, _ = trained(build(tmp_path, transport=node, **given))
     *_, last = (logged["loss"] for logged in trainer.state.log_history if "loss" in logged)
     assert node.metrics.loss == last
 
 
 def test_it_trains_as_a_loop_of_ones_own_does(tmp_path: Path) -> None:
-    trainer, callback = build(tmp_path, lr_scheduler_type="constant", max_grad_norm=0.0)
-    callback.add_to(trainer)
-    trainer.train()
-
+    given = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    trainer, callback = trained(build(tmp_path, **given))
     net = model()
     method = tw.presets.diloco(sync_every=4)
     optimizer = method.inner.build(net)
@@ -157,33 +163,16 @@ def test_what_shards_in_its_own_way_is_refused(kind: str, tmp_path: Path, monkey
     ids=["between rounds", "overlapped", "streamed"],
 )
 def test_a_best_model_that_was_not_evaluated_is_refused(tmp_path, method, eval_steps) -> None:
-    best = {
-        "load_best_model_at_end": True,
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "save_steps": eval_steps,
-        "eval_steps": eval_steps,
-    }
-    trainer, callback = build(tmp_path, method=method, **best)
+    trainer, callback = build(tmp_path, method=method, **best_model(eval_steps))
     with pytest.raises(tw.ConfigurationError, match=r"load the best model.*multiples of 4"):
         callback.add_to(trainer)
 
 
 def test_the_best_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
-    best = {
-        "load_best_model_at_end": True,
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "save_steps": 4,
-        "eval_steps": 4,
-        # So that the first is the best.
-        "learning_rate": 1.0,
-    }
-    trainer, callback = build(tmp_path, **best)
+    trainer, callback = build(tmp_path, **best_model(4))
     for group in trainer.optimizer.param_groups:
-        group["lr"] = 0.3
-    callback.add_to(trainer)
-    trainer.train()
+        group["lr"] = 0.3  # so that the first is the best
+    trained((trainer, callback))
     losses = {h["step"]: h["eval_loss"] for h in trainer.state.log_history if "eval_loss" in h}
     assert trainer.evaluate()["eval_loss"] == min(losses.values())
 
@@ -254,16 +243,13 @@ def build_elastic(out: Path, **changes):
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "ignore_data_skip": True,
-        "report_to": [],
-        "use_cpu": True,
         "save_steps": 5,
         "logging_steps": 1,
-        "disable_tqdm": True,
         **changes,
     }
     trainer = Trainer(
         model=net,
-        args=TrainingArguments(output_dir=str(out), **given),
+        args=hugging_face_arguments(out, **given),
         train_dataset=ShareDataset(Windows(0), lambda: outer, rows_per_step=4),
         eval_dataset=Windows(99, 8),
         optimizers=(optimizer, scheduler),
@@ -282,10 +268,15 @@ class Beginning(TrainerCallback):
         self.is_anchor = is_anchor(given["model"], self.outer)
 
 
-def test_an_elastic_checkpoint_resumes_at_the_last_round(tmp_path: Path) -> None:
-    trainer, callback = build_elastic(tmp_path)
-    callback.add_to(trainer)
-    trainer.train()
+def test_elastic_checkpoints_resume_at_the_end_and_at_the_last_round(tmp_path: Path) -> None:
+    _, callback = trained(build_elastic(tmp_path))
+    # One that comes when the run is over trains no step of it.
+    late, other = build_elastic(tmp_path)
+    other.add_to(late)
+    late.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert (late.state.global_step, other.outer.inner_step) == (7, 7)
+    assert other.outer.digest() == callback.outer.digest()
+    assert is_anchor(late.model, other.outer)
     resumed, other = build_elastic(tmp_path)
     other.add_to(resumed)
     beginning = Beginning(other.outer)
@@ -296,50 +287,23 @@ def test_an_elastic_checkpoint_resumes_at_the_last_round(tmp_path: Path) -> None
     assert (resumed.state.global_step, other.outer.stats.rounds) == (7, 3)
 
 
-def test_a_worker_that_comes_when_the_run_is_over_trains_no_step_of_it(tmp_path: Path) -> None:
-    trainer, callback = build_elastic(tmp_path)
-    callback.add_to(trainer)
-    trainer.train()
-    late, other = build_elastic(tmp_path)
-    other.add_to(late)
-    late.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-    assert (late.state.global_step, other.outer.inner_step) == (7, 7)
-    assert other.outer.digest() == callback.outer.digest()
-    assert is_anchor(late.model, other.outer)
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"ignore_data_skip": False}, r"ignore_data_skip=True.*ShareDataset"),
         ({"scheduler": PLATEAU}, r"ReduceLROnPlateau.*function of the step"),
-        (
-            {
-                "load_best_model_at_end": True,
-                "eval_strategy": "steps",
-                "eval_steps": H,
-                "save_steps": H,
-            },
-            "load the best model at the end where workers come and go",
-        ),
+        (best_model(H), "load the best model at the end where workers come and go"),
     ],
     ids=["skipped data", "metric", "best model"],
 )
 def test_what_elastic_workers_cannot_do_is_refused(changes: dict, why: str, tmp_path) -> None:
-    trainer, callback = build_elastic(tmp_path, **changes)
-
-    def begin() -> None:
-        callback.add_to(trainer)
-        trainer.train()
-
+    built = build_elastic(tmp_path, **changes)
     with pytest.raises(tw.ConfigurationError, match=why):
-        begin()
+        trained(built)
 
 
 def test_elastic_and_fixed_checkpoints_are_told_apart(tmp_path: Path) -> None:
-    trainer, callback = build(tmp_path / "fixed", save_strategy="steps", save_steps=4)
-    callback.add_to(trainer)
-    trainer.train()
+    trained(build(tmp_path / "fixed", save_strategy="steps", save_steps=4))
     late, other = build_elastic(tmp_path / "elastic")
     other.add_to(late)
     with pytest.raises(tw.errors.CheckpointError, match="of a fixed number of workers"):

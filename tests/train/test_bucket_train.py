@@ -1,6 +1,5 @@
 """`thinwire train --bucket`: workers that share a folder, each with a run folder of its own."""
 
-import json
 import os
 import signal
 import socket
@@ -12,42 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from forked import Forked
-from processes import free_port, rank_environment
-from s3_server import SECRETS, s3_server
+from processes import rank_environment
+from s3_server import in_aws, s3_server
 from thinwire.cli import main
 from thinwire.plan.calibration import calibrate
 from thinwire.train import trainer
 from thinwire.train.trainer import train
+from training import Team, flags, summary
 
 pytest.importorskip("obstore")
 
 
-def flags(config, out: Path) -> list[str]:
-    return [
-        *("train", "--method", config.method.name, "--model", config.model.size),
-        *("--corpus", config.data.corpus, "--sequence-length", "16", "--workers", "2"),
-        *("--steps", str(config.steps), "--sync-every", "5", "--global-batch", "4"),
-        *("--threads", "1", "--device", "cpu", "--log-steps", "3", "--evaluate-steps", "6"),
-        *("--checkpoint-steps", "4", "--out", str(out)),
-    ]
+def team(folder: Path, config, **environment: str) -> Team:
+    return Team(folder, config, "--bucket", f"file://{folder}/shared", **environment)
 
 
-def start(config, shared: Path, worker: int, *more: str, token: str = "") -> Forked:
-    place = ["--bucket", f"file://{shared}/shared", "--run-name", "r", "--worker", str(worker)]
-    environment = {k: v for k, v in rank_environment(0, 1, free_port()).items() if "RANK" not in k}
-    del environment["WORLD_SIZE"]
-    environment["THINWIRE_TOKEN"] = token
-    out = shared / f"worker{worker}"
-    return Forked(("-m", "thinwire", *flags(config, out), *place, *more), environment)
+def start_two(team: Team, *more: str) -> None:
+    for worker in range(2):
+        team.start(f"worker{worker}", "--worker", str(worker), *more)
 
 
-def finished(processes: list[Forked], shared: Path) -> list[dict]:
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert not any(process.returncode for process in processes), errors
-    return [
-        json.loads((shared / f"worker{worker}" / "summary.json").read_text()) for worker in range(2)
-    ]
+def digests(team: Team) -> set[str]:
+    return {summary["outer_digest"] for summary in team.finish().values()}
 
 
 @pytest.mark.slow_cases("open", "sealed")
@@ -56,69 +41,73 @@ def test_workers_that_share_a_folder_reach_the_digest_of_one_process(
     tiny, tmp_path, token: str
 ) -> None:
     config = tiny("streaming_diloco", steps=13)
-    summaries = finished([start(config, tmp_path, w, token=token) for w in range(2)], tmp_path)
-    assert main(flags(config, tmp_path / "one")) == 0
-    one = json.loads((tmp_path / "one" / "summary.json").read_text())
-    for summary in summaries:
-        assert summary["outer_digest"] == one["outer_digest"]
-        assert summary["val_loss"] == pytest.approx(one["val_loss"], abs=1e-6)
-        assert summary["workers"] == 2
+    with team(tmp_path, config, THINWIRE_TOKEN=token) as workers:
+        start_two(workers)
+        summaries = workers.finish()
+    assert main(["train", *flags(config, tmp_path / "one")]) == 0
+    one = summary(tmp_path / "one")
+    for found in summaries.values():
+        assert found["outer_digest"] == one["outer_digest"]
+        assert found["val_loss"] == pytest.approx(one["val_loss"], abs=1e-6)
+        assert found["workers"] == 2
     plan = calibrate(tmp_path / "worker0", step_s=1).traffic
-    assert summaries[0]["requests"]["puts"] == plan.puts_after(13)
-    assert summaries[0]["requests"]["gets"] == plan.gets_after(13)
+    assert summaries["worker0"]["requests"]["puts"] == plan.puts_after(13)
+    assert summaries["worker0"]["requests"]["gets"] == plan.gets_after(13)
     assert (tmp_path / "worker1" / "model" / "config.json").exists()
 
 
 @pytest.mark.slow
 def test_a_killed_worker_resumes_alone_and_all_end_as_if_left_alone(tiny, tmp_path) -> None:
     config = tiny("diloco", steps=100)
-    first, killed = start(config, tmp_path, 0), start(config, tmp_path, 1)
-    until_s = time.monotonic() + 60
-    while len(list(tmp_path.glob("worker1/checkpoints/step-*.json"))) < 2:
-        assert time.monotonic() < until_s
-        assert killed.poll() is None, killed.stderr
-        time.sleep(0.005)
-    killed.kill()
-    assert not (tmp_path / "worker1" / "summary.json").exists()
-    summaries = finished([first, start(config, tmp_path, 1, "--resume")], tmp_path)
-    expected = train(config, tmp_path / "one")["outer_digest"]
-    assert [summary["outer_digest"] for summary in summaries] == [expected] * 2
+    with team(tmp_path, config) as workers:
+        start_two(workers)
+        workers.until(lambda: len(list(tmp_path.glob("worker1/checkpoints/step-*.json"))) > 1)
+        workers.workers["worker1"].kill()
+        assert not (tmp_path / "worker1" / "summary.json").exists()
+        workers.start("worker1", "--worker", "1", "--resume")
+        assert digests(workers) == {train(config, tmp_path / "one")["outer_digest"]}
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_asked_to_stop_while_it_waits_stops(tiny, tmp_path) -> None:
     config = tiny("diloco", steps=60)
-    waiting, other = (start(config, tmp_path, worker) for worker in range(2))
-    until_s = time.monotonic() + 60
-    while not list(tmp_path.glob("shared/r/fragment*/*/*/00001")):
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
-    other.kill()
-    time.sleep(2.0)
-    waiting.send_signal(signal.SIGTERM)
-    said, error = waiting.communicate(timeout=30)
-    assert waiting.returncode == 143, said + error
-    assert "asked to stop while it waited for the others" in " ".join(error.split())
-    summaries = finished([start(config, tmp_path, w, "--resume") for w in range(2)], tmp_path)
-    expected = train(config, tmp_path / "one")["outer_digest"]
-    assert [summary["outer_digest"] for summary in summaries] == [expected] * 2
+    with team(tmp_path, config) as workers:
+        start_two(workers)
+        workers.until(lambda: any(tmp_path.glob("shared/r/fragment*/*/*/00001")))
+        waiting, other = workers.workers.values()
+        other.kill()
+        time.sleep(2.0)
+        waiting.send_signal(signal.SIGTERM)
+        said, error = waiting.communicate(timeout=30)
+        assert waiting.returncode == 143, said + error
+        assert "asked to stop while it waited for the others" in " ".join(error.split())
+        start_two(workers, "--resume")
+        assert digests(workers) == {train(config, tmp_path / "one")["outer_digest"]}
 
 
 class Begun(Exception):
     """Raised in place of training."""
 
 
+# One of them has typed the place with a slash at its end, which is the same place.
+BUCKETS = ("--bucket s3://b/runs --worker 0", "--bucket s3://b/runs/ --worker 1")
+COMING = ("--elastic s3://b/runs --identity oslo", "--elastic s3://b/runs/")
+ME = f"@{socket.gethostname()}"
+
+
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("places", "run", "names", "group"),
     [
-        ("--bucket {} --worker 0", ["first worker 0", "first worker 1"]),
-        ("--elastic {} --identity oslo", ["oslo", f"1@{socket.gethostname()}"]),
+        (BUCKETS, "first", ["first worker 0", "first worker 1"], "s3://b/runs first"),
+        (COMING, "first", ["oslo", f"1{ME}"], "s3://b/runs first"),
+        (("--elastic h:1 --identity oslo", "--elastic h:1"), "", ["oslo", f"1{ME}"], "h:1"),
+        (("", ""), "", ["0", "1"], None),
     ],
-    ids=["fixed", "elastic"],
+    ids=["fixed", "elastic", "lighthouse", "alone"],
 )
-def test_workers_over_a_bucket_are_one_group_and_have_their_names_in_it(
-    tmp_path, monkeypatch, package: str, where: str, names: list[str]
+def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
+    tmp_path, monkeypatch, package: str, places, run: str, names: list[str], group: str | None
 ) -> None:
     def begin(config, out, make_observers, **connections):
         make_observers(config, 0)
@@ -130,44 +119,40 @@ def test_workers_over_a_bucket_are_one_group_and_have_their_names_in_it(
     client.log = client.finish = None
     monkeypatch.setitem(sys.modules, package, client)
     monkeypatch.setattr(trainer, "train", begin)
-    second = where.replace("--worker 0", "--worker 1").replace("--identity oslo", "")
-    # One of them has typed the place with a slash at its end, which is the same place.
-    for given in (where.format("s3://b/runs"), second.format("s3://b/runs/")):
-        place = [*given.split(), "--run-name", "first", "--out", str(tmp_path / str(len(runs)))]
+    for place in places:
+        named = ["--run-name", run] if run else []
+        given = [*place.split(), *named, "--out", str(tmp_path / str(len(runs)))]
         with pytest.raises(Begun):
-            main(["train", *place, f"--{package}", "mine"])
+            main(["train", *given, "--steps", "5", f"--{package}", "mine"])
     assert [run["name"] for run in runs] == names
-    assert {(run["project"], run["group"]) for run in runs} == {("mine", "s3://b/runs first")}
+    assert {(run["project"], run["group"]) for run in runs} == {("mine", group)}
+    assert runs[0]["config"]["steps"] == 5
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--worker", "0"], "cannot use --worker without --bucket"),
-        (["--run-name", "r"], "cannot use --run-name without --bucket"),
-        (["--bucket", "memory://"], "cannot use --bucket without --worker"),
-        (["--bucket", "memory://", "--worker", "0"], "cannot use --bucket without --run-name"),
-        (["--bucket", "memory://", "--worker", "2", "--run-name", "r"], "be worker 2 of 2"),
-        (
-            ["--bucket", "memory://", "--worker", "0", "--run-name", "r", "--elastic", "h:1"],
-            "both --elastic and --bucket",
-        ),
+        ("--worker 0", "cannot use --worker without --bucket"),
+        ("--run-name r", "cannot use --run-name without --bucket"),
+        ("--bucket memory://", "cannot use --bucket without --worker"),
+        ("--bucket memory:// --worker 0", "cannot use --bucket without --run-name"),
+        ("--bucket memory:// --worker 2 --run-name r", "be worker 2 of 2"),
+        ("--bucket memory:// --worker 0 --run-name r --elastic h:1", "both --elastic and --bucket"),
+        ("--bucket memory:// --worker 0 --run-name r", "train with --bucket under torchrun"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(tiny, tmp_path, capsys, more, said: str) -> None:
-    assert main([*flags(tiny(), tmp_path / "out"), *more]) == 1
+def test_flags_that_do_not_fit_are_refused(
+    tiny, tmp_path, capsys, monkeypatch, more: str, said: str
+) -> None:
+    given = flags(tiny(), tmp_path / "out")
+    if "torchrun" in said:
+        given = [flag for flag in given if flag not in ("--workers", "2")]
+        for name, value in rank_environment(0, 2, 1).items():
+            if name not in os.environ:
+                monkeypatch.setenv(name, value)
+    assert main(["train", *given, *more.split()]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_ranks_of_torchrun_are_refused(tiny, tmp_path, capsys, monkeypatch) -> None:
-    for name, value in rank_environment(0, 2, 1).items():
-        if name not in os.environ:
-            monkeypatch.setenv(name, value)
-    place = ["--bucket", "memory://", "--worker", "0", "--run-name", "r"]
-    without = [f for f in flags(tiny(), tmp_path / "out") if f not in ("--workers", "2")]
-    assert main([*without, *place]) == 1
-    assert "train with --bucket under torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -180,38 +165,21 @@ def test_workers_behind_routers_that_share_only_a_bucket(tiny, tmp_path, real) -
         within = ("ip", "netns", "exec", link.namespaces[0])
         (tmp_path / "weed").mkdir()
         with s3_server(tmp_path / "weed", host=link.addresses[0], within=within) as endpoint:
-            keys = {
-                "AWS_ENDPOINT_URL": endpoint,
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "admin",
-                "AWS_SECRET_ACCESS_KEY": SECRETS["admin"],
-                "AWS_ALLOW_HTTP": "true",
-                "THINWIRE_TOKEN": secret,
-            }
-            unset = ["env", "-u", "RANK", "-u", "WORLD_SIZE", sys.executable, "-m", "thinwire"]
-            processes = [
-                link.popen(
-                    1 + worker,
-                    [
-                        *(*unset, *flags(config, tmp_path / f"worker{worker}")),
-                        *("--bucket", "s3://run/here", "--run-name", "r", "--worker", str(worker)),
-                    ],
-                    env=keys,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                for worker in range(2)
-            ]
+            keys = in_aws(endpoint) | {"AWS_ALLOW_HTTP": "true", "THINWIRE_TOKEN": secret}
+            unset = ("env", "-u", "RANK", "-u", "WORLD_SIZE", sys.executable, "-m", "thinwire")
+            place = ("--bucket", "s3://run/here", "--run-name", "r", "--worker")
+            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            processes = []
+            for worker in range(2):
+                given = flags(config, tmp_path / f"worker{worker}")
+                command = [*unset, "train", *given, *place, str(worker)]
+                processes.append(link.popen(1 + worker, command, env=keys, **output))
             for process in processes:
                 said, _ = process.communicate(timeout=150)
                 assert process.returncode == 0, said
-    assert main(flags(config, tmp_path / "one")) == 0
-    digests = {
-        json.loads((tmp_path / name / "summary.json").read_text())["outer_digest"]
-        for name in ("worker0", "worker1", "one")
-    }
-    assert len(digests) == 1
+    assert main(["train", *flags(config, tmp_path / "one")]) == 0
+    found = [summary(tmp_path / name) for name in ("worker0", "worker1", "one")]
+    assert len({each["outer_digest"] for each in found}) == 1
     # This server speaks no TLS: names of objects are readable, and nothing that is in them.
     raw = captured.read_bytes()
     assert b"PUT /run/here/r/" in raw

@@ -81,33 +81,25 @@ def test_the_smallest_is_the_one_of_the_evidence() -> None:
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
-def test_weights_come_from_the_seed_alone() -> None:
+def test_weights_come_from_the_seed_alone_whose_state_stays() -> None:
     torch.manual_seed(1)
     first = build(seed=3)
     torch.manual_seed(2)
     torch.rand(5)
+    before = torch.get_rng_state()
     with torch.device("meta"):  # also under someone's default device
         again = build(seed=3)
+    assert torch.equal(before, torch.get_rng_state())
     assert equal(first, again)
     assert not equal(first, build(seed=4))
 
 
-def test_building_leaves_the_random_state_as_it_was() -> None:
-    before = torch.get_rng_state()
-    build()
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_path_is_a_config_file_or_its_folder(tmp_path: Path) -> None:
-    path = write_config(tmp_path)
-    model = build(str(path))
+def test_a_path_is_a_config_file_or_its_folder_and_weights_are_fp32(tmp_path: Path) -> None:
+    model = build(str(write_config(tmp_path, dtype="bfloat16")))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.config.hidden_size == 32
     assert not model.config.use_cache
     assert equal(model, build(str(tmp_path)))
-
-
-def test_a_built_in_size_describes_itself_by_its_name_alone() -> None:
-    assert Model(size="1m").describe() == {"kind": "Model", "size": "1m"}
 
 
 def test_a_file_is_described_by_what_it_says(tmp_path: Path) -> None:
@@ -115,6 +107,7 @@ def test_a_file_is_described_by_what_it_says(tmp_path: Path) -> None:
         path = write_config(tmp_path / folder, **changes)
         return Model(size=str(path)).describe()["configuration"]
 
+    assert Model(size="1m").describe() == {"kind": "Model", "size": "1m"}
     plain = said("a")
     assert (plain["hidden_size"], plain["model_type"]) == (32, "llama")
     # Neither where it lies, nor a default that is written out, nor what is never read.
@@ -123,8 +116,7 @@ def test_a_file_is_described_by_what_it_says(tmp_path: Path) -> None:
     for change in ({"rope_theta": 5e5}, {"hidden_act": "gelu"}, {"rms_norm_eps": 1e-5}):
         assert said("c", **change) != plain
 
-
-def test_what_is_trained_is_what_was_described(tmp_path: Path) -> None:
+    # What is trained is what was described.
     model = Model(size=str(write_config(tmp_path)))
     before = model.describe()
     write_config(tmp_path, hidden_size=64)
@@ -132,42 +124,35 @@ def test_what_is_trained_is_what_was_described(tmp_path: Path) -> None:
     assert model.describe() == before
 
 
-def test_weights_are_fp32_whatever_the_configuration_says(tmp_path: Path) -> None:
-    model = build(str(write_config(tmp_path, dtype="bfloat16")))
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize(("size", "closest"), [("7q", None), ("250K", "250k"), ("1.3", "1.3b")])
-def test_an_unknown_size_names_the_closest(size: str, closest: str | None) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot build model '{size}'") as caught:
-        Model(size=size)
-    assert (f"did you mean {closest!r}?" in str(caught.value)) == (closest is not None)
-    assert ("did you mean" in str(caught.value)) == (closest is not None)
+MISSING = ("no/such/config.json", "./absent.json", "runs/absent.json", "/absent/folder")
 
 
 @pytest.mark.parametrize(
-    "path", ["no/such/config.json", "./absent.json", "runs/absent.json", "/absent/folder"]
+    ("size", "told"),
+    [
+        ("7q", "cannot build model '7q'"),
+        ("250K", r"cannot build model '250K'.*did you mean '250k'\?"),
+        ("1.3", r"cannot build model '1.3'.*did you mean '1.3b'\?"),
+        *((path, "no file or folder that exists") for path in MISSING),
+    ],
 )
-def test_a_path_that_is_not_there_is_refused(path: str) -> None:
-    with pytest.raises(ConfigurationError, match="no file or folder that exists"):
-        Model(size=path)
+def test_what_is_no_size_and_no_path_is_refused(size: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        Model(size=size)
+    assert ("did you mean" in str(caught.value)) == ("did you mean" in told)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "{}", '{"model_type": "nobody"}', '{"model_type": "t5"}'],
-    ids=["no json", "no type", "unknown type", "not causal"],
+    ["{", "{}", '{"model_type": "nobody"}', '{"model_type": "t5"}', None],
+    ids=["no json", "no type", "unknown type", "not causal", "no file"],
 )
-def test_an_unreadable_configuration_says_why(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
+def test_an_unreadable_configuration_says_why(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path if text is None else tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(ConfigurationError, match="transformers says"):
         build(str(path))
-
-
-def test_a_folder_without_a_configuration_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="transformers says"):
-        build(str(tmp_path))
 
 
 def test_a_hub_name_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,23 +187,24 @@ def test_a_saved_model_is_loaded_bit_for_bit(tmp_path: Path, tied: bool) -> None
     assert sorted(p.name for p in folder.parent.iterdir()) == ["model"]
 
 
-def test_a_saved_model_replaces_an_earlier_one(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+def test_saving_replaces_an_earlier_model_when_it_is_whole_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, run, later = tmp_path / "model", tmp_path / "run", build(seed=1)
     save_pretrained(build(seed=0), folder)
     (folder / "stale.txt").touch()
     (tmp_path / "model.tmp").mkdir()  # what a killed run leaves behind
-    later = build(seed=1)
     save_pretrained(later, folder)
     assert equal(later, AutoModelForCausalLM.from_pretrained(folder))
     assert not (folder / "stale.txt").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
-
-def test_a_failing_save_leaves_the_earlier_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, first = tmp_path / "model", build(seed=0)
-    save_pretrained(first, folder)
+    write_config(run)
+    (run / "metrics.jsonl").touch()
+    for place in (run, run / "metrics.jsonl"):
+        with pytest.raises(CheckpointError, match="not a saved model"):
+            save_pretrained(later, place)
+    assert (run / "metrics.jsonl").exists()
 
     def full(self: PreTrainedModel, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
@@ -226,15 +212,5 @@ def test_a_failing_save_leaves_the_earlier_model(
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
     with pytest.raises(CheckpointError, match="no space left"):
-        save_pretrained(build(seed=1), folder)
-    assert equal(first, AutoModelForCausalLM.from_pretrained(folder))
-
-
-def test_saving_spares_what_is_no_saved_model(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_config(run)
-    (run / "metrics.jsonl").touch()
-    for place in (run, run / "metrics.jsonl"):
-        with pytest.raises(CheckpointError, match="not a saved model"):
-            save_pretrained(build(), place)
-    assert (run / "metrics.jsonl").exists()
+        save_pretrained(build(seed=2), folder)
+    assert equal(later, AutoModelForCausalLM.from_pretrained(folder))

@@ -33,14 +33,18 @@ RECORD = {
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_display_shows_loss_speed_rounds_bytes_and_waiting(terminal: bool) -> None:
+def test_the_display_shows_a_record_and_a_title_that_looks_like_markup(terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80)
-    display = Terminal(console, title="diloco K=4", steps=10)
+    display = Terminal(console, title="mine[/red][bold]", steps=10)
+    display.record(RECORD)
+    # Without a terminal only evaluations are printed.
+    assert terminal or "loss" not in out.getvalue()
     display.record(RECORD | {"val_loss": 2.25})
     display.close()
     for shown in ("5/10", "2.5000", "2.2500", "1,234", "2 rounds", "1.5 MB", "4.5 MB", "0.2 s"):
         assert shown in out.getvalue()
+    assert "mine[/red][bold]" in out.getvalue()
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -76,23 +80,6 @@ def test_the_time_left_is_told_of_records_that_are_minutes_apart() -> None:
     (task,) = display._progress.tasks
     display.close()
     assert task.time_remaining == 7 * 120
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_title_that_looks_like_markup_is_shown_as_it_is(terminal: bool) -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=80)
-    display = Terminal(console, title="mine[/red][bold]", steps=10)
-    display.record(RECORD | {"val_loss": 2.25})
-    display.close()
-    assert "mine[/red][bold]" in out.getvalue()
-
-
-def test_without_a_terminal_only_evaluations_are_printed() -> None:
-    out = io.StringIO()
-    display = Terminal(Console(file=out), title="x", steps=10)
-    display.record(RECORD)
-    assert "loss" not in out.getvalue()
 
 
 WRITTEN = {key: value for key, value in RECORD.items() if key != "step"}
@@ -141,14 +128,12 @@ TRACKERS = {"wandb": wandb, "trackio": functools.partial(trackio, resumes=False)
 
 
 @pytest.mark.parametrize("package", TRACKERS)
-def test_a_tracker_that_is_not_installed_is_an_error(package: str, monkeypatch) -> None:
+def test_a_tracker_that_is_not_there_or_refuses_is_an_error_with_its_reason(
+    package: str, monkeypatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(tw.ConfigurationError, match=f"pip install {package}"):
-        TRACKERS[package]("project", **ABOUT)
-
-
-@pytest.mark.parametrize("package", TRACKERS)
-def test_a_tracker_that_refuses_is_an_error_with_its_reason(package: str, monkeypatch) -> None:
+        TRACKERS[package]("p", **ABOUT)
     monkeypatch.setitem(sys.modules, package, FakeTracker(fails="a write\ntoken is missing."))
     said = f"{package} project 'p'.*a write token is missing;"
     with pytest.raises(tw.ConfigurationError, match=said):
@@ -166,13 +151,9 @@ def test_a_tracker_gets_every_record_with_its_step(package: str, monkeypatch) ->
     assert client.described == {"project": "project", "resume": "never", **ABOUT}
     assert client.logged == [(WRITTEN, 5)]
     assert client.finished == 1
-
-
-def test_trackio_goes_on_with_the_curve_of_a_worker_that_resumes(monkeypatch) -> None:
-    client = FakeTracker()
-    monkeypatch.setitem(sys.modules, "trackio", client)
-    trackio("project", **ABOUT, resumes=True)
-    assert client.described["resume"] == "allow"
+    if package == "trackio":  # which goes on with the curve of a worker that resumes
+        trackio("project", **ABOUT, resumes=True)
+        assert client.described["resume"] == "allow"
 
 
 class Listener(Observer):

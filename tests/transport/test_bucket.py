@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import bucket_ranks
 import thinwire as tw
+from bucket_workers import SECRET, memory, names_in, read, until, write
 from forked import Forked
 from processes import ended, fork_worker, free_port, run_workers
-from s3_server import Proxy, options_of, s3_fixture  # noqa: F401 - the fixture
+from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
 from thinwire.testing.transports import (
@@ -34,14 +34,7 @@ from thinwire.transport import Bucket, Round, RoundTag, object_store
 from thinwire.transport.sealed_objects import name_part
 from toy import Team, adamw, build_model, descend, loss
 
-obstore: Any = pytest.importorskip("obstore")
-
-SECRET = "a secret of many characters"
 TAG = RoundTag(what="x", round=1)
-
-
-def memory() -> Any:
-    return obstore.store.MemoryStore()
 
 
 def team(store: Any, workers: int, **fields) -> list[Bucket]:
@@ -90,19 +83,15 @@ def promptly(timeout_s: float = 10) -> Iterator[None]:
     assert time.monotonic() - started_s < timeout_s
 
 
-def paths(store: Any) -> list[str]:
-    return sorted(each["path"] for batch in obstore.list(store) for each in batch)
-
-
-@pytest.mark.parametrize(("workers", "token"), [(1, SECRET), (2, None), (3, SECRET)])
-def test_workers_keep_the_contract(workers: int, token: str | None) -> None:
-    transports = team(memory(), workers, token=token)
+@pytest.mark.parametrize(
+    ("workers", "token", "store"),
+    [(1, SECRET, "memory"), (2, None, "memory"), (3, SECRET, "memory"), (3, None, "folder")],
+)
+def test_workers_keep_the_contract(tmp_path, workers: int, token: str | None, store: str) -> None:
+    place = memory() if store == "memory" else f"file://{tmp_path}/new"
+    transports = team(place, workers, token=token)
     at_once(check_worker, transports)
     at_once(check_background, transports)
-
-
-def test_workers_that_share_a_folder_keep_the_contract(tmp_path) -> None:
-    at_once(check_worker, team(f"file://{tmp_path}/new", 3))
 
 
 def test_workers_of_an_s3_server_keep_the_contract(s3) -> None:
@@ -114,16 +103,6 @@ def test_workers_of_an_s3_server_keep_the_contract(s3) -> None:
 def run(case: str, url: str, workers: int, **more: str) -> list[Forked]:
     place = {"THINWIRE_BUCKET": url, "THINWIRE_RUN": "run", **more}
     return run_workers("bucket_ranks.py", case, workers, **place)
-
-
-def in_aws(endpoint: str) -> dict[str, str]:
-    options = options_of(endpoint)
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_REGION": options["region"],
-        "AWS_ACCESS_KEY_ID": options["access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": options["secret_access_key"],
-    }
 
 
 def check_digests(url: str, workers: int, **more: str) -> None:
@@ -161,15 +140,15 @@ def test_processes_that_share_a_bucket_reach_the_digests_of_one_process(s3, work
 
 
 def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
-    place = {"THINWIRE_BUCKET": f"file://{tmp_path}", "THINWIRE_RUN": "run"}
-    processes = run_workers("bucket_ranks.py", "train_ddp", 2, ranks=2, **place)
-    told = [json.loads(process.stdout) for process in processes]
+    place = {"THINWIRE_BUCKET": f"file://{tmp_path}", "THINWIRE_RUN": "run", "PORTS": "0"}
+    processes = run_workers("rendezvous_ranks.py", "train_ddp", 2, ranks=2, **place)
+    told = [json.loads(process.stdout)["diloco"] for process in processes]
     assert len({each["digest"] for each in told}) == 1, [process.stderr for process in processes]
     plan = traffic(bucket_ranks.METHODS[0], Shape.of_model(build_model()), workers=2)
     # Each rank's part of a message is a message.
     whole, parts = plan.sent_after(9), [each["sent_bytes"] for each in told]
     assert [sum(parts[:2]), sum(parts[2:])] == [whole, whole]
-    assert [each["puts"] for each in told] == [plan.puts_after(9)] * 4
+    assert [each["requests"]["puts"] for each in told] == [plan.puts_after(9)] * 4
 
 
 def starter(folder: Path, method: int) -> Callable[..., Forked]:
@@ -223,7 +202,7 @@ def test_old_messages_are_deleted_and_the_latest_stay(keep: int) -> None:
     store = memory()
     transports = team(store, 3, keep=keep)
     rounds(transports, 8)
-    left = {path.split("/")[2] for path in paths(store)}
+    left = {path.split("/")[2] for path in names_in(store)}
     # What is read in the last round is deleted at the beginning of the next one.
     assert left == {f"{number:08}" for number in range(8 - keep, 9)}
     counts = [t.service_requests for t in transports]
@@ -244,8 +223,8 @@ def test_nothing_is_deleted_that_a_worker_may_still_read() -> None:
             transport.run(swapped(payload_of(rank, 9), rank, 1 - rank), tag).wait()
 
     at_once(swaps, transports[:2])
-    assert len([path for path in paths(store) if "/00000001/" in path]) == 3
-    assert not [path for path in paths(store) if "/00000003/" in path]
+    assert len([path for path in names_in(store) if "/00000001/" in path]) == 3
+    assert not [path for path in names_in(store) if "/00000003/" in path]
 
 
 def test_a_folder_keeps_no_empty_folders(tmp_path) -> None:
@@ -332,11 +311,11 @@ def test_what_is_sealed_opens_in_its_own_place_only() -> None:
     store = memory()
     transports = team(store, 3, token=SECRET)
     rounds(transports, 1)
-    for path in paths(store):
-        assert len(bytes(obstore.get(store, path).bytes())) == 9 + 28
+    for path in names_in(store):
+        assert len(read(store, path)) == 9 + 28
     # What worker 1 sent, in the place of worker 2.
-    moved = bytes(obstore.get(store, "a-run/x/00000001/0-gather/00001").bytes())
-    obstore.put(store, "a-run/x/00000002/0-gather/00002", moved)
+    moved = read(store, "a-run/x/00000001/0-gather/00001")
+    write(store, "a-run/x/00000002/0-gather/00002", moved)
     under_way = [exchange(t, 2) for t in transports[:2]]
     with pytest.raises(tw.ExchangeError, match="worker 2 sent for x in round 2"):
         under_way[0].wait()
@@ -439,17 +418,10 @@ def test_a_worker_that_does_not_come_is_named() -> None:
         loop(transport)
 
 
-def eventually(is_so: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 5
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
 def test_a_rule_that_deletes_too_early_is_found(tmp_path) -> None:
     under_way = exchange(team(f"file://{tmp_path}", 2, timeout_s=1.0)[0])
     mine = tmp_path / "a-run" / "x" / "00000001" / "0-gather" / "00000"
-    eventually(mine.exists)
+    until(mine.exists)
     mine.unlink()
     with pytest.raises(tw.errors.ExchangeTimeout, match=r"has put there is gone.* lifecycle rule"):
         under_way.wait()
@@ -510,12 +482,22 @@ def test_a_folder_that_may_not_be_written_is_an_error_at_once(tmp_path) -> None:
         ({"url": "ftp://nowhere"}, "open the object store ftp://nowhere"),
         ({"url": "s3://b", "options": {"colour": "red"}}, "open the object store s3://b"),
         *(
-            ({"url": "s3://a/b", "options": {"endpoint": e}}, "endpoint")
+            ({"url": "s3://a/b"} | given, match)
             for e in ("", "localhost:9000", "https://", "ftp://host")
+            for given, match in (
+                ({"options": {"endpoint": e}}, "endpoint"),
+                ({"in_environment": e}, "AWS_ENDPOINT_URL"),
+            )
         ),
     ],
 )
-def test_descriptions_that_cannot_work_are_refused(fields: dict[str, Any], match: str) -> None:
+def test_descriptions_that_cannot_work_are_refused(
+    fields: dict[str, Any], match: str, monkeypatch
+) -> None:
+    fields = dict(fields)
+    if "in_environment" in fields:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", fields.pop("in_environment"))
+        team("memory://", 2, options={})
     given = {"url": "memory://", "rank": 0, "workers": 2, "run": "r"} | fields
     with pytest.raises(tw.ConfigurationError, match=match):
         Bucket(given.pop("url"), **given)
@@ -564,15 +546,7 @@ def test_closing_ends_what_is_under_way_promptly() -> None:
 def test_an_unused_bucket_ends_its_thread() -> None:
     before = threading.active_count()
     rounds(team(memory(), 2), 1)
-    eventually(lambda: (gc.collect(), threading.active_count() <= before)[1])
-
-
-def test_payloads_of_bf16_and_zeros_arrive() -> None:
-    transports = team(memory(), 2, token=SECRET)
-    for payload in (torch.zeros(0, dtype=torch.uint8), torch.ones(3).bfloat16().view(torch.uint8)):
-        tag = RoundTag(what=f"{payload.numel()}", round=1)
-        for each in [t.run(gathered(payload, 0, 2), tag) for t in transports]:
-            assert all(torch.equal(theirs, payload) for theirs in each.wait())
+    until(lambda: (gc.collect(), threading.active_count() <= before)[1])
 
 
 def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None:
@@ -586,12 +560,4 @@ def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None
     monkeypatch.setattr(transports[0]._store._obstore, "put_async", heedless)
     with pytest.raises(tw.ExchangeError, match="in place of another one"):
         transports[0].announce(b"card", TAG)
-    assert not [path for path in paths(store) if "check" in path]
-
-
-def test_an_endpoint_that_is_no_address_is_named(monkeypatch) -> None:
-    for endpoint in ("", "localhost:9000", "https://", "ftp://host"):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        with pytest.raises(tw.ConfigurationError, match="AWS_ENDPOINT_URL"):
-            team("s3://a/b", 2)
-    team("memory://", 2, options={})
+    assert not [path for path in names_in(store) if "check" in path]

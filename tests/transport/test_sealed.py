@@ -1,5 +1,7 @@
 """What travels sealed: nobody reads it, and what was changed or moved on its way is refused."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,7 +13,6 @@ from thinwire.rejection import RejectReason
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import gathered, payload_of, reduced, swapped
 from thinwire.transport import (
-    Metered,
     RoundTag,
     Sealed,
     in_process,
@@ -32,16 +33,6 @@ def sealed_team(workers: int, *, change: Change | None = None, tokens=None) -> l
     return [Sealed(t, (tokens or {}).get(t.rank, SECRET)) for t in inner]
 
 
-class Seen(Change):
-    """Keeps what travels."""
-
-    def __init__(self) -> None:
-        self.payloads: list[bytes] = []
-
-    def sent(self, post):
-        return post.changed(lambda p: self.payloads.append(bytes(p.tolist())) or p)
-
-
 def shards(rank: int, workers: int) -> list[torch.Tensor]:
     return [payload_of(rank, 99) for _ in range(workers)]
 
@@ -59,12 +50,16 @@ def run_all(transports, kind: str, tag: RoundTag = TAG) -> None:
         each.wait()
 
 
-@pytest.mark.parametrize("kind", ["gather", "scatter", "swap"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_that_travels_can_be_read(kind: str) -> None:
-    run_all(sealed_team(2, change=(seen := Seen())), kind)
-    assert seen.payloads
+    seen: list[bytes] = []
+    watched = Tampered(
+        sent=lambda post: post.changed(lambda p: seen.append(bytes(p.tolist())) or p)
+    )
+    run_all(sealed_team(2, change=watched), kind)
+    assert seen
     plain = bytes(payload_of(1, 99).tolist())
-    for payload in seen.payloads:
+    for payload in seen:
         assert len(payload) == 99 + 28
         assert not any(plain[at : at + 4] in payload for at in range(96))
 
@@ -174,25 +169,18 @@ def test_a_token_on_some_workers_only_is_refused() -> None:
         tw.OuterLoop(model, adamw(model), method, transport=Sealed(sealed, SECRET))
 
 
-class First(Change):
-    """Changes the first payloads that worker 1 sends, or those of its vote."""
-
-    def __init__(self, *, vote: bool) -> None:
-        self.count, self.vote = 0, vote
-
-    def sent(self, post):
-        self.count += 1
-        hit = self.count == (2 if self.vote else 1)
-        return post.changed(flipped) if hit else post
+def only(number: int) -> Tampered:
+    """Changes what worker 1 sends in its post of that number."""
+    posts = itertools.count(1)
+    return Tampered(sent=lambda post: post.changed(flipped) if next(posts) == number else post)
 
 
 def test_where_workers_vote_a_changed_message_is_left_out_by_name() -> None:
     states = [state_of(tw.Gather(), rank, 3, drops_bad_messages=True) for rank in range(3)]
-    found = exchanged(states, sealed_team(3, change=First(vote=False)))
+    found = exchanged(states, sealed_team(3, change=only(1)))
     for result in found:
-        assert {rank: why.reason for rank, why in result.left_out.items()} == {
-            1: RejectReason.DAMAGED
-        }
+        reasons = {rank: why.reason for rank, why in result.left_out.items()}
+        assert reasons == {1: RejectReason.DAMAGED}
     others = [state_of(tw.Gather(), rank, 3, drops_bad_messages=True) for rank in range(3)]
     whole = exchanged(others, in_process(3))[0].mean.whole()
     means = [result.mean.whole() for result in found]
@@ -205,45 +193,19 @@ def test_where_workers_vote_a_changed_message_is_left_out_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "vote", "error", "told"),
+    ("exchange", "number", "error", "told"),
     [
         # A vote of zeros would hide from one worker what the others leave out.
-        (tw.Gather(), True, tw.ExchangeError, "worker 1 sent for the fragment"),
-        (tw.ReduceScatter(), False, tw.errors.RoundDiscarded, "worker 1: its message did not"),
+        (tw.Gather(), 2, tw.ExchangeError, "worker 1 sent for the fragment"),
+        (tw.ReduceScatter(), 1, tw.errors.RoundDiscarded, "worker 1: its message did not"),
     ],
 )
 def test_a_changed_vote_is_an_error_and_a_changed_shard_discards(
-    exchange, vote: bool, error, told: str
+    exchange, number: int, error, told: str
 ) -> None:
     states = [state_of(exchange, rank, 3, drops_bad_messages=True) for rank in range(3)]
     with pytest.raises(error, match=told):
-        exchanged(states, sealed_team(3, change=First(vote=vote)))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_what_is_added_is_counted(workers: int) -> None:
-    def counted(exchange, wrap) -> list[tuple[int, int]]:
-        meters = [Metered(wrap(t)) for t in in_process(workers)]
-        for each in [m.run(exchange(m.rank), TAG) for m in meters]:
-            each.wait()
-        return [(m.counters.sent_bytes, m.counters.received_bytes) for m in meters]
-
-    def added(exchange) -> list[tuple[int, int]]:
-        plain = counted(exchange, lambda t: t)
-        sealed = counted(exchange, lambda t: Sealed(t, SECRET))
-        return [(s[0] - p[0], s[1] - p[1]) for s, p in zip(sealed, plain, strict=True)]
-
-    others, one = workers - 1, torch.ones(1, dtype=torch.uint8)
-    assert (
-        added(lambda rank: gathered(one, rank, workers))
-        == [(28 * min(others, 1), 28 * others)] * workers
-    )
-    ones = [one.clone() for _ in range(workers)]
-    reductions = added(lambda rank: reduced(ones, rank, lambda received: one))
-    assert reductions == [(28 * (others + min(others, 1)), 56 * others)] * workers
-    peers = [rank ^ 1 if rank ^ 1 < workers else rank for rank in range(workers)]
-    swaps = added(lambda rank: swapped(one, rank, peers[rank]))
-    assert swaps == [(28 * (peer != rank),) * 2 for rank, peer in enumerate(peers)]
+        exchanged(states, sealed_team(3, change=only(number)))
 
 
 def test_a_token_in_the_environment_seals_what_a_script_without_a_transport_sends(

@@ -9,7 +9,7 @@ import torch
 
 import thinwire as tw
 from processes import run_ranks, start_ranks
-from ranks import ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
+from ranks import BYTES, DIFFERENT, ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
 from thinwire.testing import TransportContract
 from thinwire.testing.faults import Change, Changing
 from thinwire.testing.transports import check_worker, gathered, reduced, swapped
@@ -56,7 +56,6 @@ def test_workers_in_threads_keep_the_contract(workers: int) -> None:
         list(threads.map(check_worker, transports))
 
 
-BYTES = torch.zeros(1, dtype=torch.uint8)
 TAG = RoundTag(what="x", round=1)
 
 
@@ -76,38 +75,24 @@ def one_sided(rank: int) -> Posts[None]:
     return lambda: None
 
 
-def reducing(rank: int, shard: torch.Tensor, result: torch.Tensor = BYTES) -> Posts:
-    return reduced([shard, shard.clone()], rank, lambda received: result)
-
-
-def sized(rank: int) -> torch.Tensor:
-    return BYTES.expand(3 + rank)
-
-
-DIFFERENT = {
-    "sizes of gathers": lambda rank: gathered(sized(rank), rank, 2),
-    "sizes of shards": lambda rank: reducing(rank, sized(rank)),
-    "sizes of results": lambda rank: reducing(rank, BYTES, sized(rank)),
-    "sizes of swaps": lambda rank: swapped(sized(rank), rank, 1 - rank),
+SIZES = [case for case in DIFFERENT if case.startswith("sizes")]
+DIFFERENT_HERE = {
+    **{case: lambda rank, case=case: DIFFERENT[case](rank, 3 + rank, 2) for case in SIZES},
     "peers": lambda rank: swapped(BYTES, rank, 1),
     "a payload nobody expects": one_sided,
 }
 
 
-@pytest.mark.parametrize("posts", DIFFERENT.values(), ids=DIFFERENT.keys())
+@pytest.mark.parametrize("posts", DIFFERENT_HERE.values(), ids=DIFFERENT_HERE.keys())
 def test_workers_that_expect_other_payloads_than_are_sent_are_told(posts) -> None:
-    rounds = [t.run(posts(t.rank), TAG) for t in in_process(2)]
-    for each in rounds:
-        with pytest.raises(
-            tw.ExchangeError,
-            match=r"exchange x in round 1.*worker \d (sends worker \d|expects nothing of)",
-        ):
+    told = r"exchange x in round 1.*worker \d (sends worker \d|expects nothing of)"
+    for each in [t.run(posts(t.rank), TAG) for t in in_process(2)]:
+        with pytest.raises(tw.ExchangeError, match=told):
             each.wait()
 
 
 def test_a_worker_that_has_ended_where_another_posts_on_is_told() -> None:
-    rounds = [t.run(longer(t.rank), TAG) for t in in_process(2)]
-    for each in rounds:
+    for each in [t.run(longer(t.rank), TAG) for t in in_process(2)]:
         with pytest.raises(tw.ExchangeError, match=r"worker \d has finished it and others"):
             each.wait()
 
@@ -420,17 +405,23 @@ def test_an_exchange_under_way_has_counted_what_it_sent_first_and_nothing_else()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_what_is_counted_is_what_goes_to_others(workers: int) -> None:
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_what_is_counted_is_what_goes_to_others_and_what_is_added(
+    workers: int, token: str | None
+) -> None:
+    each_nbytes = 1 if token is None else 29
+
     def counted(exchange) -> list[tuple[int, int]]:
-        meters = [Metered(t) for t in in_process(workers)]
+        team = in_process(workers)
+        meters = [Metered(t if token is None else Sealed(t, token)) for t in team]
         for each in [m.run(exchange(m.rank), TAG) for m in meters]:
             each.wait()
-        return [(m.counters.sent_bytes, m.counters.received_bytes) for m in meters]
+        counts = [m.counters for m in meters]
+        return [(c.sent_bytes / each_nbytes, c.received_bytes / each_nbytes) for c in counts]
 
     others = workers - 1
-    assert (
-        counted(lambda rank: gathered(BYTES, rank, workers)) == [(min(others, 1), others)] * workers
-    )
+    gathers = counted(lambda rank: gathered(BYTES, rank, workers))
+    assert gathers == [(min(others, 1), others)] * workers
     swaps = counted(lambda rank: swapped(BYTES, rank, rank ^ 1 if rank ^ 1 < workers else rank))
     assert swaps == [(int(r ^ 1 < workers),) * 2 for r in range(workers)]
     shards = [BYTES.clone() for _ in range(workers)]
