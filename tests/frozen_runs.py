@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from elastic_hub import Player, crew, exchange, flush, train
 from elastic_twin import ElasticHub
+from toy import Team
 
 FOLDER = Path(__file__).parent / "frozen"
 H = 4
@@ -65,43 +66,31 @@ def add(model: nn.Module, step: int, worker: int, *, scale: float = 1.0) -> None
             p.mul_(scale).add_(pattern(p.numel(), step, worker, number).view_as(p))
 
 
-class Workers:
+class Workers(Team):
     """K of them in one process, stepped in turn."""
 
     def __init__(self, method: tw.Method, workers: int, *, rows: int = 331) -> None:
-        self.models = [Model(rows=rows) for _ in range(workers)]
         self.takes_gradients = isinstance(method.outer, type(tw.presets.ddp().outer))
-        self.optimizers = [
-            [torch.optim.SGD(m.parameters(), lr=0.25)] if self.takes_gradients else []
-            for m in self.models
-        ]
-        self.loops = [
-            tw.OuterLoop(model, optimizers, method, transport=transport)
-            for model, optimizers, transport in zip(
-                self.models, self.optimizers, tw.transport.in_process(workers), strict=True
-            )
-        ]
+
+        def build(model: nn.Module) -> Any:
+            return torch.optim.SGD(model.parameters(), lr=0.25) if self.takes_gradients else []
+
+        super().__init__(method, build, workers, model=partial(Model, rows=rows))
         self.step = 0
 
     def train(self, steps: int) -> "Workers":
-        for _ in range(steps):
-            for worker, model in enumerate(self.models):
-                if self.takes_gradients:
-                    for number, p in enumerate(model.parameters()):
-                        p.grad = pattern(p.numel(), self.step, worker, number).view_as(p)
-                    self.optimizers[worker][0].step()
-                else:
-                    add(model, self.step, worker)
-            self.step += 1
-            self.exchange()
+        super().train(steps, first=self.step)
+        self.step += steps
         return self
 
-    def exchange(self, *, last: bool = False) -> "Workers":
-        for loop in self.loops:
-            loop.begin_last() if last else loop.begin()
-        for loop in self.loops:
-            loop.finish()
-        return self
+    def descend(self, worker: int, step: int) -> None:
+        model = self.models[worker]
+        if not self.takes_gradients:
+            add(model, step, worker)
+            return
+        for number, p in enumerate(model.parameters()):
+            p.grad = pattern(p.numel(), step, worker, number).view_as(p)
+        self.optimizers[worker].step()
 
     def result(self) -> dict[str, Any]:
         """What is frozen of a run."""
@@ -115,7 +104,7 @@ class Workers:
             "rounds": stats.rounds,
         }
 
-    def state(self) -> list[Any]:
+    def states(self) -> list[Any]:
         """What a checkpoint of each worker has, through a file."""
         file = io.BytesIO()
         pairs = zip(self.models, self.loops, strict=True)
@@ -185,7 +174,7 @@ def build(name: str) -> Workers:
 
 def finished(workers: Workers) -> dict[str, Any]:
     """`STEPS` steps in all, and the last exchange."""
-    return workers.train(STEPS - workers.step).exchange(last=True).result()
+    return workers.train(STEPS - workers.step).flush().result()
 
 
 def small(name: str) -> Workers:
@@ -217,11 +206,7 @@ def _works(player: Player) -> Player:
 
 def team(hub: ElasticHub, name: str, workers: int, rows: int = 331) -> list[Player]:
     model = partial(Model, rows=rows)
-    return [_works(p) for p in crew(hub, ELASTIC[name], workers, build=_none, model=model)]
-
-
-def _none(_: nn.Module) -> Any:
-    return []
+    return [_works(p) for p in crew(hub, ELASTIC[name], workers, build=lambda _: [], model=model)]
 
 
 def elastic(name: str, heal: str) -> dict[str, Any]:
@@ -241,7 +226,7 @@ def elastic(name: str, heal: str) -> dict[str, Any]:
     exchange(players)
     _work_to_boundary(players)
     start = partial(Model, shift=1 if heal == "snapshot" else 0)
-    new = _works(Player(hub, "new", ELASTIC[name], number=3, build=_none, model=start))
+    new = _works(Player(hub, "new", ELASTIC[name], number=3, build=lambda _: [], model=start))
     everyone = [*players, new]
     hub.set_members(*(p.node for p in everyone))
     for player in players:

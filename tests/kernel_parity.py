@@ -143,10 +143,10 @@ def _add(
             numbers.add_to(mean, weight=WEIGHT, senders=senders)
 
     counts = ours_senders if counted else None
-    refusal = _refusal(reference)
-    found = _refusal(lambda: kernel.add(ours, counts, placed, WEIGHT))
-    assert found == refusal, f"refusals: {found} for {refusal}"
-    if refusal is None:
+    wanted = refusal(reference)
+    found = refusal(kernel.add, ours, counts, placed, WEIGHT)
+    assert found == wanted, f"refusals: {found} for {wanted}"
+    if not wanted:
         _same("means", ours, mean)
         _same("senders", ours_senders, senders if counted else torch.ones_like(senders))
 
@@ -201,12 +201,13 @@ def _odd(records: Tensor, device: str) -> Tensor:
     return copy.copy_(records)
 
 
-def _refusal(action: Callable[[], None]) -> str | None:
+def refusal(work: Callable[..., object], *given: object) -> str:
+    """What a call is refused with; "" if it is not."""
     try:
-        action()
+        work(*given)
     except ExchangeError as e:
         return str(e)
-    return None
+    return ""
 
 
 def _same(what: str, ours: Tensor, expected: Tensor) -> None:

@@ -166,10 +166,19 @@ def _flat(model: nn.Module) -> Tensor:
 
 
 def _top(chunk: Tensor, k: int) -> Tensor:
-    """All but the largest numbers zero: k of 4096 are kept, at least one; ties to the first."""
-    count = max(1, int(k * len(chunk) / _CHUNK + 0.5))
-    places = chunk.abs().sort(descending=True, stable=True).indices[:count]
-    return torch.zeros_like(chunk).scatter(0, places, chunk[places])
+    """All but the largest numbers zero: k of 4096 are kept, at least one."""
+    return _top_of(chunk, max(1, int(k * len(chunk) / _CHUNK + 0.5)))
+
+
+def _top_of(numbers: Tensor, k: int) -> Tensor:
+    return torch.where(_largest(numbers, k), numbers, 0.0)
+
+
+def _largest(numbers: Tensor, k: int) -> Tensor:
+    """Which of them are the k largest: bool; ties to the first."""
+    flat = numbers.flatten()
+    places = flat.abs().sort(descending=True, stable=True).indices[:k]
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, places, True).view_as(numbers)
 
 
 def _mean_displacement(theta: Sequence[Tensor], replicas: Sequence[nn.Module]) -> list[Tensor]:
@@ -226,13 +235,10 @@ def reference_released_sparseloco(theta, deltas, *, k, decay=0.95, quantised=Fal
 
 
 def _largest_of_blocks(matrix: Tensor, k: int) -> Tensor:
-    """Which numbers are among the k largest of their 64x64 block: bool; ties to the first."""
+    """Which numbers are among the k largest of their 64x64 block: bool."""
     chosen = torch.zeros_like(matrix, dtype=torch.bool)
     for place in _blocks(matrix):
-        block = matrix[place].flatten()
-        places = block.abs().sort(descending=True, stable=True).indices[:k]
-        inside = torch.zeros_like(block, dtype=torch.bool).scatter(0, places, value=True)
-        chosen[place] = inside.view_as(matrix[place])
+        chosen[place] = _largest(matrix[place], k)
     return chosen
 
 
@@ -325,12 +331,6 @@ def _cosines() -> Tensor:
     cosines = (torch.pi * (2 * b + 1) * i / 128).cos() * (2 / 64) ** 0.5
     cosines[0] *= 0.5**0.5
     return cosines
-
-
-def _top_of(block: Tensor, k: int) -> Tensor:
-    places = block.flatten().abs().topk(k).indices
-    kept = torch.zeros_like(block.flatten()).scatter(0, places, block.flatten()[places])
-    return kept.view_as(block)
 
 
 def reference_streaming(

@@ -35,6 +35,7 @@ OUTER = tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
 H, STEPS = 3, 10
 HALVES = (slice(0, 4), slice(4, 8))  # of a batch, one for each rank of a worker
 WIDTH, INNER = 66, 35  # two ranks cannot share 35 rows evenly
+ADAMW, MUON = tw.inner.AdamW(lr=0.02), tw.inner.Muon(lr=0.02, weight_decay=0.1)
 
 
 class Block(nn.Module):
@@ -92,14 +93,6 @@ def streaming(inner, **fields) -> tw.Method:
     )
 
 
-def adamw() -> tw.inner.InnerOptimizer:
-    return tw.inner.AdamW(lr=0.02)
-
-
-def muon() -> tw.inner.InnerOptimizer:
-    return tw.inner.Muon(lr=0.02, weight_decay=0.1)
-
-
 class Group:
     """One rank of a sharded worker. Both ranks of a worker read its whole batch, or half each."""
 
@@ -152,7 +145,7 @@ def outer_parameters() -> None:
     """
     both = mesh()
     exact = {"codec": tw.codecs.Identity()}
-    for inner in (adamw(), muon()):
+    for inner in (ADAMW, MUON):
         methods = [
             tw.presets.diloco(inner=inner, sync_every=H, outer=OUTER),
             streaming(inner, **exact),
@@ -173,7 +166,7 @@ def codecs() -> None:
     """On every shard, what was sent plus what is left is what was moved; all workers agree."""
     both = mesh()
     keep = tw.ErrorFeedback(decay=1.0)
-    for inner in (adamw(), muon()):
+    for inner in (ADAMW, MUON):
         for codec in (tw.codecs.TopK(k=256), tw.codecs.Quantise(bits=2), tw.codecs.E3M0()):
             method = streaming(inner, codec=codec, feedback=keep)
             group = Group(method, fsdp(both["shard"]), both)
@@ -217,7 +210,7 @@ def replicated() -> None:
     both = mesh()
     for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback())):
         fields = {"codec": tw.codecs.TopK(k=256), "feedback": tw.ErrorFeedback()}
-        method = streaming(adamw(), exchange=exchange, **fields)
+        method = streaming(ADAMW, exchange=exchange, **fields)
         model = Net(inner=36)
         for layer in model.layers:
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -244,7 +237,7 @@ def hybrid() -> None:
     """HSDP: both ranks of a worker hold all of it and average their gradients (g + g) / 2 = g."""
     cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("worker", "copy", "shard"))
     for fields in ({"codec": tw.codecs.Identity()}, {"feedback": tw.ErrorFeedback()}):
-        method = streaming(muon(), **fields)
+        method = streaming(MUON, **fields)
         model = Net()
         for layer in model.layers:
             fully_shard(layer, mesh=cube["copy", "shard"])
@@ -258,7 +251,7 @@ def hybrid() -> None:
 
 def host_memory() -> None:
     both = mesh()
-    method = streaming(muon(), codec=tw.codecs.Quantise(bits=4), feedback=tw.ErrorFeedback())
+    method = streaming(MUON, codec=tw.codecs.Quantise(bits=4), feedback=tw.ErrorFeedback())
     here, there = (
         Group(method, fsdp(both["shard"]), both, outer_device=device).train(STEPS, halves=True)
         for device in (None, "cpu")
@@ -273,7 +266,7 @@ def checkpoints() -> None:
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     both = mesh()
-    method = streaming(muon(), feedback=tw.ErrorFeedback(), overlap=tw.Delay(tau=2, mixing=0.5))
+    method = streaming(MUON, feedback=tw.ErrorFeedback(), overlap=tw.Delay(tau=2, mixing=0.5))
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     # Workers' weights differ within a round, so every worker has a checkpoint of its own.

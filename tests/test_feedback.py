@@ -52,14 +52,16 @@ def reference(decay: float, codec: codecs.Codec, moves: list[Tensor]):
 
 
 @pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 1.0])
-def test_the_recurrence(codec, decay: float) -> None:
-    moves = deltas(5)
+@pytest.mark.parametrize(
+    ("decay", "numel"), [(0.0, 4097), (0.5, 5000), (0.9, 3), (1.0, 0), (1.0, 1), (1.0, 5000)]
+)
+def test_the_recurrence(codec, decay: float, numel: int) -> None:
+    moves = deltas(5, numel)
     sent, residual = rounds_of(tw.ErrorFeedback(decay=decay), codec, moves)
     expected, left = reference(decay, codec, moves)
     assert same_bits(sent, expected)
     assert torch.equal(residual, left)
-    assert float(residual.abs().max()) > 0
+    assert bool(residual.any()) or numel < 4
 
 
 @pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
@@ -77,38 +79,23 @@ def test_with_decay_1_nothing_is_ever_lost(codec) -> None:
     assert lost(0.9) > 10 * few_ulp
 
 
-def test_with_decay_0_it_is_no_feedback() -> None:
-    def train(feedback) -> list[Tensor]:
-        return Team(diloco(codec=codecs.TopK(k=64), feedback=feedback), adamw, 3).train(8).anchor()
-
-    assert same_bits(train(tw.ErrorFeedback(decay=0.0)), train(tw.NoFeedback()))
-    assert not same_bits(train(tw.ErrorFeedback(decay=0.1)), train(tw.NoFeedback()))
-
-
 @pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
 def test_the_outer_learning_rate_is_applied_once(exchange) -> None:
     """The residual starts empty, so the first round is that of a worker without feedback."""
 
-    def train(feedback, lr: float) -> list[Tensor]:
+    def train(feedback, lr: float) -> Team:
         outer = tw.outer.SGD(lr=lr)
         method = diloco(
             codec=codecs.Quantise(bits=4), feedback=feedback, outer=outer, exchange=exchange
         )
-        return Team(method, adamw, 2).train(2).anchor()
+        return Team(method, adamw, 2).train(2)
 
     with_it, without = train(tw.ErrorFeedback(), 0.8), train(tw.NoFeedback(), 0.8)
-    assert same_bits(with_it, without)
-    assert not same_bits(without, train(tw.NoFeedback(), 0.64))
-
-
-def test_the_residual_is_what_was_not_sent_whatever_the_outer_learning_rate() -> None:
-    def residual(lr: float) -> Tensor:
-        method = diloco(
-            codec=codecs.TopK(k=64), feedback=tw.ErrorFeedback(), outer=tw.outer.SGD(lr=lr)
-        )
-        return kept(Team(method, adamw, 2).train(2).loops[0])["residual"]
-
-    assert torch.equal(residual(0.8), residual(0.1))
+    assert same_bits(with_it.anchor(), without.anchor())
+    assert not same_bits(without.anchor(), train(tw.NoFeedback(), 0.64).anchor())
+    # And the residual is what was not sent, whatever the rate.
+    slow = train(tw.ErrorFeedback(), 0.1)
+    assert same_bits(*([*kept(team.loops[0]).values()] for team in (with_it, slow)))
 
 
 def kept(loop: tw.OuterLoop) -> dict[str, Tensor]:
@@ -210,11 +197,3 @@ def test_large_finite_tiny_and_no_numbers_are_fine(codec, value: float) -> None:
         assert bool(torch.isfinite(x).all())
     if value == 0.0:
         assert not any(bool(x.any()) for x in (*sent, residual))
-
-
-@pytest.mark.parametrize("numel", [0, 1, 3, 4097])
-@pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: codec.id)
-def test_odd_sizes(codec, numel: int) -> None:
-    moves = deltas(3, numel)
-    sent, residual = rounds_of(tw.ErrorFeedback(decay=1.0), codec, moves)
-    assert torch.allclose(sum(sent) + residual, sum(moves), atol=1e-5)

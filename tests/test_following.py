@@ -84,16 +84,6 @@ def test_what_needs_an_optimizer_says_so_and_is_not_done_twice(verb: str) -> Non
         getattr(outer, verb)()
 
 
-def test_closing_gives_the_optimizer_back() -> None:
-    _, optimizer, outer = worker(METHODS["diloco"])
-    outer.save_with_optimizer()
-    outer.follow()
-    outer.close()
-    assert set(optimizer.state_dict()) == {"state", "param_groups"}
-    optimizer.step()
-    assert outer.inner_step == 0
-
-
 def test_following_begins_and_ends_by_name() -> None:
     model, optimizer, outer = worker(METHODS["diloco"])
     outer.follow()
@@ -106,6 +96,13 @@ def test_following_begins_and_ends_by_name() -> None:
     assert outer.inner_step == 4
     outer.step()
     assert outer.inner_step == 5
+    _, optimizer, outer = worker(METHODS["diloco"])
+    outer.save_with_optimizer()
+    outer.follow()
+    outer.close()  # which gives the optimizer back
+    assert set(optimizer.state_dict()) == {"state", "param_groups"}
+    optimizer.step()
+    assert outer.inner_step == 0
 
 
 def test_evaluation_begins_and_ends_by_name() -> None:

@@ -35,7 +35,7 @@ def test_workers_that_come_and_go_end_with_the_digest_they_had(name: str, heal: 
 
 @pytest.mark.parametrize("name", runs.IN_FLIGHT)
 def test_a_run_resumed_in_mid_flight_ends_with_the_digest_it_had(name: str) -> None:
-    states = runs.build(name).train(runs.STOP).state()
+    states = runs.build(name).train(runs.STOP).states()
     flights = [f for _, outer in states for part in outer["fragments"] for f in part["in_flight"]]
     assert any(int(flight["round"]) for flight in flights), "nothing is in flight: the test is void"
     assert runs.finished(runs.build(name).load(states, runs.STOP)) == FROZEN[name]

@@ -98,19 +98,6 @@ def test_presets_follow_their_reference_loops(preset: str, build, workers: int) 
     assert largest_difference(ours, reference((0.7, 0.8))) > 3 * tolerance
 
 
-def test_k_workers_with_the_same_data_are_one_worker() -> None:
-    """The mean of equal displacements is that displacement: K=2 copies track K=1."""
-    method = tw.presets.diloco(sync_every=3, outer=tw.outer.SGD(lr=0.5))
-
-    def same(model: nn.Module, step: int, worker: int, *, workers: int) -> torch.Tensor:
-        return loss(model, step, 0)
-
-    one = Team(method, sgd, 1, loss=same).train(12).anchor()
-    with pytest.warns(tw.SameWorkWarning):
-        two = Team(method, sgd, 2, loss=same).train(12).anchor()
-    assert largest_difference(one, two) < ROUNDING
-
-
 def dense(groups: tw.codecs.Grouping, values: tw.codecs.Values) -> tw.codecs.TopK:
     return tw.codecs.TopK(k=tw.codecs.k_for_density(1), values=values, groups=groups)
 
@@ -154,26 +141,6 @@ def test_control_fewer_bits_or_numbers_or_momentum_are_not_diloco(codec, momentu
     sparse = tw.presets.sparseloco(codec=codec, feedback=tw.NoFeedback())
     plain = tw.presets.diloco(outer=tw.outer.SGD(lr=1.0, momentum=momentum))
     assert not same_bits(trained(sparse), trained(plain))
-
-
-@pytest.mark.parametrize("feedback", [tw.NoFeedback(), tw.ErrorFeedback()])
-def test_top_k_of_everything_in_bf16_is_a_cast(feedback) -> None:
-    sparse, cast, control = (
-        tw.presets.diloco(codec=codec, feedback=feedback)
-        for codec in (
-            dense(tw.codecs.Chunks(), tw.codecs.BF16()),
-            tw.codecs.CastBF16(),
-            tw.codecs.CastFP16(),
-        )
-    )
-    assert same_bits(trained(sparse), trained(cast))
-    assert not same_bits(trained(control), trained(cast))
-
-
-def test_muloco_in_32_bits_is_muloco_without_a_codec() -> None:
-    plain = trained(tw.presets.muloco(), muon)
-    assert same_bits(trained(tw.presets.muloco(bits=32), muon), plain)
-    assert not same_bits(trained(tw.presets.muloco(bits=16), muon), plain)
 
 
 def two_chunks() -> nn.Module:

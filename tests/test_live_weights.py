@@ -15,17 +15,36 @@ def replace_one(model: nn.Module) -> None:
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
 
 
-@pytest.mark.parametrize("replace", [assign_state, replace_one])
+def freeze_one(model: nn.Module) -> None:
+    model[0].weight.requires_grad_(False)
+
+
+def unfreeze_one(model: nn.Module) -> None:
+    model[3].bias.requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (assign_state, r"'0\.weight' was replaced.*assign=True"),
+        (replace_one, r"'0\.weight' was replaced.*assign=True"),
+        (freeze_one, r"'0\.weight' was frozen or unfrozen"),
+        (unfreeze_one, r"'3\.bias' was frozen or unfrozen"),
+    ],
+)
 @pytest.mark.parametrize("preset", tw.presets.names())
-def test_a_parameter_that_was_replaced_is_not_exchanged(preset: str, replace) -> None:
+def test_a_parameter_that_was_replaced_or_frozen_is_not_exchanged(
+    preset: str, change, told: str
+) -> None:
     model = build_model()
+    model[3].bias.requires_grad_(False)
     optimizer = sgd(model)
     every_step = {"sync_every": 1, "fragments": tw.Whole(), "overlap": tw.Delay()}
     outer = tw.OuterLoop(model, optimizer, tw.presets.by_name(preset)(**every_step))
-    replace(model)
+    change(model)
     loss(model, 0, 0).backward()
     optimizer.step()
-    with pytest.raises(tw.ConfigurationError, match=r"'0\.weight' was replaced.*assign=True"):
+    with pytest.raises(tw.ConfigurationError, match=told):
         outer.step()
 
 

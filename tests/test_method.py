@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 import thinwire as tw
+from exchanges import Messages, exchanged, state_of, tag_of
 from thinwire import codecs
-from thinwire.aggregate import MeanOverWorkers, Payloads
 from thinwire.blocks import DenseVector
-from thinwire.codecs import BoundCodec
-from thinwire.feedback import Feedback, FeedbackState
+from thinwire.exchange import ExchangeState
+from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.handshake import flatten_description
 from thinwire.method import RENAMED_SLOTS, describe, with_present_names
 from thinwire.storage import OnDevice
+from thinwire.transport import in_process
 
 STORAGE = OnDevice(torch.device("cpu"))
 FEEDBACK = tw.ErrorFeedback(decay=0.95)
@@ -71,37 +72,21 @@ def moves() -> list[list[Tensor]]:
     return [[x + draw() for _ in range(WORKERS)] for x in [draw() for _ in range(ROUNDS)]]
 
 
-def encoded(state: FeedbackState, delta: Tensor, coder: BoundCodec, round: int) -> Tensor:
-    payload = torch.empty(coder.nbytes, dtype=torch.uint8)
-    state.encode_to(payload, DenseVector(delta), coder, round)
-    return payload
-
-
-def mean_of(codec, layout: Layout, feedback: Feedback, sent: list[list[Tensor]]) -> list[Tensor]:
-    """The mean of every round as whoever combines `layout` sees it."""
-    coder = codec.bind(layout)
-    states = [feedback.bind(layout.numel, STORAGE) for _ in range(WORKERS)]
-    means: list[Tensor] = []
-    for round, deltas in enumerate(sent):
-        payloads = [
-            encoded(state, delta, coder, round) for state, delta in zip(states, deltas, strict=True)
-        ]
-        received = Payloads(coder=coder, payloads=payloads, round=round)
-        means.append(MeanOverWorkers().combine(received))
-    return means
-
-
 def delivered(codec, owner: Feedback) -> float:
     """The sum of all updates by reduce-scatter, projected on the sum of those by gather."""
-    sent = moves()
-    gathered = torch.stack(mean_of(codec, LAYOUT, FEEDBACK, sent)).sum(0)
-    reduced = torch.zeros(LAYOUT.numel)
-    for start, piece in LAYOUT.cut(WORKERS):
-        shard = slice(start, start + piece.numel)
-        cut = [[delta[shard] for delta in deltas] for deltas in sent]
-        coder, state = codec.bind(piece), owner.bind(piece.numel, STORAGE)
-        for round, mean in enumerate(mean_of(codec, piece, FEEDBACK, cut)):
-            reduced[shard] += coder.decode(encoded(state, mean, coder, round), round)
+    sums, sent = [], moves()
+    for exchange in (tw.Gather(), tw.ReduceScatter(owner_feedback=owner)):
+        given = {"codec": codec, "feedback": FEEDBACK, "layout": LAYOUT}
+        states = [state_of(exchange, rank, WORKERS, **given) for rank in range(WORKERS)]
+        ends, total = in_process(WORKERS), torch.zeros(LAYOUT.numel)
+        for round, deltas in enumerate(sent):
+
+            def encode(rank: int, state: ExchangeState, round=round, deltas=deltas) -> Messages:
+                return state.encode(DenseVector(deltas[rank].clone()), tag_of(round))
+
+            total += exchanged(states, ends, round=round, encode=encode)[0].mean.whole()
+        sums.append(total)
+    gathered, reduced = sums
     return float(reduced @ gathered / (gathered @ gathered))
 
 
@@ -118,40 +103,12 @@ def test_what_top_k_delivers_by_a_reduce_scatter() -> None:
 @pytest.mark.parametrize("exchange", [tw.ReduceScatter(), OWNER])
 def test_an_aggregate_that_is_not_elementwise_is_not_combined_in_shards(exchange) -> None:
     inner = tw.DropOutliers(aggregate=tw.MedianNormClip())
-    for aggregate in (tw.MedianNormClip(), inner):
+    for aggregate in (tw.MedianNormClip(), inner, tw.ClipNorms(aggregate=tw.MedianNormClip())):
         with pytest.raises(tw.ConfigurationError, match=r"MedianNormClip.*exchange=Gather"):
             tw.presets.diloco(aggregate=aggregate, exchange=exchange)
         for gathers in (tw.Gather(), tw.Automatic()):
             tw.presets.diloco(aggregate=aggregate, exchange=gathers)
     tw.presets.diloco(aggregate=tw.DropOutliers(), exchange=exchange)
-
-
-def test_with_many_workers_what_is_not_elementwise_is_gathered() -> None:
-    fields = {"sync_every": 1, "outer": tw.outer.SGD(lr=1.0)}
-
-    def moved(exchange, aggregate) -> Tensor:
-        """After one round with five workers, of which one moved some rows much farther."""
-        loops, models = [], [torch.nn.Linear(64, 320, bias=False) for _ in range(5)]
-        method = tw.presets.diloco(exchange=exchange, aggregate=aggregate, **fields)
-        for worker, (model, transport) in enumerate(
-            zip(models, tw.transport.in_process(5), strict=True)
-        ):
-            generator = torch.Generator().manual_seed(worker)
-            with torch.no_grad():
-                model.weight.zero_()
-                loops.append(tw.OuterLoop(model, [], method, transport=transport))
-                model.weight.add_(torch.randn(320, 64, generator=generator))
-                if worker == 4:
-                    model.weight[100:] *= 50.0
-        for loop in loops:
-            loop.begin()
-        for loop in loops:
-            loop.finish()
-        return loops[0].anchor()["weight"]
-
-    clip, mean = tw.MedianNormClip(), tw.MeanOverWorkers()
-    assert torch.equal(moved(tw.Automatic(), clip), moved(tw.Gather(), clip))
-    assert not torch.equal(moved(tw.Gather(), mean), moved(tw.Gather(), clip))
 
 
 def named_as_before(description):

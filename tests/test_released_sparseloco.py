@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from reference_loops import ReleasedRound, reference_released_sparseloco
 from thinwire.aggregate import Aggregate, Payloads, aggregate_valid
+from toy import Team
 
 SHAPES = {"a": (128, 192), "b": (64, 64), "c": (512, 128), "d": (256, 64)}
 ROUNDS = 6
@@ -62,27 +63,22 @@ def train(
     monkeypatch.setattr("thinwire.exchange.gather.aggregate_valid", watched)
     codec = tw.codecs.TopK(k=K, values=values, groups=tw.codecs.Blocks())
     method = tw.presets.sparseloco(sync_every=1, codec=codec, aggregate=rule)
-    models = [
-        nn.ParameterDict(dict(zip(SHAPES, map(nn.Parameter, start()), strict=True)))
-        for _ in range(workers)
-    ]
-    loops = [
-        tw.OuterLoop(model, [], method, transport=transport)
-        for model, transport in zip(models, tw.transport.in_process(workers), strict=True)
-    ]
+
+    def build() -> nn.Module:
+        return nn.ParameterDict(dict(zip(SHAPES, map(nn.Parameter, start()), strict=True)))
+
+    team = Team(method, lambda _: [], workers, model=build)
     rounds = []
     for moved in deltas:
-        for model, own in zip(models, moved, strict=True):
+        for model, own in zip(team.models, moved, strict=True):
             with torch.no_grad():
                 for name, delta in zip(SHAPES, own, strict=True):
                     model[name] -= delta
-        for loop in loops:
-            loop.begin()
-        for loop in loops:
-            loop.finish()
+        team.exchange()
         sent, update = seen[-1]  # all workers combine the same
-        feedback = (loop.state_dict()["fragments"][0]["exchange"]["residual"] for loop in loops)
-        theta = [loops[0].anchor()[name].clone() for name in SHAPES]
+        states = [loop.state_dict()["fragments"][0] for loop in team.loops]
+        theta = [team.loops[0].anchor()[name].clone() for name in SHAPES]
+        feedback = [state["exchange"]["residual"] for state in states]
         residuals = [[r.clone() for r in split(flat)] for flat in feedback]
         rounds.append(ReleasedRound(sent=sent, update=update, residuals=residuals, theta=theta))
     return rounds

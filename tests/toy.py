@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.live_weights import LiveWeights
+from thinwire.outer import FragmentContext, OuterState
+from thinwire.storage import OnDevice
 
 BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -100,6 +103,18 @@ class OwnAnchors(tw.outer.OuterOptimizer):
 
     def bind(self, context, overlap):
         return self.outer.bind(context, overlap)
+
+
+def bound(
+    outer: tw.outer.OuterOptimizer, weights: Tensor, workers: int = 4
+) -> tuple[nn.Parameter, OuterState]:
+    """The parameter of a model that has no other, and its outer state among `workers`."""
+    model = nn.Linear(len(weights), 1, bias=False, dtype=weights.dtype)
+    with torch.no_grad():
+        model.weight.copy_(weights)
+    storage, live = OnDevice(torch.device("cpu")), LiveWeights(model, [])
+    context = FragmentContext(live=live, names=("weight",), workers=workers, storage=storage)
+    return model.weight, outer.bind(context, tw.Delay())
 
 
 class Team:

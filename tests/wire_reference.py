@@ -12,7 +12,7 @@ import math
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,16 +47,6 @@ class Layout(NamedTuple):
     numel: int
 
 
-def layout_of(parameters: Iterable[tuple[Sequence[int], str]]) -> Layout:
-    """From (shape, role) of each parameter, in the order of the wire."""
-    segments: list[Segment] = []
-    end = 0
-    for shape, role in parameters:
-        segments.append(Segment(tuple(shape), role, end))
-        end += segments[-1].numel
-    return Layout(segments, end)
-
-
 # -- message ---------------------------------------------------------------------------------------
 
 
@@ -79,28 +69,16 @@ def codec_digest(codec_id: str) -> bytes:
 def read_header(message: bytes) -> Header:
     if len(message) < 64:
         raise Refused("too short")
-    if message[:4] != b"TWIR":
+    magic, version, header_bytes, *fields, own_checksum = struct.unpack_from(
+        "<4sHH8sIHHQIIQ8s4xI", message
+    )
+    if magic != b"TWIR":
         raise Refused("magic")
-    version, header_bytes = struct.unpack_from("<HH", message, 4)
     if version not in (1, 2) or header_bytes != 64:
         raise Refused("version")
-    if struct.unpack_from("<I", message, 60)[0] != zlib.crc32(message[:60]):
+    if own_checksum != zlib.crc32(message[:60]):
         raise Refused("header checksum")
-    fragment, kind, shard = struct.unpack_from("<IHH", message, 16)
-    (round_number,) = struct.unpack_from("<Q", message, 24)
-    sender, body_checksum = struct.unpack_from("<II", message, 32)
-    (elements,) = struct.unpack_from("<Q", message, 40)
-    return Header(
-        codec=message[8:16],
-        fragment=fragment,
-        kind=kind,
-        shard=shard,
-        round=round_number,
-        sender=sender,
-        body_checksum=body_checksum,
-        elements=elements,
-        anchor=message[48:56],
-    )
+    return Header(*fields)
 
 
 def read_body(message: bytes, body_nbytes: int) -> bytes:
@@ -169,34 +147,26 @@ def _shard(layout: Layout, begin: int, end: int) -> Layout:
 
 
 def rows_of(groups: str, segments: Sequence[Segment]) -> Iterator[Places]:
-    segments = [s for s in segments if s.numel]
-    if groups in ("tensor", "row"):
-        for s in segments:
-            rows, columns = s.rows_and_columns if groups == "row" else (1, s.numel)
-            for row in range(rows):
-                first = s.first + row * columns
-                yield list(range(first, first + columns))
-        return
-    split = {"chunk": _chunks, "block": _blocks}[groups]
-    leftovers: Places = []
-    for s in segments:
-        whole, left = split(s)
-        yield from whole
-        leftovers += left
-    for begin in range(0, len(leftovers), 4096):
-        yield leftovers[begin : begin + 4096]
+    return itertools.chain.from_iterable(sections_of(groups, segments))
 
 
 def sections_of(groups: str, segments: Sequence[Segment]) -> list[list[Places]]:
     """The rows of each section; none is empty."""
-    if groups in ("tensor", "row"):
-        sections = [list(rows_of(groups, [s])) for s in segments]
-    else:
-        split = {"chunk": _chunks, "block": _blocks}[groups]
-        sections = [split(s)[0] for s in segments if s.numel]
-        whole = sum(map(len, sections))
-        sections.append(list(rows_of(groups, segments))[whole:])
-    return [rows for rows in sections if rows]
+    split = {"tensor": _whole, "row": _rows, "chunk": _chunks, "block": _blocks}[groups]
+    parts = [split(s) for s in segments if s.numel]
+    left = [place for _, rest in parts for place in rest]
+    leftovers = [left[begin : begin + 4096] for begin in range(0, len(left), 4096)]
+    return [rows for rows in [*(whole for whole, _ in parts), leftovers] if rows]
+
+
+def _whole(s: Segment) -> tuple[list[Places], Places]:
+    return [list(range(s.first, s.first + s.numel))], []
+
+
+def _rows(s: Segment) -> tuple[list[Places], Places]:
+    rows, columns = s.rows_and_columns
+    starts = range(s.first, s.first + rows * columns, columns)
+    return [list(range(start, start + columns)) for start in starts], []
 
 
 def _chunks(s: Segment) -> tuple[list[Places], Places]:
@@ -341,11 +311,8 @@ def record_nbytes(f: Format, n: int) -> int:
         return 8 + n
     if f.family == "e3m0":
         return 2 + _ceil(n, 2)
-    k = kept(f.number, n)
-    if f.family == "randomk":
-        return _values_nbytes(f.values, k)
-    low, high = _elias_fano(n, k)
-    return _ceil(high, 8) + _ceil(low * k, 8) + _values_nbytes(f.values, k)
+    named = 0 if f.family == "randomk" else _places_nbytes(f.number, n)
+    return named + _values_nbytes(f.values, kept(f.number, n))
 
 
 def row_nbytes(f: Format, n: int) -> int:
@@ -353,28 +320,27 @@ def row_nbytes(f: Format, n: int) -> int:
 
 
 def read_record(
-    f: Format, raw: bytes, n: int, round_number: int, row: int
+    f: Format, raw: bytes, where: Places, round_number: int, row: int
 ) -> tuple[Places, Floats]:
-    """The places of a row that the record names, and their values."""
-    everywhere = list(range(n))
+    """The places of the vector that the record of row `where` names, and their values."""
+    n = len(where)
     if record_nbytes(f, n) >= (4 if f.values == "f32" else 2) * n:
-        return everywhere, _f32(raw) if f.values == "f32" else _bf16(raw)
+        return where, _f32(raw) if f.values == "f32" else _bf16(raw)
     if f.family == "table":
         split = 2 * 2**f.number
-        return everywhere, _bf16(raw[:split])[_codes(raw[split:], n, f.number)]
+        return where, _bf16(raw[:split])[_codes(raw[split:], n, f.number)]
     if f.family == "affine":
         origin, step = _f32(raw[:8])
         products = np.frombuffer(raw[8:], np.uint8).astype(np.float32) * step
-        return everywhere, products + origin
+        return where, products + origin
     if f.family == "e3m0":
-        return everywhere, _powers(_bf16(raw[:2])[0], _codes(raw[2:], n, 4))
+        return where, _powers(_bf16(raw[:2])[0], _codes(raw[2:], n, 4))
     k = kept(f.number, n)
     if f.family == "randomk":
         places = random_places(n, k, f.seed, round_number)
-        return [(p + row) % n for p in places], _values(f.values, raw, k)
-    low, high = _elias_fano(n, k)
-    split = _ceil(high, 8) + _ceil(low * k, 8)
-    return _read_places(raw[:split], n, k), _values(f.values, raw[split:], k)
+        return [where[(p + row) % n] for p in places], _values(f.values, raw, k)
+    split = _places_nbytes(f.number, n)
+    return [where[p] for p in _read_places(raw[:split], n, k)], _values(f.values, raw[split:], k)
 
 
 def _places_nbytes(big_k: int, n: int) -> int:
@@ -548,19 +514,38 @@ def _of_role(layout: Layout, role: str, named: dict[str, str]) -> Layout:
     return Layout(mine, layout.numel)
 
 
-_ELEMENTWISE = {"identity/f32": 4, "cast/bf16": 2, "cast/fp16": 2}
+def _f16(raw: bytes) -> Floats:
+    return np.frombuffer(raw, "<f2").astype(np.float32)
+
+
+_ELEMENTWISE = {"identity/f32": (4, _f32), "cast/bf16": (2, _bf16), "cast/fp16": (2, _f16)}
+
+
+def _parts(
+    codec_id: str, layout: Layout, round_number: int = 0
+) -> Iterator[tuple[int, Callable[[bytes], tuple[Places, Floats]]]]:
+    """Of every part of a body its bytes, and what reads places and numbers from them."""
+    if codec_id.startswith("per-role("):
+        named = roles_of(codec_id)
+        for role, inner in named.items():
+            yield from _parts(inner, _of_role(layout, role, named), round_number)
+    elif codec_id in _ELEMENTWISE:
+        size, read = _ELEMENTWISE[codec_id]
+        places = [p for s in layout.segments for p in range(s.first, s.first + s.numel)]
+        yield size * len(places), lambda raw: (places, read(raw))
+    elif (f := parse(codec_id)).values == "tensor-levels":
+        for rows in sections_of(f.groups, layout.segments):
+            yield section_nbytes(f, rows)[0], lambda raw, rows=rows: read_section(f, raw, rows)
+    else:
+        for row, where in enumerate(rows_of(f.groups, layout.segments)):
+            read = functools.partial(
+                read_record, f, where=where, round_number=round_number, row=row
+            )
+            yield row_nbytes(f, len(where)), read
 
 
 def nbytes(codec_id: str, layout: Layout) -> int:
-    if codec_id.startswith("per-role("):
-        named = roles_of(codec_id)
-        return sum(nbytes(i, _of_role(layout, role, named)) for role, i in named.items())
-    if codec_id in _ELEMENTWISE:
-        return _ELEMENTWISE[codec_id] * sum(s.numel for s in layout.segments)
-    f = parse(codec_id)
-    if f.values == "tensor-levels":
-        return sum(section_nbytes(f, rows)[0] for rows in sections_of(f.groups, layout.segments))
-    return sum(row_nbytes(f, len(places)) for places in rows_of(f.groups, layout.segments))
+    return sum(size for size, _ in _parts(codec_id, layout))
 
 
 def terms(
@@ -571,34 +556,11 @@ def terms(
         raise Refused("size")
     places: Places = []
     numbers: list[Floats] = [np.zeros(0, np.float32)]
-    if codec_id.startswith("per-role("):
-        named, begin = roles_of(codec_id), 0
-        for role, inner in named.items():
-            part = _of_role(layout, role, named)
-            end = begin + nbytes(inner, part)
-            p, v = terms(inner, part, body[begin:end], round_number)
-            places, numbers, begin = places + p, [*numbers, v], end
-    elif codec_id in _ELEMENTWISE:
-        read = {"identity/f32": _f32, "cast/bf16": _bf16, "cast/fp16": _f16}[codec_id]
-        places = [p for s in layout.segments for p in range(s.first, s.first + s.numel)]
-        numbers = [read(body)]
-    elif (f := parse(codec_id)).values == "tensor-levels":
-        begin = 0
-        for rows in sections_of(f.groups, layout.segments):
-            end = begin + section_nbytes(f, rows)[0]
-            p, v = read_section(f, body[begin:end], rows)
-            places, numbers, begin = places + p, [*numbers, v], end
-    else:
-        begin = 0
-        for row, where in enumerate(rows_of(f.groups, layout.segments)):
-            end = begin + row_nbytes(f, len(where))
-            p, v = read_record(f, body[begin:end], len(where), round_number, row)
-            places, numbers, begin = places + [where[i] for i in p], [*numbers, v], end
+    begin = 0
+    for size, read in _parts(codec_id, layout, round_number):
+        p, v = read(body[begin : begin + size])
+        places, numbers, begin = places + p, [*numbers, v], begin + size
     return places, np.concatenate(numbers)
-
-
-def _f16(raw: bytes) -> Floats:
-    return np.frombuffer(raw, "<f2").astype(np.float32)
 
 
 def decode(codec_id: str, layout: Layout, body: bytes, round_number: int = 0) -> Floats:

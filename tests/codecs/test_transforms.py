@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import thinwire as tw
-from thinwire.aggregate import Payloads
-from thinwire.codecs import DCT, F32, Blocks, Chunks, Hadamard, RandomK, TopK, Transform
+from thinwire.codecs import DCT, F32, Blocks, Chunks, Hadamard, TopK, Transform
 from thinwire.codecs.transforms import _integers, _product
 from thinwire.fragments.layout import CHUNK, Layout
 from thinwire.testing import vector
-from thinwire.testing.codecs import ragged_layout
 
 TRANSFORMS = [DCT(), Hadamard()]
 BLOCK, RUN = (64, 64), (CHUNK,)
@@ -151,29 +148,7 @@ def test_what_leaves_the_range_of_fp32_saturates(transform: Transform) -> None:
     assert not transform.forward(torch.zeros(1, CHUNK), BLOCK).any()
 
 
-def test_a_payload_of_a_worker_that_diverged_is_left_out() -> None:
-    coder = TopK(k=512, values=F32(), transform=DCT()).bind(Layout.vector(100))
-    sent = [coder.encode(vector(100)), coder.encode(torch.full((100,), math.inf))]
-    combined, left_out = tw.aggregate.aggregate_valid(
-        tw.MeanOverWorkers(), Payloads(coder=coder, payloads=sent)
-    )
-    assert list(left_out) == [1]
-    assert torch.equal(combined.whole(), coder.decode(sent[0]))
-
-
 # -- in a codec ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("codec", [TopK(), RandomK(), TopK(groups=Blocks())])
-def test_a_transform_has_its_own_id_and_the_same_size(codec: TopK | RandomK) -> None:
-    layout = ragged_layout()
-    ids = {codec.id}
-    for transform in TRANSFORMS:
-        other = type(codec)(k=codec.k, groups=codec.groups, transform=transform)
-        assert other.id == f"{codec.id}/{transform.id}"
-        assert other.bind(layout).nbytes == codec.bind(layout).nbytes
-        ids.add(other.id)
-    assert len(ids) == 3
 
 
 @pytest.mark.parametrize(("groups", "side"), [(Blocks(), (64, 64)), (Chunks(), (4096,))])
@@ -195,35 +170,3 @@ def test_blocks_are_of_the_matrix_and_runs_of_the_vector(
     assert torch.allclose(coder.decode(coder.encode(x)), x, atol=1e-6)
     plain = TopK(k=1, values=F32(), groups=groups).bind(layout)
     assert not torch.allclose(plain.decode(plain.encode(x)), x, atol=1e-2)
-
-
-def test_smooth_blocks_lose_less_with_a_cosine_transform() -> None:
-    angle = torch.linspace(0, 3, 64)
-    x = (angle[:, None] + angle.cos()[None, :]).reshape(-1)
-
-    def loss(transform: Transform | None) -> float:
-        codec = TopK(k=32, values=F32(), groups=Blocks(), transform=transform)
-        coder = codec.bind(Layout.of({"w": (64, 64)}))
-        return float((coder.decode(coder.encode(x)) - x).square().sum())
-
-    assert loss(DCT()) < 1e-3 * loss(None)
-
-
-# -- shards ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [tw.MeanOverWorkers(), tw.MeanOverSenders()])
-def test_owners_of_shards_combine_whole_rows_of_coefficients(rule: tw.aggregate.Aggregate) -> None:
-    layout = Layout.of({"w": (192, 128), "v": (128, 64)})
-    codec = TopK(k=64, values=F32(), groups=Blocks(), transform=DCT())
-    sent = [vector(layout.numel, scale=s) for s in (1.0, 2.0, -0.5)]
-
-    def combined(piece: Layout, start: int) -> Tensor:
-        coder = codec.bind(piece)
-        payloads = [coder.encode(x[start : start + piece.numel]) for x in sent]
-        return rule.combine(Payloads(coder=coder, payloads=payloads))
-
-    whole = combined(layout, 0)
-    for start, piece in layout.cut(3):
-        assert piece.numel
-        assert torch.equal(combined(piece, start), whole[start : start + piece.numel])

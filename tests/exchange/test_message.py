@@ -4,7 +4,7 @@ import zlib
 import pytest
 import torch
 
-from exchanges import sealed
+from exchanges import flipped, sealed
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.exchange.message import (
     HEADER_NBYTES,
@@ -33,12 +33,6 @@ def opened(message: torch.Tensor, expected: Header = HEADER) -> torch.Tensor:
 
 def sealed_with(**changes: object) -> torch.Tensor:
     return sealed(BODY, dataclasses.replace(HEADER, **changes))
-
-
-def flipped(message: torch.Tensor, byte: int, bit: int) -> torch.Tensor:
-    damaged = message.clone()
-    damaged[byte] ^= 1 << bit
-    return damaged
 
 
 def test_what_was_sealed_is_opened_without_a_copy() -> None:

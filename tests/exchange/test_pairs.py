@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from exchanges import LAYOUT, delta_of, exchanged, state_of, tag_of
+from exchanges import LAYOUT, delta_of, exchanged, flipped, state_of, tag_of
 from processes import run_ranks
 from ranks import pair_means
 from thinwire import codecs
@@ -95,10 +95,7 @@ class Flipped(Change):
         self.place = place
 
     def arrived(self, post, received):
-        changed = {sender: payload.clone() for sender, payload in received.items()}
-        for payload in changed.values():
-            payload[self.place] ^= 1
-        return changed
+        return {sender: flipped(payload, self.place) for sender, payload in received.items()}
 
 
 @pytest.mark.parametrize(

@@ -62,28 +62,16 @@ def test_control_one_that_did_something_else_is_enough(exchange) -> None:
     assert train(team(exchange, 3), 2, data=(0, 0, 1)).loops[0].stats.rounds == 2
 
 
-@EXCHANGES
-def test_workers_that_did_nothing_did_not_do_the_same(exchange) -> None:
-    """A learning rate that begins with 0; Top-k of zeros has indices that are not zero."""
-    workers = team(exchange, codec=TOP_K)
-    workers.exchange()
-    assert workers.loops[0].stats.rounds == 1
-
-
-def test_weights_that_were_not_trained_are_no_work() -> None:
-    """Pairs send weights, of which equal ones prove nothing."""
-    workers = Team(tw.presets.noloco(sync_every=1), adamw, 2)
-    workers.exchange()
-    assert workers.loops[0].stats.rounds == 1
-
-
-def test_a_shard_that_none_has_changed_is_not() -> None:
-    workers = team(REDUCE, codec=TOP_K)
+def test_no_work_is_not_the_same_work() -> None:
+    """A learning rate that begins with 0; Top-k of zeros has indices that are not zero. Pairs send
+    weights, of which equal ones prove nothing; and of one shard that none has changed."""
+    still = [team(exchange, codec=TOP_K) for exchange in (Gather(), REDUCE, REDUCE)]
     with torch.no_grad():
-        for worker, model in enumerate(workers.models):
+        for worker, model in enumerate(still[2].models):
             next(model.parameters()).add_(1 + worker)
-    workers.exchange()
-    assert workers.loops[0].stats.rounds == 1
+    for workers in (*still, Team(tw.presets.noloco(sync_every=1), adamw, 2)):
+        workers.exchange()
+        assert workers.loops[0].stats.rounds == 1
 
 
 def test_only_the_first_round_is_compared() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 import thinwire as tw
-from exchanges import LAYOUT, MEAN, delta_of, exchanged, state_of, tag_of
+from exchanges import CODECS, LAYOUT, MEAN, delta_of, exchanged, state_of, tag_of
 from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
@@ -12,17 +12,6 @@ from thinwire.exchange.votes import ballot_nbytes
 from thinwire.fragments.layout import Layout
 from thinwire.transport import Metered, in_process
 
-CODECS = [
-    codecs.Identity(),
-    codecs.CastBF16(),
-    codecs.Quantise(bits=4),
-    codecs.Quantise(bits=2, groups=codecs.Tensors()),
-    codecs.Quantise(bits=1),
-    codecs.E3M0(),
-    codecs.TopK(k=64, groups=codecs.Blocks()),
-    codecs.RandomK(k=64),
-    codecs.PerRole(default=codecs.TopK(k=32), vector=codecs.Identity()),
-]
 EXCHANGES = [
     tw.Gather(),
     tw.ReduceScatter(),

@@ -81,6 +81,13 @@ def stack(layers: int = LAYERS) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(layers)))
 
 
+def beside_tables() -> nn.Module:
+    """Embedding tables are no layers, however large."""
+    tables = nn.ModuleDict({"wte": nn.Embedding(999, 4), "wpe": nn.Embedding(9, 4)})
+    codebooks = nn.ModuleList(nn.Embedding(999, 4) for _ in range(3))
+    return nn.ModuleDict({"codebooks": codebooks, "tables": tables, "h": stack()})
+
+
 def bare_linears(layers: int) -> nn.Module:
     return nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(layers))
 
@@ -129,6 +136,12 @@ class TestFindLayers:
             (NanoGPT, "transformer.h."),
             (Titan, "layers."),
             (stack, ""),
+            (beside_tables, "h."),
+            # A sequential of one is no stack, for it could hold anything.
+            (
+                lambda: nn.Sequential(nn.ModuleDict({"embed": nn.Embedding(9, 4), "h": stack()})),
+                "0.h.",
+            ),
         ],
     )
     def test_every_parameter_of_the_stack_has_its_layer(self, build, prefix):
@@ -162,20 +175,6 @@ class TestFindLayers:
     def test_children_without_parameters_do_not_count(self):
         model = nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())
         assert find_layers(model) == {"1.weight": 0, "1.bias": 0, "3.weight": 1, "3.bias": 1}
-
-    def test_embedding_tables_are_no_layers_however_large(self):
-        model = nn.ModuleDict(
-            {
-                "codebooks": nn.ModuleList(nn.Embedding(999, 4) for _ in range(3)),
-                "tables": nn.ModuleDict({"wte": nn.Embedding(999, 4), "wpe": nn.Embedding(9, 4)}),
-                "h": nn.ModuleList(Block() for _ in range(2)),
-            }
-        )
-        assert find_layers(model) == expected(model, "h.")
-
-    def test_a_sequential_of_one_is_no_stack_for_it_could_hold_anything(self):
-        model = nn.Sequential(nn.ModuleDict({"embed": nn.Embedding(9, 4), "h": stack()}))
-        assert find_layers(model) == expected(model, "0.h.")
 
     @compiles
     @pytest.mark.parametrize("build", [llama, gpt2, NanoGPT, Titan])
@@ -236,36 +235,36 @@ class TestParts:
         model.model.embed_tokens.requires_grad_(False)
         assert parts_of(llama()).keys() - parts_of(model).keys() == {"model.embed_tokens.weight"}
 
-    def test_a_shard_is_planned_like_the_whole(self, two_fake_ranks):
-        model = NanoGPT()
+    @pytest.mark.parametrize("build", [NanoGPT, Titan])
+    def test_shards_are_planned_like_the_whole(self, build, two_fake_ranks):
+        """Also where some layers stay of the plain class."""
+        model = build()
         whole = parts_of(copy.deepcopy(model))
-        for block in list(model.transformer["h"])[:-1]:
+        blocks = list(model.transformer["h"] if build is NanoGPT else model.layers.values())
+        for block in blocks[:-1]:
             fully_shard(block)
+        assert [type(block) is Block for block in blocks] == [False] * (LAYERS - 1) + [True]
+        assert parts_of(model) == whole
         fully_shard(model)
-        weight = model.transformer["h"][0].mlp[0].weight
+        weight = blocks[0].mlp[0].weight
         assert weight.to_local().numel() < weight.numel()
         assert parts_of(model) == whole
 
-    def test_shards_in_a_module_dict_of_which_some_are_of_the_plain_class(self, two_fake_ranks):
-        model = Titan()
-        whole = find_layers(copy.deepcopy(model))
-        for name in ("0", "1", "2"):
-            fully_shard(model.layers[name])
-        assert type(model.layers["0"]) is not Block
-        assert find_layers(model) == whole
-
 
 class TestOffsets:
-    def test_spread_by_hand(self):
-        # Offsets 0, 3, 6; nothing before step 10.
-        plan = tw.Strided(layers=1).plan(parts(bare_linears(3)), sync_every=10)
-        assert [due(f, 40, 10) for f in plan] == [[10, 20, 30], [13, 23, 33], [16, 26, 36]]
-
-    def test_at_by_hand(self):
-        # A fragment is due at its first offset already, unless that is step 0.
-        offsets = tw.At(steps=(0, 9, 4))
-        plan = tw.Strided(layers=1, offsets=offsets).plan(parts(bare_linears(3)), sync_every=10)
-        assert [due(f, 40, 10) for f in plan] == [[10, 20, 30], [9, 19, 29, 39], [4, 14, 24, 34]]
+    @pytest.mark.parametrize(
+        ("offsets", "steps"),
+        [
+            # Offsets 0, 3, 6; nothing before step 10.
+            (tw.Spread(), [[10, 20, 30], [13, 23, 33], [16, 26, 36]]),
+            # A fragment is due at its first offset already, unless that is step 0.
+            (tw.At(steps=(0, 9, 4)), [[10, 20, 30], [9, 19, 29, 39], [4, 14, 24, 34]]),
+        ],
+    )
+    def test_by_hand(self, offsets, steps):
+        rule = tw.Strided(layers=1, offsets=offsets)
+        plan = rule.plan(parts(bare_linears(3)), sync_every=10)
+        assert [due(f, 40, 10) for f in plan] == steps
 
     def test_whole_is_due_every_interval(self):
         (fragment,) = tw.Whole().plan(parts(gpt2()), sync_every=7)
@@ -279,9 +278,6 @@ class TestOffsets:
             steps = [t for f in plan for t in due(f, 4 * sync_every, sync_every)]
             assert len(steps) == len(set(steps)) == 3 * count
             assert min(steps) == sync_every
-
-    def test_offsets_below_the_interval(self):
-        assert tw.At(steps=(9, 0)).of(2, sync_every=10) == ((9, 9), (0, 10))
 
 
 class TestByLayer:
@@ -515,8 +511,3 @@ def test_balanced_is_within_one_tensor_of_the_mean(found, bound):
     count = min(bound, len(found))
     sizes = sizes_of(tw.Balanced(count=count).plan(found, sync_every=40), found)
     assert max(sizes) <= sum(sizes) / count + max(p.numel for p in found)
-
-
-def test_a_fragment_has_a_name_for_messages():
-    (fragment,) = tw.Whole().plan([part("a"), part("b")], sync_every=3)
-    assert fragment.name == "fragment 0 (2 parameters from 'a')"

@@ -81,86 +81,64 @@ def run(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: int
     return given
 
 
+ODD = [(5, 7), (7, 5), (5, 7), (3, 11), (5, 5), (5, 7), (1, 6), (6, 1), (1, 1)]
+
+
 class TestMuonRule:
     @pytest.mark.usefixtures("precise")
-    @pytest.mark.parametrize(("nesterov", "scale"), [(False, "spectral"), (True, "rms")])
-    def test_equals_the_reference(self, nesterov, scale):
-        # Of one shape some share a batch.
-        params = matrices((5, 7), (7, 5), (5, 7), (3, 11), (5, 5), (5, 7), (1, 6), (6, 1), (1, 1))
-        start = copy.deepcopy(params)
-        optimizer = Muon([muon_group(params)], momentum=0.8, nesterov=nesterov, scale=scale)
-        given = run(optimizer, params)
-        for p, w, gradients in zip(params, start, given, strict=True):
-            factor = None if scale == "spectral" else 0.2 * math.sqrt(max(w.shape))
-            wanted = reference_run(w, gradients, momentum=0.8, nesterov=nesterov, scale=factor)
-            torch.testing.assert_close(p.detach(), wanted, rtol=0, atol=1e-11)
-
-    def test_bf16_iteration_is_close_to_the_reference(self):
-        params = matrices((24, 40), (40, 24), dtype=torch.float32)
-        start = [p.detach().double() for p in params]
-        for p, w, gradients in zip(
-            params, start, run(Muon([muon_group(params)]), params), strict=True
-        ):
-            wanted = reference_run(w, [g.double() for g in gradients])
-            assert (p.detach() - wanted).norm() < 0.02 * (w - wanted).norm()
-
-    def test_length_of_an_update(self):
-        (tall,) = matrices((64, 16), dtype=torch.float32)
-        before = tall.detach().clone()
-        run(Muon([muon_group([tall], weight_decay=0.0)]), [tall], steps=1)
-        singular = torch.linalg.svdvals(before - tall.detach())
-        # sqrt(fan_out / fan_in) is 2, and bf16 leaves the singular values within a few percent.
-        assert singular.div(2 * LR).sub(1).abs().max() < 0.05
-
-    @pytest.mark.usefixtures("precise")
     @pytest.mark.parametrize(
-        ("layout", "shape", "unfold"),
+        ("layout", "shapes", "unfold", "nesterov"),
         [
-            ("in_out", (6, 4), lambda t: t.mT),
-            ("kernel", (4, 3, 5), lambda t: t.reshape(4, 15)),
-            ("kernel", (4, 3, 2, 5), lambda t: t.reshape(4, 30)),
-            ("transposed_kernel", (3, 4, 5), lambda t: t.transpose(0, 1).reshape(4, 15)),
+            # Of one shape some share a batch.
+            ("out_in", ODD, lambda t: t, False),
+            ("out_in", ODD, lambda t: t, True),
+            ("in_out", [(6, 4)] * 2, lambda t: t.mT, True),
+            ("kernel", [(4, 3, 5)] * 2, lambda t: t.reshape(4, 15), False),
+            ("kernel", [(4, 3, 2, 5)] * 2, lambda t: t.reshape(4, 30), False),
+            (
+                "transposed_kernel",
+                [(3, 4, 5)] * 2,
+                lambda t: t.transpose(0, 1).reshape(4, 15),
+                False,
+            ),
         ],
     )
-    def test_layouts(self, layout, shape, unfold):
-        params = matrices(shape, shape)
-        start = copy.deepcopy(params)
-        given = run(Muon([muon_group(params, layout=layout)]), params)
-        for p, w, gradients in zip(params, start, given, strict=True):
-            wanted = reference_run(unfold(w), [unfold(g) for g in gradients])
+    def test_equals_the_reference(self, layout, shapes, unfold, nesterov):
+        params, scale = matrices(*shapes), "rms" if nesterov else "spectral"
+        start, group = copy.deepcopy(params), muon_group(params, layout=layout)
+        given = run(Muon([group], momentum=0.8, nesterov=nesterov, scale=scale), params)
+        for p, w, gradients in zip(params, map(unfold, start), given, strict=True):
+            factor = 0.2 * math.sqrt(max(w.shape)) if nesterov else None
+            settings = {"momentum": 0.8, "nesterov": nesterov, "scale": factor}
+            wanted = reference_run(w, [unfold(g) for g in gradients], **settings)
             torch.testing.assert_close(unfold(p.detach()), wanted, rtol=0, atol=1e-11)
 
     @pytest.mark.usefixtures("precise")
-    @pytest.mark.parametrize("layout", ["out_in", "in_out"])
-    def test_a_stack_equals_its_matrices_one_by_one(self, layout):
-        (stack,) = matrices((5, 3, 7))
-        singles = [nn.Parameter(m.clone()) for m in stack.detach()]
-        whole = Muon([muon_group([stack], layout=layout)])
-        apart = Muon([muon_group(singles, layout=layout)])
-        for step in range(3):
-            give_gradients([stack], step)
-            for single, g in zip(singles, stack.grad, strict=True):
-                single.grad = g.clone()
-            whole.step()
-            apart.step()
-        torch.testing.assert_close(stack.detach(), torch.stack(singles), rtol=0, atol=1e-12)
+    @pytest.mark.parametrize(
+        ("limit", "layout"), [(1, "out_in"), (35, "in_out"), (71, "in_out"), (100, "out_in")]
+    )
+    def test_bounded_batches_and_stacks_are_matrices_one_by_one(self, limit, layout, monkeypatch):
+        def apart(tensors: list[Tensor]) -> list[Tensor]:
+            return [m.clone() for t in tensors for m in t.detach().reshape(-1, *t.shape[-2:])]
 
-    @pytest.mark.usefixtures("precise")
-    @pytest.mark.parametrize("limit", [1, 35, 71, 100])
-    def test_bounded_batches_change_nothing(self, limit, monkeypatch):
-        shapes = [(5, 7), (7, 3, 5), (5, 7), (3, 4), (5, 7), (5, 7), (2, 2, 5, 7)]
-        bounded, free = matrices(*shapes), matrices(*shapes)
-        run(Muon([muon_group(free)]), free)
-        exact, sizes = functools.partial(orthogonalise, dtype=torch.float64), []
+        stacks = matrices((5, 7), (7, 3, 5), (5, 7), (3, 4), (5, 7), (5, 7), (2, 2, 5, 7))
+        singles, sizes = [nn.Parameter(m) for m in apart(stacks)], []
+        exact = functools.partial(orthogonalise, dtype=torch.float64)
 
         def watched(stack: Tensor, *_: Any, **__: Any) -> Tensor:
             sizes.append(stack.numel())
             return exact(stack)
 
-        monkeypatch.setattr("thinwire.optim.muon.orthogonalise", watched)
-        monkeypatch.setattr("thinwire.optim.muon.BATCH_ELEMENTS", limit)
-        run(Muon([muon_group(bounded)]), bounded)
-        torch.testing.assert_close(bounded, free, rtol=0, atol=1e-12)
+        with monkeypatch.context() as patch:
+            patch.setattr("thinwire.optim.muon.orthogonalise", watched)
+            patch.setattr("thinwire.optim.muon.BATCH_ELEMENTS", limit)
+            given = run(Muon([muon_group(stacks, layout=layout)]), stacks)
+        optimizer = Muon([muon_group(singles, layout=layout)])
+        for gradients in zip(*given, strict=True):
+            for single, gradient in zip(singles, apart(gradients), strict=True):
+                single.grad = gradient
+            optimizer.step()
+        torch.testing.assert_close(apart(stacks), apart(singles), rtol=0, atol=1e-12)
         assert max(sizes) <= max(limit, 2 * 5 * 7)
 
     def test_temporaries_stay_below_a_byte_for_each_parameter(self):
@@ -224,16 +202,18 @@ class TestMuonRule:
         torch.testing.assert_close(last.weight, plain.weight, rtol=0, atol=1e-6)
         assert last.weight.is_contiguous(memory_format=torch.channels_last)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_half_precision_parameters(self, dtype):
-        (half,) = matrices((16, 24), dtype=dtype)
-        half.data *= 0.01  # or the weights' own rounding would drown the updates
-        before = half.detach().double()
-        optimizer = Muon([muon_group([half])])
-        gradients = [g.double() for g in run(optimizer, [half])[0]]
-        wanted = reference_run(before, gradients)
-        assert optimizer.state[half]["momentum_buffer"].dtype == dtype
-        assert (half.detach().double() - wanted).norm() < 0.02 * (before - wanted).norm()
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_the_iteration_in_bf16_is_close_to_the_reference(self, dtype):
+        params = matrices((24, 40), (40, 24), dtype=dtype)
+        for p in params:
+            p.data *= 0.01  # or the weights' own rounding would drown the updates
+        before = [p.detach().double() for p in params]
+        optimizer = Muon([muon_group(params)])
+        given = run(optimizer, params)
+        for p, w, gradients in zip(params, before, given, strict=True):
+            wanted = reference_run(w, [g.double() for g in gradients])
+            assert optimizer.state[p]["momentum_buffer"].dtype == dtype
+            assert (p.detach().double() - wanted).norm() < 0.02 * (w - wanted).norm()
 
     def test_empty_matrices(self):
         params = matrices((0, 5), (5, 0), (0, 3, 4), (2, 2))
@@ -361,13 +341,6 @@ class TestAsAnyOptimizer:
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             assert torch.equal(p, q)
 
-    def test_foreign_state_is_refused_at_loading(self):
-        model = tiny()
-        optimizer = optimizer_of(model)
-        groups = [{"params": g["params"]} for g in optimizer.param_groups]
-        with pytest.raises(ConfigurationError, match='no "rule"'):
-            optimizer.load_state_dict(torch.optim.AdamW(groups).state_dict())
-
     @pytest.mark.usefixtures("precise")
     def test_scheduler(self):
         (p,) = matrices((4, 6))
@@ -429,45 +402,54 @@ class TestAsAnyOptimizer:
             assert torch.equal(p, q)
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("shape", "settings", "word"),
-        [
-            ((3, 3), {"rule": "moun"}, "cannot set rule"),
-            ((3, 3), {"scale": "Spectral"}, "cannot set scal"),
-            ((3, 3), {"layout": "in-out"}, "cannot set layo"),
-            *(((3, 3), {"lr": lr}, "cannot set lr") for lr in (-0.1, math.nan, math.inf)),
-            ((3, 3), {"weight_decay": -1.0}, "cannot set weig"),
-            ((3, 3), {"momentum": 1.0}, "cannot set mome"),
-            ((3, 3), {"betas": (0.9, 1.0)}, "cannot set beta"),
-            ((3, 3), {"eps": -1e-9}, "cannot set eps"),
-            ((), {}, "muon"),
-            ((3,), {}, "muon"),
-        ],
-    )
-    def test_settings(self, shape, settings, word):
-        with pytest.raises(ConfigurationError, match=word):
-            Muon([muon_group(matrices(shape), **settings)])
+def load_foreign_state() -> None:
+    optimizer = optimizer_of(tiny())
+    groups = [{"params": g["params"]} for g in optimizer.param_groups]
+    optimizer.load_state_dict(torch.optim.AdamW(groups).state_dict())
 
-    def test_parameters_without_a_rule_or_real_numbers(self):
-        params = matrices((3, 3))
-        for given in (params, [{"params": params}]):
-            with pytest.raises(ConfigurationError, match="muon_groups"):
-                Muon(given)
-        for rule in ("muon", "adamw"):
-            with pytest.raises(ConfigurationError, match="complex64"):
-                Muon([muon_group(matrices((3, 3), dtype=torch.complex64), rule=rule)])
 
-    def test_sparse_gradient(self):
-        table = nn.Embedding(5, 3, sparse=True)
-        optimizer = optimizer_of(table)
-        table(torch.tensor([1])).sum().backward()
-        with pytest.raises(ConfigurationError, match="sparse=False"):
-            optimizer.step()
+def step_on_a_sparse_gradient() -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = optimizer_of(table)
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
 
-    def test_refused_group_leaves_no_trace(self):
-        first, second = matrices((3, 3), (3, 3))
-        optimizer = Muon([muon_group([first])])
-        with pytest.raises(ConfigurationError):
-            optimizer.add_param_group(muon_group([second], scale="none"))
-        assert len(optimizer.param_groups) == 1
+
+def of_group(*shape: int, dtype: torch.dtype = torch.float32, **settings: Any) -> Muon:
+    return Muon([muon_group(matrices(shape, dtype=dtype), **settings)])
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        *(
+            (lambda s=settings: of_group(3, 3, **s), f"cannot set {next(iter(settings))[:4]}")
+            for settings in (
+                *({"rule": "moun"}, {"scale": "Spectral"}, {"layout": "in-out"}, {"eps": -1e-9}),
+                *({"lr": -0.1}, {"lr": math.nan}, {"lr": math.inf}, {"weight_decay": -1.0}),
+                *({"momentum": 1.0}, {"betas": (0.9, 1.0)}),
+            )
+        ),
+        (of_group, "muon"),
+        (lambda: of_group(3), "muon"),
+        (lambda: Muon(matrices((3, 3))), "muon_groups"),
+        (lambda: Muon([{"params": matrices((3, 3))}]), "muon_groups"),
+        *(
+            (lambda r=rule: of_group(3, 3, dtype=torch.complex64, rule=r), "complex64")
+            for rule in ("muon", "adamw")
+        ),
+        (load_foreign_state, 'no "rule"'),
+        (step_on_a_sparse_gradient, "sparse=False"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, word: str):
+    with pytest.raises(ConfigurationError, match=word):
+        call()
+
+
+def test_a_refused_group_leaves_no_trace():
+    first, second = matrices((3, 3), (3, 3))
+    optimizer = Muon([muon_group([first])])
+    with pytest.raises(ConfigurationError):
+        optimizer.add_param_group(muon_group([second], scale="none"))
+    assert len(optimizer.param_groups) == 1

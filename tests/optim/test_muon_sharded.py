@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "ranks"),
     [
-        ("fsdp,tp,placements_1d,shares,state_dict,refusals", 2),
-        ("fsdp,placements_1d,shares,placements_2d,hsdp,fsdp_tp,workers", 4),
+        ("fsdp,tp,placements_1d,shares,refusals", 2),
+        ("fsdp,placements_1d,shares,placements_2d,fsdp_tp", 4),
     ],
 )
 def test_sharded_as_whole(cases: str, ranks: int) -> None:

@@ -8,32 +8,9 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.blocks import DenseVector
-from thinwire.live_weights import LiveWeights
-from thinwire.outer import DelayedNesterov, FragmentContext, OuterState
+from thinwire.outer import DelayedNesterov
 from thinwire.outer.delayed_nesterov import delayed_nesterov
-from thinwire.storage import OnDevice
-from thinwire.testing import OuterContract
-
-
-class TestDelayedNesterov(OuterContract):
-    def make(self):
-        return DelayedNesterov(lr=0.7, momentum=0.9, every=2)
-
-
-class TestDelayedNesterovInAdvance(OuterContract):
-    def make(self):
-        return DelayedNesterov(lr=0.3, momentum=0.5, every=3, c=0.2)
-
-
-def bound(outer: tw.outer.OuterOptimizer, numel: int) -> OuterState:
-    model = nn.Linear(numel, 1, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.linspace(-1, 1, numel))
-    live = LiveWeights(model, [])
-    context = FragmentContext(
-        live=live, names=("weight",), workers=4, storage=OnDevice(live.device)
-    )
-    return outer.bind(context, tw.Delay())
+from toy import bound
 
 
 def gradients(count: int, numel: int = 7) -> list[Tensor]:
@@ -42,7 +19,7 @@ def gradients(count: int, numel: int = 7) -> list[Tensor]:
 
 
 def after(outer: tw.outer.OuterOptimizer, arrivals: list[Tensor]) -> Tensor:
-    state = bound(outer, len(arrivals[0]))
+    state = bound(outer, torch.linspace(-1, 1, len(arrivals[0])))[1]
     for g in arrivals:
         state.apply(DenseVector(g.clone()))
     return state.flat_anchor().clone()
@@ -107,7 +84,7 @@ def test_by_hand() -> None:
     g = 0: S = 0, step 0 + 1/4 * 3/2 = 3/8.
     """
     outer = DelayedNesterov(lr=1.0, momentum=0.5, every=2, c=0.25)
-    state = bound(outer, 1)
+    state = bound(outer, torch.tensor([-1.0]))[1]
     anchors: list[float] = []
     for g in (4.0, 2.0, 0.0):
         state.apply(DenseVector(torch.tensor([g])))
@@ -115,27 +92,8 @@ def test_by_hand() -> None:
     assert anchors == [-3.0, -3.0 - 17 / 8, -3.0 - 17 / 8 - 3 / 8]
 
 
-def test_a_checkpoint_keeps_the_place_among_the_arrivals() -> None:
-    outer = DelayedNesterov(lr=0.7, momentum=0.9, every=4)
-    arrivals = gradients(9)
-    state, resumed = bound(outer, 7), bound(outer, 7)
-    for g in arrivals[:6]:
-        state.apply(DenseVector(g.clone()))
-    saved = {key: value.clone() for key, value in state.state_dict().items()}
-    resumed.load_state_dict(saved)
-    for g in arrivals[6:]:
-        state.apply(DenseVector(g.clone()))
-        resumed.apply(DenseVector(g.clone()))
-    assert torch.equal(state.flat_anchor(), resumed.flat_anchor())
-    assert int(state.state_dict()["optimizer.step"]) == 9
-    resumed.load_state_dict(saved | {"optimizer.step": torch.tensor(0)})
-    for g in arrivals[6:]:
-        resumed.apply(DenseVector(g.clone()))
-    assert not torch.equal(state.flat_anchor(), resumed.flat_anchor())
-
-
 def test_memory_is_three_vectors() -> None:
-    held = bound(DelayedNesterov(), 8).memory()
+    held = bound(DelayedNesterov(), torch.ones(8))[1].memory()
     assert held["anchor"] == 32
     assert held["outer state"] == 64 + 8
 

@@ -4,72 +4,51 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.blocks import DenseVector
-from thinwire.live_weights import LiveWeights
-from thinwire.outer import FragmentContext
-from thinwire.storage import OnDevice
 from thinwire.testing import OuterContract
-from toy import OwnAnchors
+from toy import OwnAnchors, bound
+
+CONTRACTS = {
+    "PlainSGD": tw.outer.SGD(lr=0.5),
+    "Nesterov": tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True),
+    "HeavyBall": tw.outer.SGD(lr=0.7, momentum=0.9),
+    "AdamW": tw.outer.AdamW(lr=0.01),
+    "ByWorkerCount": tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.SGD(lr=0.5)))),
+    "DecoupledNesterov": tw.outer.DecoupledNesterov(lr=0.5),
+    "Direct": tw.outer.GradientAveraging(),
+    "Gossip": tw.outer.Gossip(lr=0.9, momentum=0.3),
+    "GossipWithoutMomentum": tw.outer.Gossip(lr=1.0, momentum=0.0),
+    "DelayedNesterov": tw.outer.DelayedNesterov(lr=0.7, momentum=0.9, every=2),
+    # What is resumed after two arrivals has its place among three.
+    "DelayedNesterovInAdvance": tw.outer.DelayedNesterov(lr=0.3, momentum=0.5, every=3, c=0.2),
+}
+DO_NOT_APPLY = {
+    "DecoupledNesterov": "test_equal_means_give_equal_bits",  # every worker has its own anchor
+    "Direct": "test_leaves_live_weights_on_the_anchor",  # there is none besides the live weights
+}
 
 
-class TestPlainSGD(OuterContract):
-    def make(self):
-        return tw.outer.SGD(lr=0.5)
+def contract(name: str) -> type[OuterContract]:
+    members = {"make": lambda self: CONTRACTS[name]}
+    if name in DO_NOT_APPLY:
+        assert hasattr(OuterContract, DO_NOT_APPLY[name])
+        members[DO_NOT_APPLY[name]] = None
+    return type(f"Test{name}", (OuterContract,), members)
 
 
-class TestNesterov(OuterContract):
-    def make(self):
-        return tw.outer.SGD(lr=0.7, momentum=0.9, nesterov=True)
-
-
-class TestHeavyBall(OuterContract):
-    def make(self):
-        return tw.outer.SGD(lr=0.7, momentum=0.9)
-
-
-class TestAdamW(OuterContract):
-    def make(self):
-        return tw.outer.AdamW(lr=0.01)
-
-
-class TestByWorkerCount(OuterContract):
-    def make(self):
-        return tw.outer.ByWorkerCount(table=((1, tw.outer.SGD()), (2, tw.outer.SGD(lr=0.5))))
-
-
-class TestDecoupledNesterov(OuterContract):
-    def make(self):
-        return tw.outer.DecoupledNesterov(lr=0.5)
-
-    @pytest.mark.skip(reason="every worker has an anchor of its own")
-    def test_equal_means_give_equal_bits(self) -> None:
-        """Does not apply."""
-
-
-class TestDirect(OuterContract):
-    def make(self):
-        return tw.outer.GradientAveraging()
-
-    @pytest.mark.skip(reason="there is no anchor besides the live weights")
-    def test_leaves_live_weights_on_the_anchor(self) -> None:
-        """Does not apply."""
+globals().update({f"Test{name}": contract(name) for name in CONTRACTS})
 
 
 def run_scalar(outer: tw.outer.OuterOptimizer, workers: int, deltas: list[float]) -> list[float]:
     """The anchor of one weight that starts at 0 after rounds with the given mean deltas."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    live = LiveWeights(model, [])
-    storage = OnDevice(live.device)
-    context = FragmentContext(live=live, names=("weight",), workers=workers, storage=storage)
-    state = outer.bind(context, tw.Delay())
+    weight, state = bound(outer, torch.zeros(1), workers)
     anchors: list[float] = []
     for delta in deltas:
         with torch.no_grad():
-            model.weight -= delta
+            weight -= delta
         pseudo_gradient = state.pseudo_gradient()
         assert float(pseudo_gradient) == pytest.approx(delta)
         state.apply(DenseVector(pseudo_gradient))
-        anchors.append(float(model.weight.detach()))
+        anchors.append(float(weight.detach()))
     return anchors
 
 
