@@ -1,5 +1,6 @@
 """An asynchronous run of a toy model, with real arithmetic and a virtual clock."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -30,14 +31,8 @@ def with_number(message: torch.Tensor, value: float) -> torch.Tensor:
     """`message`, of the codec of plain fp32, with one number replaced and checksums that fit."""
     body = message[64:].clone().view(torch.float32)
     body[3] = value
-    header = Header(
-        codec=tw.codecs.Identity().id,
-        fragment=0,
-        kind=Kind.WHOLE,
-        shard=0,
-        elements=len(body),
-        **read_origin(message)._asdict(),
-    )
+    places = {"fragment": 0, "kind": Kind.WHOLE, "shard": 0, **read_origin(message)._asdict()}
+    header = Header(codec=tw.codecs.Identity().id, elements=len(body), **places)
     return sealed(body.view(torch.uint8), header)
 
 
@@ -57,21 +52,13 @@ class AsyncTeam:
         **network: float,
     ) -> None:
         self.count = len(speeds)
-        self.server = AsyncServer(
-            model(),
-            method,
-            workers=self.count,
-            total_steps=total_steps,
-            options=options,
-            outer_device=outer_device,
-        )
+        known = {"total_steps": total_steps, "options": options, "outer_device": outer_device}
+        self.server = AsyncServer(model(), method, workers=self.count, **known)
         self.models = [model() for _ in speeds]
         self.optimizers = [build(model) for model in self.models]
         self.workers = [
-            AsyncWorker(model, optimizer, method, rank=rank, outer_device=outer_device)
-            for rank, (model, optimizer) in enumerate(
-                zip(self.models, self.optimizers, strict=True)
-            )
+            AsyncWorker(*part, method, rank=rank, outer_device=outer_device)
+            for rank, part in enumerate(zip(self.models, self.optimizers, strict=True))
         ]
         self.taken = [0] * self.count
         self.given: list[tuple[int, int, int]] = []
@@ -90,10 +77,9 @@ class AsyncTeam:
 
     def run(self, advances: int | None = None) -> "AsyncTeam":
         """So many groups of arrivals, or all."""
-        while advances is None or advances > 0:
+        for _ in itertools.count() if advances is None else range(advances):
             if not self.simulation.advance():
                 break
-            advances = None if advances is None else advances - 1
         return self
 
     def theta(self) -> list[torch.Tensor]:
@@ -101,30 +87,19 @@ class AsyncTeam:
         anchor = self.server.anchor()
         return [anchor[name].clone() for name, _ in self.server.model.named_parameters()]
 
+    def _parts(self) -> dict[str, list]:
+        """All that has a state, by name."""
+        alone = {"server": [self.server], "simulation": [self.simulation]}
+        each = {"workers": self.workers, "models": self.models, "optimizers": self.optimizers}
+        return alone | each
+
     def state_dict(self) -> dict:
-        return {
-            "server": self.server.state_dict(),
-            "simulation": self.simulation.state_dict(),
-            "workers": [worker.state_dict() for worker in self.workers],
-            "models": [model.state_dict() for model in self.models],
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "taken": list(self.taken),
-        }
+        states = {name: [p.state_dict() for p in parts] for name, parts in self._parts().items()}
+        return {**states, "taken": list(self.taken)}
 
     def load_state_dict(self, state: dict) -> "AsyncTeam":
-        self.server.load_state_dict(state["server"])
-        self.simulation.load_state_dict(state["simulation"])
-        for worker, model, optimizer, *saved in zip(
-            self.workers,
-            self.models,
-            self.optimizers,
-            state["workers"],
-            state["models"],
-            state["optimizers"],
-            strict=True,
-        ):
-            worker.load_state_dict(saved[0])
-            model.load_state_dict(saved[1])
-            optimizer.load_state_dict(saved[2])
+        for name, parts in self._parts().items():
+            for part, saved in zip(parts, state[name], strict=True):
+                part.load_state_dict(saved)
         self.taken = list(state["taken"])
         return self

@@ -15,13 +15,9 @@ class BucketTeam(Team):
         self.proxy = None if endpoint is None else Proxy(endpoint, self.fault)
         environment = options.pop("environment", {})
         if self.proxy is not None:
-            chosen = options_of(self.proxy.endpoint)
-            environment |= {
-                "AWS_ENDPOINT_URL": self.proxy.endpoint,
-                "AWS_REGION": chosen["region"],
-                "AWS_ACCESS_KEY_ID": chosen["access_key_id"],
-                "AWS_SECRET_ACCESS_KEY": chosen["secret_access_key"],
-            }
+            environment["AWS_ENDPOINT_URL"] = self.proxy.endpoint
+            for key in ("region", "access_key_id", "secret_access_key"):
+                environment[f"AWS_{key.upper()}"] = options_of(self.proxy.endpoint)[key]
         super().__init__(tmp_path, environment=environment, **options)
         self.address = url
 

@@ -4,12 +4,12 @@ import http.client
 import os
 import signal
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from thinwire.elastic.carrier import StreamCarrier
-from thinwire.elastic.healing import HealingServer
 from thinwire.elastic.transport import Elastic
 from thinwire.loop_state import LoopState
 from thinwire.membership import Membership
@@ -26,38 +26,22 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def flip(payload: Tensor) -> Tensor:
-    """One bit of the body is another."""
-    damaged = payload.clone()
-    damaged[HEADER_NBYTES + 1] ^= 4
-    return damaged
-
-
-def fill(payload: Tensor) -> Tensor:
-    """The end was lost, and zeros stand there."""
-    damaged = payload.clone()
-    damaged[len(payload) // 2 :] = 0
-    return damaged
-
-
-def cut(payload: Tensor) -> Tensor:
-    """The end was lost."""
-    return payload[: len(payload) - 5].clone()
-
-
-DAMAGES = {"flip": flip, "fill": fill, "cut": cut}
+def damaged(payload: Tensor, how: str) -> Tensor:
+    """One bit of the body is another; the end was lost, and zeros stand there, or nothing."""
+    changed = payload.clone()
+    if how == "flip":
+        changed[HEADER_NBYTES + 1] ^= 4
+    elif how == "fill":
+        changed[len(payload) // 2 :] = 0
+    return changed[:-5] if how == "cut" else changed
 
 
 class FaultyTransport(Transport, Membership):
     """Wraps an elastic transport: tells what was committed, dies when asked to, damages messages.
 
-    Args:
-        inner: the transport.
-        tell: is told which workers counted in every round.
-        die_at: "started", "landed" or "reduced", and in which exchange among `among` workers.
-        stops: whether it stops there instead.
-        damage: how, in which rounds; if `from_rank` is given what comes from there, otherwise what
-            is sent.
+    It dies, or stops, at `die_at`: "started", "landed" or "reduced", and in which exchange among
+    `among` workers. `damage` says how, and in which rounds; with `from_rank`, what comes from there
+    is damaged, otherwise what is sent.
     """
 
     def __init__(
@@ -112,7 +96,7 @@ class FaultyTransport(Transport, Membership):
     def _meddled(self, tag: RoundTag):
         """Messages are damaged before they leave or once they are here; votes are not touched."""
         strikes, reduced = self._strikes(tag), False
-        damage, rank = DAMAGES[self._damage["how"]], self._damage.get("from_rank")
+        damage, rank = partial(damaged, how=self._damage["how"]), self._damage.get("from_rank")
 
         def carry(post: Post) -> Generator[Post, Received, Received]:
             nonlocal reduced
@@ -169,9 +153,8 @@ def stop_in_connect() -> None:
 def die_while(doing: str) -> None:
     """Make this process die the first time that it does something.
 
-    Args:
-        doing: "fetching" (a state is on the way), "adopting" (it is here), "serving" (another one
-            is about to get this worker's), "connecting" (to the workers of a round).
+    `doing` is "fetching" (a state is on the way), "adopting" (it is here) or "connecting" (to the
+    workers of a round).
     """
     if doing == "fetching":
         getresponse = http.client.HTTPConnection.getresponse
@@ -187,7 +170,6 @@ def die_while(doing: str) -> None:
         return
     owner, name = {
         "adopting": (LoopState, "load"),
-        "serving": (HealingServer, "_answer_state"),
         "connecting": (StreamCarrier, "connect"),
     }[doing]
     setattr(owner, name, lambda *_, **__: die())

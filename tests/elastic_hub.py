@@ -85,23 +85,31 @@ class Player:
         return dict(self.state.capture().tensors)
 
 
-def exchange(players: Sequence[Player]) -> None:
+def begin(players: Iterable[Player]) -> None:
     for player in players:
         player.loop.begin()
+
+
+def finish(players: Iterable[Player]) -> None:
     for player in players:
         player.loop.finish()
 
 
+def exchange(players: Sequence[Player], times: int = 1) -> None:
+    for _ in range(times):
+        begin(players)
+        finish(players)
+
+
+def inner(players: Iterable[Player], steps: int = 1) -> None:
+    for player in players:
+        player.inner(steps)
+
+
 def train(players: Sequence[Player], steps: int) -> None:
     for _ in range(steps):
-        for player in players:
-            player.inner()
+        inner(players)
         exchange(players)
-
-
-def inner(players: Iterable[Player]) -> None:
-    for player in players:
-        player.inner()
 
 
 def to_boundary(players: Sequence[Player]) -> None:
@@ -112,11 +120,9 @@ def to_boundary(players: Sequence[Player]) -> None:
 
 def begin_with(players: Sequence[Player], late: Player) -> None:
     """Begin a round with a newcomer."""
-    for player in players:
-        player.loop.begin()
+    begin(players)
     late.loop.join()
-    for player in players:
-        player.loop.finish()
+    finish(players)
 
 
 def flush(players: Sequence[Player]) -> None:
@@ -124,8 +130,7 @@ def flush(players: Sequence[Player]) -> None:
     for _ in range(9):
         for player in players:
             player.loop.begin_last()
-        for player in players:
-            player.loop.finish()
+        finish(players)
         if all(player.state.is_settled() for player in players):
             return
     raise AssertionError("the last round never counted")

@@ -50,17 +50,8 @@ class Program:
         context = forked.context()
         reader, writer = context.Pipe(duplex=False)
         self.errors = errors
-        self.process: BaseProcess = context.Process(
-            target=_enter,
-            args=(
-                function,
-                arguments,
-                writer,
-                str(errors),
-                {**ENVIRONMENT, **environment},
-                namespace,
-            ),
-        )
+        given = (function, arguments, writer, str(errors), ENVIRONMENT | environment, namespace)
+        self.process: BaseProcess = context.Process(target=_enter, args=given)
         self.process.start()
         writer.close()
         self.lines: list[str] = []
@@ -124,12 +115,10 @@ class Worker(Program):
         return [self, *self.further]
 
     def send_to_all(self, number: int) -> None:
-        """Send a signal to every rank."""
         for rank in self.ranks:
             rank.send(number)
 
     def kill_all(self) -> None:
-        """Kill every rank."""
         for rank in self.ranks:
             rank.kill()
 
@@ -196,7 +185,6 @@ class Team:
             program.end()
 
     def _processes(self) -> list[Worker]:
-        """Every rank of every worker."""
         return [rank for worker in self.workers for rank in worker.ranks]
 
     # -- what can be done --------------------------------------------------------------------------
@@ -213,7 +201,6 @@ class Team:
         assert not lighthouse.gone, (lighthouse.lines, errors.read_text())
 
     def kill_lighthouse(self) -> None:
-        """Kill the lighthouse."""
         self.lighthouses[-1].kill()
 
     def start(
@@ -236,17 +223,14 @@ class Team:
         further: list[Worker] = []
         for index in reversed(range(ranks)):
             sharded = {"ranks": (index, ranks, meeting)} if ranks > 1 else {}
+            given = {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})}
             worker = Worker(
                 identity,
-                self._work,
-                self.address,
-                identity,
-                {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})},
+                *(self._work, self.address, identity, given),
                 errors=self._folder / f"{identity}-{len(self.workers)}-{index}.txt",
                 namespace=self._namespaces[nodes[index]],
-                THINWIRE_TOKEN=token,
-                **self._environment,
                 further=tuple(further),
+                **{"THINWIRE_TOKEN": token, **self._environment},
             )
             further.insert(0, worker)
         self.workers.append(worker)
@@ -273,9 +257,7 @@ class Team:
     def finish(self, timeout_s: float = 50, *, left_behind: bool = False) -> list[Worker]:
         """Wait for all that were not killed: they end well, with equal digests; returns them.
 
-        Args:
-            timeout_s: for all of them.
-            left_behind: whether one may end with an error that says that the run is over.
+        With `left_behind`, one may end with an error that says that the run is over.
         """
         end_s = time.monotonic() + timeout_s
         expected = (None, 0, 1) if left_behind else (None, 0)
@@ -298,7 +280,6 @@ class Team:
     # -- what is to be seen ------------------------------------------------------------------------
 
     def lighthouse_output(self) -> str:
-        """What the lighthouses printed."""
         return "".join(line for lighthouse in self.lighthouses for line in lighthouse.lines)
 
     def check_shares(self) -> None:

@@ -34,29 +34,21 @@ T = TypeVar("T")
 class ElasticHub:
     """Connects K elastic workers that share a thread, and does to them what a network would.
 
-    A test sets the attributes below between rounds. Membership is settled by the hub itself: there
-    is no lighthouse, no heartbeat and no timeout.
-
-    Attributes:
-        discards: whether the round of a tag is discarded; by default none is.
-        tamper: (sender's rank, receiver's rank, message) in, what arrives out; not called for what
-            a worker receives from itself, nor for votes.
-        uninformed: names of workers that take every round for discarded, though it counts.
-        broken: whether all members are told in the next round that they have a new group.
-        heal_by: "records" replays missed rounds where all are known, "snapshot" never does.
-        records: of all rounds that counted, by the version of the shared state after them.
-        shares: the data shares that were dealt, in their order.
+    There is no lighthouse, heartbeat or timeout: between rounds, a test sets the members and the
+    attributes below.
     """
 
     def __init__(self) -> None:
         self.discards: Callable[[RoundTag], bool] = lambda tag: False
+        # Of what one worker sends another, votes not among it.
         self.tamper: Callable[[int, int, Tensor], Tensor] = lambda sender, to, payload: payload
+        # Names of workers that take every round for discarded, though it counts.
         self.uninformed: set[str] = set()
-        self.heal_by = "records"
-        self.records: dict[int, RoundRecord] = {}
-        self.shares: list[int] = []
+        self.heal_by = "records"  # where all are known, or "snapshot"
+        self.records: dict[int, RoundRecord] = {}  # by the version after them
+        self.shares: list[int] = []  # that were dealt
         self._members: list[HubTransport] = []
-        self.broken = False
+        self.broken = False  # whether all are told in the next round that they have a new group
         self._exchanges: dict[tuple[int, int], _HubExchange] = {}
         self._rounds = 0
         self._arrived: list[str] = []
@@ -125,12 +117,7 @@ class ElasticHub:
 
 
 class HubTransport(Transport, Membership):
-    """One worker's end of an `ElasticHub`, from `ElasticHub.connect`.
-
-    Attributes:
-        closes: how often `leave` was called.
-        metrics: what its loop reported last.
-    """
+    """One worker's end of an `ElasticHub`, from `ElasticHub.connect`."""
 
     def __init__(self, hub: ElasticHub, name: str) -> None:
         self.hub, self.name = hub, name
@@ -141,13 +128,9 @@ class HubTransport(Transport, Membership):
         self.rank_in_round = self.group = 0
         self.counter: Iterator[int] = itertools.count()
 
-    @property
-    def rank(self) -> int:
-        return self.rank_in_round
-
-    @property
-    def world_size(self) -> int:
-        return len(self.members)
+    rank = property(lambda self: self.rank_in_round)
+    world_size = property(lambda self: len(self.members))
+    is_fixed = False
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Know no other's: a test gives all workers the same method."""
@@ -162,8 +145,6 @@ class HubTransport(Transport, Membership):
         exchange = self.hub.exchange_of(self, tag)
         exchange.running[self.rank] = running
         return _HubRound(exchange, self.rank, running)
-
-    is_fixed = False
 
     def join(self, state: SharedState) -> None:
         self.state = state

@@ -105,7 +105,6 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     if checkpoint.exists():
         outer.load_shared_state(torch.load(checkpoint, weights_only=True))
     outer.join()
-    tell(requests_to_join=dict(outer.stats.requests))
     steps_together = 0
     while True:
         share = outer.share
@@ -126,16 +125,12 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         elastic.run = lambda *_: die()
     outer.flush()
     tell(
-        requests=dict(outer.stats.requests),
-        sent_bytes=outer.stats.sent_bytes,
-        received_bytes=outer.stats.received_bytes,
         digest=digest_of(outer),
         shard=outer.digest(),
         version=outer.stats.rounds,
         last_step=outer.inner_step,
         left_out=outer.stats.left_out,
         contributions=outer.stats.contributions,
-        wait_s=outer.stats.wait_s,
     )
     save(outer, options)
     outer.close()

@@ -15,6 +15,7 @@ from training import corpus  # noqa: F401
 
 OPTIONS = {"steps": 60, "every": 4, "step_s": 0.03, "terms": {"min_workers": 2}}
 PRIVATE = "192.168.1.10"
+LINK = {"nodes": 3, "rate_bps": 100e6, "delay_s": 0.005, "behind_routers": (1, 2)}
 
 
 @pytest.mark.slow
@@ -24,10 +25,9 @@ def test_two_workers_behind_routers_end_as_two_that_reach_each_other(tmp_path, r
     with Team(tmp_path / "near", **OPTIONS) as team:
         near = [team.start(name) for name in "ab"]
         team.finish()
-    link_of = {"nodes": 3, "rate_bps": 100e6, "delay_s": 0.005, "behind_routers": (1, 2)}
     captured = tmp_path / "captured"
     with (
-        real.Link(**link_of, capture=captured) as link,
+        real.Link(**LINK, capture=captured) as link,
         Team(
             tmp_path / "apart", host=link.addresses[0], namespaces=link.namespaces, **OPTIONS
         ) as team,
@@ -42,17 +42,10 @@ def test_two_workers_behind_routers_end_as_two_that_reach_each_other(tmp_path, r
 def test_a_worker_behind_a_router_that_was_killed_heals_by_way_of_the_lighthouse(
     tmp_path, real
 ) -> None:
-    link_of = {"nodes": 3, "rate_bps": 100e6, "delay_s": 0.005, "behind_routers": (1, 2)}
+    options = OPTIONS | {"steps": 120, "terms": {}}
     with (
-        real.Link(**link_of) as link,
-        Team(
-            tmp_path,
-            host=link.addresses[0],
-            namespaces=link.namespaces,
-            steps=120,
-            every=4,
-            step_s=0.03,
-        ) as team,
+        real.Link(**LINK) as link,
+        Team(tmp_path, host=link.addresses[0], namespaces=link.namespaces, **options) as team,
     ):
         first, second = (team.start(name, node=n, host=PRIVATE) for n, name in ((1, "a"), (2, "b")))
         team.until(lambda: all(team.met(worker, 2) for worker in (first, second)))
@@ -75,12 +68,11 @@ def test_what_the_lighthouse_prints_is_all_that_the_others_type(
     real,
     corpus,  # noqa: F811
 ) -> None:
-    link_of = {"nodes": 3, "rate_bps": 100e6, "delay_s": 0.005, "behind_routers": (1, 2)}
     unset = {k: v for k, v in os.environ.items() if k != "THINWIRE_TOKEN"}
     text = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # As a user would, and not as a rank of the link.
     thinwire = ["env", "-u", "RANK", "-u", "WORLD_SIZE", sys.executable, "-m", "thinwire"]
-    with real.Link(**link_of) as link, mock.patch.dict(os.environ, unset, clear=True):
+    with real.Link(**LINK) as link, mock.patch.dict(os.environ, unset, clear=True):
         lighthouse = link.popen(
             0, [*thinwire, "lighthouse", "--public", link.addresses[0]], **text, bufsize=1
         )
@@ -106,23 +98,10 @@ def test_what_the_lighthouse_prints_is_all_that_the_others_type(
 def check_nothing_is_readable(captured: bytes, workers: list) -> None:
     """No token, header, request, name of a method or address is in the packets, but TLS's own."""
     assert len(captured) > 100_000
-    payload_words = [
-        TOKEN.encode(),
-        b"thinwire",
-        b"CONNECT",
-        b"HTTP/1",
-        b"Content-Length",
-        b"identity",
-        b"version",
-        b"method",
-        b"digest",
-        b"PRI * HTTP/2",  # gRPC's greeting
-        b"torchft",
-        PRIVATE.encode(),
-        *(worker.digest.encode() for worker in workers),
-        *(worker.digest[:16].encode() for worker in workers),
-    ]
-    assert [word for word in payload_words if word in captured] == []
+    words = b"thinwire CONNECT HTTP/1 Content-Length identity version method digest torchft".split()
+    words += [TOKEN.encode(), PRIVATE.encode(), b"PRI * HTTP/2"]  # gRPC's greeting
+    words += [end.encode() for worker in workers for end in (worker.digest, worker.digest[:16])]
+    assert [word for word in words if word in captured] == []
     assert not re.search(rb"\{\"[a-z_]+\": ", captured)
 
 

@@ -11,9 +11,7 @@ import pytest
 from thinwire.elastic.carrier import GroupLink
 from thinwire.elastic.group import RankLink
 from thinwire.elastic.quorum import Member, Quorum, elect
-from thinwire.elastic.rank_session import Reachability
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError
 from thinwire.membership import Progress
 from thinwire.transport.backend import Backend
 
@@ -66,13 +64,6 @@ def never():
     ends.set()
 
 
-def test_workers_connect_to_each_other_in_rank_order() -> None:
-    carrier = Connecting()
-    link = RankLink(carrier, lambda why, lost_s: None)
-    assert link.form(quorum(a=0, b=7, c=7), "a:1", timeouts(9.0)) == ""
-    assert carrier.addresses == ["a:1", "b:1", "c:1"]
-
-
 def test_a_worker_that_stands_still_while_workers_connect_is_left_behind(never) -> None:
     waits = timeouts(0.3)
     link = RankLink(Connecting(never), lambda why, lost_s: None)
@@ -99,34 +90,7 @@ def test_a_worker_that_is_gone_is_not_waited_for(never) -> None:
         assert "b is gone" in forming.result(10)
     assert waits.connect() == 60.0
     assert link.form(quorum(a=1), "a:1", waits) == ""  # it goes on alone
-
-
-START = Progress(version=0, step=0, digest="")
-
-
-def others(*names: str) -> list[Member]:
-    return [Member(identity=n, nonce="1", address=f"{n}:1", position=START) for n in names]
-
-
-def test_a_worker_that_is_tried_twice_in_a_row_and_does_not_answer_is_unreachable() -> None:
-    silent, looked = {"b:1"}, []
-
-    def look(address: str) -> None:
-        looked.append(address)
-        if address in silent:
-            raise ExchangeError("ask", because="no route to host", do="look")
-
-    reachability = Reachability(look)
-    reachability.not_connected(others("b", "c"))
-    assert (reachability.unreachable, looked) == ((), [])
-    reachability.not_connected(others("b", "c", "d"))
-    assert (reachability.unreachable, sorted(looked)) == (("b:1",), ["b:1", "c:1"])
-    silent = {"c:1", "d:1"}
-    reachability.not_connected(others("c"))
-    assert reachability.unreachable == ("c:1",)
-    reachability.not_connected(others("c", "d"))
-    assert reachability.unreachable == ("c:1",)  # d was left out in between
-    reachability.connected()
-    assert reachability.unreachable == ()
-    reachability.not_connected(others("c"))
-    assert reachability.unreachable == ()
+    carrier = Connecting()
+    link = RankLink(carrier, lambda why, lost_s: None)
+    assert link.form(quorum(a=0, b=7, c=7), "a:1", timeouts(9.0)) == ""
+    assert carrier.addresses == ["a:1", "b:1", "c:1"]  # in rank order

@@ -5,14 +5,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from elastic_http import DIALER, ECHO, TOKEN, eventually
-from thinwire.elastic import relay as relay_module
 from thinwire.elastic.dialer import Dialer, open_stream
 from thinwire.elastic.https import RunServer, send_request
-from thinwire.elastic.relay import LoopbackForward, Relay, RelayedServer, loopback_tunnel, pump
+from thinwire.elastic.relay import Relay, RelayedServer, pump
 from thinwire.errors import ExchangeError
 from thinwire.security.tls import client_context, server_context
 
@@ -20,35 +20,25 @@ HIDDEN = "127.0.0.1:1"  # where no worker listens
 
 
 @contextlib.contextmanager
-def relay_at(port: int = 0) -> Iterator[str]:
-    server = RunServer(TOKEN, ECHO, host="127.0.0.1", port=port, tunnels=Relay().tunnels)
+def serving(**tunnels) -> Iterator[tuple[RunServer, str]]:
+    """A server of the run, and where it is reached."""
+    server = RunServer(TOKEN, ECHO, host="127.0.0.1", tunnels=tunnels)
     try:
-        yield f"127.0.0.1:{server.port}"
+        yield server, f"127.0.0.1:{server.port}"
     finally:
         server.close()
 
 
 @contextlib.contextmanager
-def worker_at() -> Iterator[str]:
-    """A worker that others reach directly."""
-    server = RunServer(TOKEN, ECHO, host="127.0.0.1")
-    try:
-        yield f"127.0.0.1:{server.port}"
-    finally:
-        server.close()
-
-
-@contextlib.contextmanager
-def hidden_worker(relay: str) -> Iterator[None]:
-    """A worker that others know by an address at which it is not reached."""
-    server = RunServer(TOKEN, ECHO, host="127.0.0.1")
-    kept = RelayedServer(Dialer(TOKEN, relay), relay, HIDDEN, server.serve)
-    try:
-        assert eventually(lambda: answers(relay))
-        yield
-    finally:
-        kept.close()
-        server.close()
+def hidden_worker() -> Iterator[tuple[str, RelayedServer]]:
+    """A relay, and a worker that others know by an address at which it is not reached."""
+    with serving(**Relay().tunnels) as (_, relay), serving() as (worker, _):
+        kept = RelayedServer(Dialer(TOKEN, relay), relay, HIDDEN, worker.serve)
+        try:
+            assert eventually(lambda: answers(relay))
+            yield relay, kept
+        finally:
+            kept.close()
 
 
 def hidden_dialer(relay: str) -> Dialer:
@@ -64,14 +54,17 @@ def answers(relay: str) -> bool:
         return False
 
 
-def test_requests_reach_a_worker_that_cannot_be_connected_to() -> None:
-    with relay_at() as relay, hidden_worker(relay):
+def test_requests_reach_a_hidden_worker_also_once_its_relay_was_started_again() -> None:
+    with hidden_worker() as (relay, kept):
         body = bytes(3_000_001)
         assert send_request(hidden_dialer(relay), HIDDEN, "/echo", body=body).body == body
+        # As if the lighthouse's machine had been started again.
+        socket.socket.shutdown(kept._stream, socket.SHUT_RDWR)
+        assert eventually(lambda: answers(relay))
 
 
 def test_a_way_that_was_tried_in_vain_is_not_tried_again_at_once(monkeypatch) -> None:
-    with relay_at() as relay, hidden_worker(relay):
+    with hidden_worker() as (relay, _):
         dialer, tried = Dialer(TOKEN, relay), []
         direct = Dialer._direct
 
@@ -89,86 +82,23 @@ def test_a_way_that_was_tried_in_vain_is_not_tried_again_at_once(monkeypatch) ->
 
 
 def test_a_relay_that_is_gone_hides_no_worker_that_is_reached_directly() -> None:
-    with relay_at() as relay:
+    with serving(**Relay().tunnels) as (_, relay):
         dialer = Dialer(TOKEN, relay)
-    with worker_at() as address:
+    with serving() as (_, address):
         dialer._relayed_until_s[address] = time.monotonic() + 60  # it was unreachable for a moment
         assert send_request(dialer, address, "/ping").body == b"pong"
         assert not dialer.is_relayed(address)
 
 
-def test_an_answer_that_comes_too_late_leaves_no_thread(monkeypatch) -> None:
-    monkeypatch.setattr(relay_module, "_ANSWER_S", 0.2)
-    relay = Relay()
-    asked = relay_module._AskedStream()
-    relay._asked["key"] = asked
-    run = relay.tunnels["stream"]("key")
-    thread = threading.Thread(target=run, args=(None,))
-    thread.start()  # and who asked has given up
-    thread.join(5)
-    assert not thread.is_alive()
-    with pytest.raises(OSError, match="no worker waits"):
-        relay.tunnels["stream"]("key")
-
-
 def test_a_worker_that_is_not_there_is_named_with_both_ways() -> None:
-    with relay_at() as relay, pytest.raises(ExchangeError) as raised:
-        send_request(Dialer(TOKEN, relay), "127.0.0.1:1", "/ping")
+    with serving(**Relay().tunnels) as (_, relay):
+        with pytest.raises(ExchangeError) as raised:
+            send_request(Dialer(TOKEN, relay), "127.0.0.1:1", "/ping")
+        # An answer to what was never asked.
+        with pytest.raises(ExchangeError, match="no worker waits"):
+            open_stream(DIALER, relay, "stream/0123456789abcdef", timeout_s=5)
     assert "refused" in raised.value.because
     assert "no worker at 127.0.0.1:1 is connected to the relay" in raised.value.because
-
-
-def test_a_worker_that_is_silent_is_waited_for_no_longer_than_stated(monkeypatch) -> None:
-    monkeypatch.setattr(relay_module, "_ANSWER_S", 0.3)
-    with relay_at() as relay:
-        kept = open_stream(DIALER, relay, f"relay/{HIDDEN}", timeout_s=5)
-        began_s = time.monotonic()
-        with pytest.raises(ExchangeError, match=r"did not answer in 0\.3 s"):
-            open_stream(DIALER, relay, f"worker/{HIDDEN}", timeout_s=5)
-        assert time.monotonic() - began_s < 2
-        kept.close()
-
-
-def test_an_answer_to_what_was_never_asked_is_refused() -> None:
-    with relay_at() as relay, pytest.raises(ExchangeError, match="no worker waits"):
-        open_stream(DIALER, relay, "stream/0123456789abcdef", timeout_s=5)
-
-
-def test_a_worker_comes_back_to_a_relay_that_was_started_again() -> None:
-    with contextlib.ExitStack() as opened:
-        relay = opened.enter_context(relay_at())
-        server = RunServer(TOKEN, ECHO, host="127.0.0.1")
-        kept = RelayedServer(Dialer(TOKEN, relay), relay, HIDDEN, server.serve)
-        assert eventually(lambda: answers(relay))
-        # As if the lighthouse's machine had been started again.
-        socket.socket.shutdown(kept._stream, socket.SHUT_RDWR)
-        assert eventually(lambda: answers(relay))
-        kept.close()
-        server.close()
-
-
-def test_a_client_of_loopback_reaches_a_program_on_the_loopback_of_the_relays_machine() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as program:
-
-        def run() -> None:
-            client, _ = program.accept()
-            with client:
-                client.sendall(client.recv(100)[::-1])
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        port = program.getsockname()[1]
-        server = RunServer(TOKEN, {}, host="127.0.0.1", tunnels={"it": loopback_tunnel(port)})
-        forward = LoopbackForward(DIALER, f"127.0.0.1:{server.port}", "it")
-        host, _, there = forward.address.rpartition(":")
-        with socket.create_connection((host, int(there)), timeout=5) as client:
-            client.sendall(b"abc")
-            assert client.recv(100) == b"cba"
-        thread.join(5)
-        forward.close()
-        with pytest.raises(OSError):
-            socket.create_connection((host, int(there)), timeout=1)
-        server.close()
 
 
 def within_tls() -> tuple[socket.socket, socket.socket]:
@@ -183,34 +113,27 @@ def within_tls() -> tuple[socket.socket, socket.socket]:
     return client, ends[0]
 
 
-KINDS = {"plain": socket.socketpair, "tls": within_tls}
-
-
-@pytest.mark.parametrize("second", KINDS)
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("nbytes", [1, 70_001, 3_000_001])
-def test_what_one_end_says_the_other_hears(first: str, second: str, nbytes: int) -> None:
-    (mine, inner), (outer, theirs) = KINDS[first](), KINDS[second]()
+@pytest.mark.parametrize(
+    ("ends", "nbytes"),
+    [("plain-tls", 1), ("tls-tls", 70_001), ("tls-plain", 3_000_001), ("plain-plain", 70_001)],
+)
+def test_what_one_end_says_the_other_hears(ends: str, nbytes: int) -> None:
+    kinds = {"plain": socket.socketpair, "tls": within_tls}
+    (mine, inner), (outer, theirs) = (kinds[kind]() for kind in ends.split("-"))
     carrying = threading.Thread(target=pump, args=(inner, outer))
     carrying.start()
-    heard: dict[str, bytes] = {}
 
-    def hear(name: str, stream: socket.socket) -> None:
+    def hear(stream: socket.socket) -> bytes:
         raw = b""
         while len(raw) < nbytes:
             raw += stream.recv(1 << 16)
-        heard[name] = raw
+        return raw
 
-    question, answer = bytes(nbytes), b"\x07" * nbytes
-    there = threading.Thread(target=hear, args=("there", theirs))
-    there.start()
-    mine.sendall(question)
-    there.join(20)
-    here = threading.Thread(target=hear, args=("here", mine))
-    here.start()
-    theirs.sendall(answer)
-    here.join(20)
-    assert heard == {"there": question, "here": answer}
+    with ThreadPoolExecutor(1) as pool:
+        for said, here, there in ((b"\0", mine, theirs), (b"\7", theirs, mine)):
+            heard = pool.submit(hear, there)
+            here.sendall(said * nbytes)
+            assert heard.result(20) == said * nbytes
     mine.close()
     theirs.close()
     carrying.join(10)

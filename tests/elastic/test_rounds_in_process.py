@@ -17,9 +17,11 @@ from elastic_hub import (
     TOP_K,
     H,
     Player,
+    begin,
     begin_with,
     crew,
     exchange,
+    finish,
     flush,
     inner,
     method,
@@ -31,8 +33,14 @@ from elastic_hub import (
 from elastic_twin import ElasticHub
 from exchanges import sealed
 from thinwire.exchange.message import Header, Kind
+from thinwire.membership import RoundRecord
 from thinwire.rejection import RejectReason
 from toy import Team, adamw, build_model, muon, same_bits, sgd
+
+
+@pytest.fixture
+def hub() -> ElasticHub:
+    return ElasticHub()
 
 
 def half(seed: int = 0):
@@ -41,21 +49,14 @@ def half(seed: int = 0):
 
 # -- a discarded round is no round ---------------------------------------------------------------
 
+BITS = {"codec": tw.codecs.Quantise(bits=2), "feedback": FEEDBACK}
 CASES = {
     "adamw": (method(), adamw, build_model),
     "muon": (method(), muon, build_model),
     "feedback": (method(codec=TOP_K, feedback=FEEDBACK), adamw, build_model),
-    "2 bit": (
-        method(codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()),
-        adamw,
-        build_model,
-    ),
+    "2 bit": (method(exchange=tw.ReduceScatter(), **BITS), adamw, build_model),
     "owner feedback": (
-        method(
-            codec=tw.codecs.Quantise(bits=2),
-            feedback=FEEDBACK,
-            exchange=tw.ReduceScatter(owner_feedback=FEEDBACK),
-        ),
+        method(exchange=tw.ReduceScatter(owner_feedback=FEEDBACK), **BITS),
         adamw,
         build_model,
     ),
@@ -64,9 +65,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_discarding_every_other_round_is_half_as_many_rounds(case: str) -> None:
+def test_discarding_every_other_round_is_half_as_many_rounds(case: str, hub) -> None:
     described, build, model = CASES[case]
-    hub = ElasticHub()
     players = crew(hub, described, 3, build=build, model=model, of=3)
     for boundary in range(1, 7):
         hub.discards = lambda _, odd=boundary % 2: bool(odd)
@@ -86,8 +86,7 @@ def test_discarding_every_other_round_is_half_as_many_rounds(case: str) -> None:
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> None:
-    hub = ElasticHub()
+def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int, hub) -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, METHODS[name], 3)
     train(players, H * rounds)
@@ -97,10 +96,8 @@ def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> N
     for track, residual in zip(late.state.fragments, left, strict=True):
         if residual is not None:
             track.exchange.load_feedback_vector(residual)
-    for player in players:
-        player.inner(H)
-    for _ in range(H - 1):
-        exchange(players)
+    inner(players, H)
+    exchange(players, H - 1)
     hub.set_members(*(p.node for p in players), late.node)
     begin_with(players, late)
     assert late.loop.share == max(hub.shares)
@@ -122,8 +119,7 @@ def test_a_newcomer_takes_over_what_the_others_have(name: str, rounds: int) -> N
 
 @pytest.mark.parametrize("missed", [1, 2, 5])
 @pytest.mark.parametrize("name", METHODS)
-def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: int) -> None:
-    hub = ElasticHub()
+def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: int, hub) -> None:
     players = crew(hub, METHODS[name], 4)
     *others, slow = players
     train(players, 2 * H)
@@ -167,6 +163,11 @@ def test_who_missed_rounds_replays_them_and_keeps_its_work(name: str, missed: in
 EXCHANGES = [tw.Gather(), tw.ReduceScatter(owner_feedback=tw.ErrorFeedback(decay=1.0))]
 
 
+def left_over(player: Player) -> torch.Tensor:
+    """What is left to be sent by the feedback."""
+    return sum_of([t.exchange.feedback_vector() for t in player.state.fragments])
+
+
 def done(player: Player, start: list[torch.Tensor]) -> torch.Tensor:
     return sum_of(start) - sum_of(player.anchor())
 
@@ -175,11 +176,10 @@ def done(player: Player, start: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
 @pytest.mark.parametrize("codec", [tw.codecs.Identity(), TOP_K], ids=["exact", "top-k"])
 def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
-    heal: str, exchange_kind, codec
+    heal: str, exchange_kind, codec, hub
 ) -> None:
     feedback = tw.ErrorFeedback(decay=1.0)
     described = method(outer=PLAIN, exchange=exchange_kind, codec=codec, feedback=feedback)
-    hub = ElasticHub()
     hub.heal_by = heal
     players = crew(hub, described, 2, build=sgd)
     start = players[0].anchor()
@@ -203,15 +203,21 @@ def test_what_counted_without_its_sender_knowing_is_not_sent_twice(
                     trained(player)
             exchange(players)
     assert players[0].loop.digest() == players[1].loop.digest()
-    left = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
+    left = sum(map(left_over, players))
     total = 2 * done(players[0], start) + left
     assert torch.allclose(total, sum(work.values()), rtol=0, atol=2e-5)
     assert float(work["w1"].abs().max()) > 0.01  # a delta too much or too few would be seen
 
 
-def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
+def watched(player: Player) -> list[torch.Tensor]:
+    """What `player` has to send whenever it sends, from now on."""
+    sent, original = [], player.loop._send
+    player.loop._send = lambda track: (sent.extend(player.unsent()), original(track))
+    return sent
+
+
+def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever(hub) -> None:
     """Its second attempt counted: a later absence must not be taken for it."""
-    hub = ElasticHub()
     players = crew(hub, method(outer=PLAIN, codec=TOP_K, feedback=FEEDBACK), 3, build=sgd)
     hub.discards = lambda _: True
     train(players, H)
@@ -224,16 +230,13 @@ def test_a_round_that_was_lost_and_sent_again_is_not_lost_for_ever() -> None:
     to_boundary(others)
     hub.set_members(*(p.node for p in players))
     before = slow.unsent()
-    sent = []
-    original = slow.loop._send
-    slow.loop._send = lambda track: (sent.extend(slow.unsent()), original(track))
+    sent = watched(slow)
     exchange(players)
     assert torch.allclose(sum_of(sent), sum_of(before), rtol=0, atol=1e-6)
     assert float(sum_of(before).abs().max()) > 1e-3
 
 
-def test_a_lost_round_that_nobody_remembers_is_not_sent_twice() -> None:
-    hub = ElasticHub()
+def test_a_lost_round_that_nobody_remembers_is_not_sent_twice(hub) -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, method(outer=PLAIN), 3, build=sgd)
     *others, lost = players
@@ -246,9 +249,7 @@ def test_a_lost_round_that_nobody_remembers_is_not_sent_twice() -> None:
     for _ in range(H - 1):
         lost.loop.begin()
     hub.set_members(*(p.node for p in players))
-    sent = []
-    original = lost.loop._send
-    lost.loop._send = lambda track: (sent.extend(lost.unsent()), original(track))
+    sent = watched(lost)
     exchange(players)
     assert float(sum_of(sent).abs().max()) == 0.0
 
@@ -263,10 +264,9 @@ def flipped(payload: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("overlap", [tw.Delay(), tw.Delay(tau=1, mixing=0.5)], ids=["wait", "late"])
-def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
+def test_who_is_damaged_on_the_way_comes_again(overlap, hub) -> None:
     feedback = tw.ErrorFeedback(decay=1.0)
     described = method(outer=PLAIN, codec=TOP_K, feedback=feedback, overlap=overlap)
-    hub = ElasticHub()
     players = crew(hub, described, 3, build=sgd)
     twin = crew(ElasticHub(), described, 2, build=sgd)
     train(players, H - 1)
@@ -277,8 +277,7 @@ def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
     exchange(players)
     exchange(twin)
     if overlap.tau:
-        for player in (*players, *twin):
-            player.inner()
+        inner((*players, *twin))
         work = sum_of(players[2].unsent())
         exchange(players)
         exchange(twin)
@@ -289,24 +288,18 @@ def test_who_is_damaged_on_the_way_comes_again(overlap) -> None:
     assert torch.allclose(sum_of(players[2].unsent()), work, rtol=0, atol=1e-6)
     assert [p.loop.stats.left_out for p in players] == [{2: 1}] * 3
     start = players[0].anchor()
-    before = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
-    before = before + sum(sum_of(p.unsent()) for p in players)
-    exchange_all = H if not overlap.tau else H - 1
-    for _ in range(exchange_all):
-        exchange(players)
+    before = sum(left_over(p) + sum_of(p.unsent()) for p in players)
+    exchange(players, H - bool(overlap.tau))
     flush(players)
-    after = sum(sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in players)
+    after = sum(map(left_over, players))
     if not overlap.tau:  # the very same comes again: nothing was trained
         assert torch.allclose(3 * done(players[0], start) + after, before, rtol=0, atol=2e-5)
     assert len({p.loop.digest() for p in players}) == 1
 
 
 @pytest.mark.parametrize("half_way", ["a shard", "a result"])
-def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
-    described = method(
-        codec=tw.codecs.Quantise(bits=2), feedback=FEEDBACK, exchange=tw.ReduceScatter()
-    )
-    hub = ElasticHub()
+def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str, hub) -> None:
+    described = method(exchange=tw.ReduceScatter(), **BITS)
     players = crew(hub, described, 3)
     to_boundary(players)
     before = [(p.live(), p.feedback(), p.anchor()) for p in players]
@@ -316,11 +309,9 @@ def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
         seen.append((sender, to))
         first = seen.count((sender, to)) == 1
         chosen = (sender, to) == (1, 2) and first == (half_way == "a shard")
-        return (
-            flipped(payload)
-            if chosen and first
-            else (torch.cat([payload[:70] ^ 1, payload[70:]]) if chosen else payload)
-        )
+        if not chosen:
+            return payload
+        return flipped(payload) if first else torch.cat([payload[:70] ^ 1, payload[70:]])
 
     hub.tamper = tamper
     exchange(players)
@@ -335,8 +326,7 @@ def test_a_damaged_shard_discards_the_round_and_no_work(half_way: str) -> None:
     assert players[0].loop.stats.rounds == 1  # the control
 
 
-def test_a_newcomer_is_not_in_the_mean() -> None:
-    hub = ElasticHub()
+def test_a_newcomer_is_not_in_the_mean(hub) -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, method(outer=PLAIN), 2)
     twin = crew(ElasticHub(), method(outer=PLAIN), 2)
@@ -361,14 +351,9 @@ def poisoned(message: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("fault", [RejectReason.NOT_FINITE, RejectReason.OUTLIER])
-def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, caplog) -> None:
-    described = method(
-        outer=PLAIN,
-        codec=tw.codecs.CastBF16(),
-        feedback=FEEDBACK,
-        aggregate=tw.DropOutliers(limit=10),
-    )
-    hub = ElasticHub()
+def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, caplog, hub) -> None:
+    bf16 = {"codec": tw.codecs.CastBF16(), "feedback": FEEDBACK}
+    described = method(outer=PLAIN, aggregate=tw.DropOutliers(limit=10), **bf16)
     players = crew(hub, described, 3, build=sgd)
     to_boundary(players)
     with torch.no_grad():
@@ -393,62 +378,45 @@ def test_what_is_wrong_with_a_contribution_itself_is_not_tried_again(fault, capl
     assert [p.loop.stats.left_out for p in players] == [{1: 1}] * 3
 
 
-def test_an_outsized_contribution_is_clipped_by_name_and_in_a_replay_by_as_much() -> None:
+def outsized(rule: tw.DropOutliers, *norms: float) -> tuple[list[Player], RoundRecord, float]:
+    """Five workers that moved so far exchange, and a sixth replays it; what was recorded, moved."""
     hub = ElasticHub()
-    rule = tw.DropOutliers(limit=8, aggregate=tw.ClipNorms(limit=2))
     described = method(outer=PLAIN, exchange=tw.Gather(), aggregate=rule)
     players = crew(hub, described, 6, build=sgd, of=6)
     five = players[:5]
-    for _ in range(H - 1):
-        exchange(players)
+    exchange(players, H - 1)
     before = five[0].anchor()
-    for player, norm in zip(five, (1.0, 95.0, 1.0, 4.0, 1.0), strict=True):
+    for player, norm in zip(five, norms, strict=True):
         with torch.no_grad():
             next(player.model.parameters()).view(-1)[0].add_(norm)
     hub.set_members(*(p.node for p in five))
     exchange(five)
-    assert hub.records[1].facts["left_out"] == [1]
-    assert hub.records[1].facts["clipped"] == {3: 0.5}
-    counts = {"w1": {"outlier": 1}, "w3": {"clipped": 1}}
-    assert [p.loop.stats.contributions for p in five] == [counts] * 5
     moved = sum(float((a - b).abs().sum()) for a, b in zip(before, five[0].anchor(), strict=True))
-    assert moved == pytest.approx((1.0 + 1.0 + 1.0 + 2.0) / 4)
-    for _ in range(H - 1):
-        exchange(five)
+    exchange(five, H - 1)
     hub.set_members(*(p.node for p in players))
     exchange(players)
     assert len({p.loop.digest() for p in players}) == 1
-    assert players[5].loop.stats.contributions == {}  # it was not there
+    return players, hub.records[1], moved
+
+
+def test_an_outsized_contribution_is_clipped_by_name_and_in_a_replay_by_as_much() -> None:
+    rule = tw.DropOutliers(limit=8, aggregate=tw.ClipNorms(limit=2))
+    (*five, sixth), record, moved = outsized(rule, 1.0, 95.0, 1.0, 4.0, 1.0)
+    assert (record.facts["left_out"], record.facts["clipped"]) == ([1], {3: 0.5})
+    counts = {"w1": {"outlier": 1}, "w3": {"clipped": 1}}
+    assert [p.loop.stats.contributions for p in five] == [counts] * 5
+    assert moved == pytest.approx((1.0 + 1.0 + 1.0 + 2.0) / 4)
+    assert sixth.loop.stats.contributions == {}  # it was not there
 
 
 def test_an_outsized_contribution_is_left_out_of_a_replay_and_nobody_else() -> None:
     """Without the one, the median is another, and by it two more would be outsized."""
-    hub = ElasticHub()
-    described = method(outer=PLAIN, exchange=tw.Gather(), aggregate=tw.DropOutliers(limit=8))
-    players = crew(hub, described, 6, build=sgd, of=6)
-    five = players[:5]
-    for _ in range(H - 1):
-        exchange(players)
-    for player, norm in zip(five, (1.0, 1.0, 9.0, 9.0, 95.0), strict=True):
-        with torch.no_grad():
-            next(player.model.parameters()).view(-1)[0].add_(norm)
-    hub.set_members(*(p.node for p in five))
-    exchange(five)
-    assert hub.records[1].facts["left_out"] == [4]
-    for _ in range(H - 1):
-        exchange(five)
-    hub.set_members(*(p.node for p in players))
-    exchange(players)
-    assert len({p.loop.digest() for p in players}) == 1
+    _, record, _ = outsized(tw.DropOutliers(limit=8), 1.0, 1.0, 9.0, 9.0, 95.0)
+    assert record.facts["left_out"] == [4]
 
 
-@pytest.mark.parametrize(
-    "exchange_kind",
-    [tw.Gather(), tw.ReduceScatter(owner_feedback=FEEDBACK)],
-    ids=["gather", "reduce"],
-)
-def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind) -> None:
-    hub = ElasticHub()
+@pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
+def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind, hub) -> None:
     players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind), 2)
     to_boundary(players)
     before = [(p.live(), p.feedback(), p.anchor(), p.state.progress()) for p in players]
@@ -469,9 +437,8 @@ def test_a_round_in_which_everything_is_damaged_changes_nothing(exchange_kind) -
 
 
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
-def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kind) -> None:
+def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kind, hub) -> None:
     described = method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
-    hub = ElasticHub()
     (first,) = crew(hub, described, 1, of=5)
     train([first], H)
     team = [first]
@@ -479,18 +446,17 @@ def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kin
         while len(team) < workers:
             team.append(Player(hub, f"w{len(team)}", described, number=len(team), of=5))
         team = team[:workers]
-        held = [sum_of([t.exchange.feedback_vector() for t in p.state.fragments]) for p in team]
+        held = list(map(left_over, team))
         assert float(held[0].abs().max()) > 1e-3
         hub.heal_by = "snapshot"
-        for player in team:
-            player.inner(H)
+        inner(team, H)
         hub.set_members(*(p.node for p in team))
         seen = []
         for player in team:
             send = player.loop._send_for
 
             def look(occasion, player=player, send=send, seen=seen) -> None:
-                seen.append(sum_of([t.exchange.feedback_vector() for t in player.state.fragments]))
+                seen.append(left_over(player))
                 send(occasion)
 
             player.loop._send_for = look
@@ -504,8 +470,8 @@ def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kin
                 player.node.join(player.state)
                 player.state.step = veterans[0].state.step - 1
             player.loop.begin()
+        finish(team)
         for player in team:
-            player.loop.finish()
             del player.loop._send_for
         for old, new in zip(held, seen, strict=True):
             # K times a residual, divided by K again: one rounding each way
@@ -513,26 +479,24 @@ def test_what_is_left_to_be_sent_survives_another_number_of_workers(exchange_kin
         assert len({p.loop.digest() for p in team}) == 1
 
 
-REFUSED = {
-    "ddp": (tw.presets.ddp(), r"among workers that come and go.*diloco"),
-    "eager": (method(overlap=tw.Eager()), r"where workers come and go.*Delay"),
-    "pairs": (
-        method(exchange=tw.exchange.Pairs(), outer=tw.outer.Gossip()),
-        r"Gossip among workers that come and go.*diloco",
-    ),
-}
+PAIRS = method(exchange=tw.exchange.Pairs(), outer=tw.outer.Gossip())
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once(case: str) -> None:
-    described, why = REFUSED[case]
+@pytest.mark.parametrize(
+    ("described", "why"),
+    [
+        (tw.presets.ddp(), r"among workers that come and go.*diloco"),
+        (method(overlap=tw.Eager()), r"where workers come and go.*Delay"),
+        (PAIRS, r"Gossip among workers that come and go.*diloco"),
+    ],
+)
+def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once(described, why: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=why):
         Player(ElasticHub(), "a", described)
 
 
-def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> None:
+def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step(hub) -> None:
     """K = 3 has momentum and K = 2 has none: whoever saw K = 2 come to nothing still has it."""
-    hub = ElasticHub()
     players = crew(hub, method(outer=TABLE), 3)
     *others, slow = players
     train(players, 2 * H)
@@ -542,8 +506,7 @@ def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> No
     train(others, H)
     snapshot = others[0].state.capture()
     hub.discards = lambda _: False
-    for player in players:
-        player.inner(H)
+    inner(players, H)
     for _ in range(H - 1):
         exchange(others)
         slow.loop.begin()
@@ -560,8 +523,7 @@ def test_a_momentum_is_not_lost_by_a_number_of_workers_that_took_no_step() -> No
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_end_is_repeated_until_it_counts(name: str) -> None:
-    hub = ElasticHub()
+def test_the_end_is_repeated_until_it_counts(name: str, hub) -> None:
     players = crew(hub, METHODS[name], 1, of=1)
     (player,) = players
     twin = crew(ElasticHub(), METHODS[name], 1, of=1)[0]
@@ -579,8 +541,7 @@ def test_the_end_is_repeated_until_it_counts(name: str) -> None:
         assert player.loop.digest() == twin.loop.digest()
 
 
-def test_no_share_is_dealt_twice_however_workers_come_and_go() -> None:
-    hub = ElasticHub()
+def test_no_share_is_dealt_twice_however_workers_come_and_go(hub) -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, method(), 3)
     read: list[int] = []
@@ -588,10 +549,8 @@ def test_no_share_is_dealt_twice_however_workers_come_and_go() -> None:
     everyone, team = list(players), list(players)
     for boundary in range(12):
         read += [p.loop.share for p in team]
-        for player in team:
-            player.inner()
-        for _ in range(H - 1):
-            exchange(team)
+        inner(team)
+        exchange(team, H - 1)
         wanted = int(torch.randint(1, 5, (), generator=generator))
         kept = team[: min(wanted, len(team))]
         joining = wanted > len(kept)
@@ -600,22 +559,18 @@ def test_no_share_is_dealt_twice_however_workers_come_and_go() -> None:
         newcomer = everyone[-1:] if joining else []
         hub.discards = lambda _, odd=boundary % 3 == 1: odd
         hub.set_members(*(p.node for p in [*kept, *newcomer]))
-        for player in kept:
-            player.loop.begin()
+        begin(kept)
         for player in newcomer:
             player.loop.join()
-        for player in kept:
-            player.loop.finish()
+        finish(kept)
         team = [*kept, *newcomer]
     assert len(read) == len(set(read)) > 20
     assert len(everyone) > 4
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int) -> None:
-    hub = ElasticHub()
-    players = crew(hub, method(), workers)
-    fixed = Team(method(), adamw, workers)
+def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int, hub) -> None:
+    players, fixed = crew(hub, method(), workers), Team(method(), adamw, workers)
     for step in range(3 * H):
         shares = [p.loop.share for p in players]
         assert shares == [loop.share for loop in fixed.loops]
@@ -624,8 +579,7 @@ def test_with_k_fixed_shares_are_rounds_times_k_plus_rank(workers: int) -> None:
         fixed.exchange()
 
 
-def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
-    hub = ElasticHub()
+def test_replaying_and_reseating_do_not_count_as_memory_for_ever(hub) -> None:
     players = crew(hub, method(codec=TOP_K, feedback=FEEDBACK), 2)
     train(players, H)
     peak = players[0].loop.stats.peak_outer_device_bytes
@@ -633,8 +587,7 @@ def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
         hub.set_members(players[0].node)
         train(players[:1], H)
         players[1].inner(1)
-        for _ in range(H - 1):
-            exchange(players[:1])
+        exchange(players[:1], H - 1)
         hub.set_members(*(p.node for p in players))
         for _ in range(H - 1):
             players[1].state.step += 1
@@ -644,9 +597,8 @@ def test_replaying_and_reseating_do_not_count_as_memory_for_ever() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str) -> None:
+def test_a_checkpoint_goes_on_from_the_last_round_and_catches_up(name: str, hub) -> None:
     """What was in flight, or trained since, is lost as if the worker had been killed."""
-    hub = ElasticHub()
     players = crew(hub, METHODS[name], 2)
     train(players, 2 * H + 1)
     saved = copy.deepcopy(players[1].loop.state_dict())
@@ -698,9 +650,8 @@ AT_THE_END = {
 @pytest.mark.parametrize("change", AT_THE_END)
 @pytest.mark.parametrize("more", [0, 1])
 def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
-    change: str, more: int
+    change: str, more: int, hub
 ) -> None:
-    hub = ElasticHub()
     hub.heal_by = "snapshot"
     players = crew(hub, method(), 3)
     train(players, 2 * H + more)
@@ -718,9 +669,8 @@ def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
 @pytest.mark.parametrize("heal", ["records", "snapshot"])
 @pytest.mark.parametrize("name", ["plain", "streaming"])
 def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
-    name: str, heal: str
+    name: str, heal: str, hub
 ) -> None:
-    hub = ElasticHub()
     hub.heal_by = heal
     players = crew(hub, METHODS[name], 3)
     train(players, 2 * H - 1)
@@ -748,8 +698,7 @@ def test_who_missed_the_last_full_round_sends_nothing_that_others_do_not(
 # -- what all workers know -----------------------------------------------------------------------
 
 
-def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins() -> None:
-    hub = ElasticHub()
+def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins(hub) -> None:
     players = crew(hub, method(), 3)
     train(players, H)
     drifter = players[1]
@@ -763,8 +712,7 @@ def test_who_drifts_within_a_round_is_healed_when_the_next_one_begins() -> None:
     assert list(hub.records[2].facts["counted"]) == ["w0", "w1", "w2"]
 
 
-def test_a_run_is_over_once_its_last_round_counts_and_not_before() -> None:
-    hub = ElasticHub()
+def test_a_run_is_over_once_its_last_round_counts_and_not_before(hub) -> None:
     players = crew(hub, method(overlap=tw.Delay(tau=1)), 2)
 
     def over() -> set[bool]:
@@ -777,8 +725,7 @@ def test_a_run_is_over_once_its_last_round_counts_and_not_before() -> None:
     for player in players:
         player.loop.begin_last()
     assert over() == {False}  # it is under way
-    for player in players:
-        player.loop.finish()
+    finish(players)
     assert over() == {False}  # it counts on nobody
     hub.discards = lambda _: False
     flush(players)
@@ -789,19 +736,16 @@ def test_a_run_is_over_once_its_last_round_counts_and_not_before() -> None:
     assert over() == {False}
 
 
-def test_a_with_block_begins_with_what_the_others_have() -> None:
-    hub = ElasticHub()
+def test_a_with_block_begins_with_what_the_others_have(hub) -> None:
     hub.heal_by = "snapshot"
     players = crew(hub, method(), 2)
     train(players, 2 * H - 1)
     inner(players)
     late = Player(hub, "late", method(), number=2, model=lambda: build_model(7))
     hub.set_members(*(p.node for p in players), late.node)
-    for player in players:
-        player.loop.begin()
+    begin(players)
     with contextlib.suppress(KeyboardInterrupt), late.loop:
-        for player in players:
-            player.loop.finish()
+        finish(players)
         assert same_state(late, players[0])
         assert same_bits(late.live(), players[0].live())
         assert (late.loop.inner_step, late.loop.stats.rounds) == (2 * H, 2)
@@ -825,12 +769,11 @@ def unsent_residual(player: Player) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
-def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind) -> None:
+def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind, hub) -> None:
     feedback = tw.ErrorFeedback(decay=1.0)
     described = method(
         outer=PLAIN, overlap=tw.Delay(tau=2), codec=TOP_K, feedback=feedback, exchange=exchange_kind
     )
-    hub = ElasticHub()
     players = crew(hub, described, 2, build=sgd)
     start = players[0].anchor()
     work, flying, left = torch.zeros_like(sum_of(start)), 0, 0.0
@@ -853,17 +796,15 @@ def test_all_work_is_in_a_checkpoint_once_whatever_is_in_flight(exchange_kind) -
 
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
 def test_a_checkpoint_has_the_feedback_of_a_worker_whose_flights_count_on_nobody(
-    exchange_kind,
+    exchange_kind, hub
 ) -> None:
     described = method(
         overlap=tw.Delay(tau=2), codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind
     )
-    hub = ElasticHub()
     players = crew(hub, described, 2)
     train(players, 3 * H - 1)
-    for player in players:
-        player.inner()
-        player.loop.begin()
+    inner(players)
+    begin(players)
     hub.discards = lambda _: True
     for player in players:
         (track,), (saved,) = player.state.fragments, player.loop.unsent_feedback()
@@ -879,10 +820,9 @@ def test_a_checkpoint_has_the_feedback_of_a_worker_whose_flights_count_on_nobody
 
 
 @pytest.mark.parametrize("exchange_kind", EXCHANGES, ids=["gather", "reduce"])
-def test_feedback_goes_on_in_a_new_loop_if_it_fits(exchange_kind) -> None:
+def test_feedback_goes_on_in_a_new_loop_if_it_fits(exchange_kind, hub) -> None:
     """A lone worker's shard is the whole vector, and another one than of two workers."""
     described = method(codec=TOP_K, feedback=FEEDBACK, exchange=exchange_kind)
-    hub = ElasticHub()
     players = crew(hub, described, 2)
     train(players, 2 * H)
     saved = [dict(held) for held in players[0].loop.unsent_feedback()]
@@ -899,15 +839,13 @@ def test_feedback_goes_on_in_a_new_loop_if_it_fits(exchange_kind) -> None:
         fresh.loop.load_feedback([*saved, *saved])
 
 
-def test_a_newcomer_whose_first_step_fails_contributes_to_the_next_round() -> None:
-    hub = ElasticHub()
+def test_a_newcomer_whose_first_step_fails_contributes_to_the_next_round(hub) -> None:
     players = crew(hub, method(outer=PLAIN), 2)
     train(players, H - 1)
     late = Player(hub, "late", method(outer=PLAIN), number=2)
     inner(players)
     hub.set_members(*(p.node for p in players), late.node)
-    for player in players:
-        player.loop.begin()
+    begin(players)
     run, late.node.run = late.node.run, None  # sending fails
     with pytest.raises(TypeError):
         late.loop.join()

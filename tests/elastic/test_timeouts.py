@@ -27,18 +27,14 @@ def test_waits_double_until_an_exchange_succeeds() -> None:
     for _ in range(2000):
         timeouts.timed_out()
     assert timeouts.exchange(1000) == 3600
-
-
-def test_fixed_waits_stay_and_a_slow_round_is_forgotten() -> None:
-    fixed = made(fixed_s=7.0)
+    fixed, timeouts = made(fixed_s=7.0), made()
     fixed.timed_out()
     fixed.exchanged(10, seconds=100.0)
     assert fixed.exchange(10**9) == 7.0
-    timeouts = made()
     assert (timeouts.round_s, timeouts.late()) == (None, 60)
     timeouts.finished_round(1000.0)
     assert timeouts.late() == pytest.approx(500)
-    for _ in range(20):
+    for _ in range(20):  # a slow round is forgotten
         timeouts.finished_round(10.0)
     assert timeouts.round_s == 10
 
@@ -61,16 +57,18 @@ def tries(monkeypatch):
 
 
 def test_a_newcomer_gives_up_at_its_fourth_failure(tries) -> None:
-    _, budget = tries
+    def fail() -> None:
+        tries[1].failed("form a group", because="no worker connects", newcomer=True)
+
     for _ in range(3):
-        budget.failed("form a group", because="no worker connects", newcomer=True)
-    budget.worked()
+        fail()
+    tries[1].worked()
     for _ in range(3):
-        budget.failed("form a group", because="no worker connects", newcomer=True)
+        fail()
     with pytest.raises(ExchangeError) as raised:
-        budget.failed("form a group", because="no worker connects", newcomer=True)
-    assert raised.value.cannot == "form a group"
+        fail()
     assert raised.value.because == "it failed 4 times: no worker connects"
+    assert raised.value.cannot == "form a group"
     assert "the others reach 10.0.0.7" in raised.value.do
 
 

@@ -23,20 +23,12 @@ def payload_of(numel: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2, 16, 4099])
-def test_what_is_sealed_opens_to_what_it_was(numel: int) -> None:
-    payload = payload_of(numel)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_is_sealed_opens_to_what_it_was(numel: int, stride: int) -> None:
+    payload = payload_of(numel * stride)[::stride]
     sealed = Sealer(TOKEN).seal(payload, PLACE)
     assert len(sealed) == numel + SEAL_NBYTES
-    opened = Sealer(Token(SECRET)).open(sealed, PLACE)
-    assert opened is not None
-    assert torch.equal(opened, payload)
-
-
-def test_a_payload_that_is_not_contiguous_is_sealed_as_it_reads() -> None:
-    payload = payload_of(38)[::2]
-    opened = Sealer(TOKEN).open(Sealer(TOKEN).seal(payload, PLACE), PLACE)
-    assert opened is not None
-    assert torch.equal(opened, payload)
+    assert torch.equal(Sealer(Token(SECRET)).open(sealed, PLACE), payload)
 
 
 def test_the_format_is_that_of_the_standards() -> None:
@@ -46,7 +38,6 @@ def test_the_format_is_that_of_the_standards() -> None:
     nonce, payload = bytes(range(12)), bytes(range(77))
     sealed = nonce + AESGCM(key).encrypt(nonce, payload, PLACE)
     opened = Sealer(TOKEN, "the run").open(torch.tensor(list(sealed), dtype=torch.uint8), PLACE)
-    assert opened is not None
     assert bytes(opened.tolist()) == payload
 
 

@@ -15,19 +15,14 @@ def test_what_was_written_is_read(address: str) -> None:
     assert is_ticket(str(ticket))
 
 
-def test_a_ticket_that_is_cut_anywhere_is_refused() -> None:
+def test_a_ticket_that_is_cut_or_changed_anywhere_is_refused() -> None:
     whole = str(TICKET)
-    for length in range(len(whole)):
-        with pytest.raises(ConfigurationError, match="cannot use this ticket"):
-            Ticket.read(whole[:length])
-
-
-def test_a_ticket_with_another_character_is_refused() -> None:
-    whole = str(TICKET)
+    wrong = [whole[:length] for length in range(len(whole))]
     for place in range(len("thinwire://"), len(whole)):
-        changed = whole[:place] + ("x" if whole[place] != "x" else "y") + whole[place + 1 :]
+        wrong.append(whole[:place] + ("x" if whole[place] != "x" else "y") + whole[place + 1 :])
+    for text in wrong:
         with pytest.raises(ConfigurationError, match="cannot use this ticket"):
-            Ticket.read(changed)
+            Ticket.read(text)
 
 
 def test_its_representation_does_not_tell_the_secret() -> None:

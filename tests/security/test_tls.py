@@ -39,29 +39,21 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]
     return found[0], said or ""
 
 
-def test_those_that_know_the_token_speak_tls_1_3() -> None:
-    again = Token("a secret of many characters")  # derived elsewhere
-    assert handshake(tls.server_context(TOKEN), tls.client_context(again)) == ("TLSv1.3", "TLSv1.3")
+def test_only_those_that_know_the_token_speak_tls_1_3() -> None:
+    def client(token: Token) -> tuple[str, str]:
+        return handshake(tls.server_context(TOKEN), tls.client_context(token))
 
-
-def test_both_sides_refuse_another_token() -> None:
-    found, said = handshake(tls.server_context(TOKEN), tls.client_context(OTHER))
+    assert client(Token("a secret of many characters")) == ("TLSv1.3", "TLSv1.3")
+    found, said = client(OTHER)
     assert found.startswith("SSL")
-    assert said == "SSLCertVerificationError"
-
-
-def test_a_client_without_a_certificate_is_refused() -> None:
-    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert said == "SSLCertVerificationError"  # both sides refuse
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without a certificate
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
     found, said = handshake(tls.server_context(TOKEN), stranger)
     assert found == "SSLError"
     assert said != "TLSv1.3"
-
-
-def test_a_client_of_an_older_tls_is_refused() -> None:
     old = tls._context(TOKEN, ssl.PROTOCOL_TLS_CLIENT)
-    old.minimum_version = ssl.TLSVersion.TLSv1_2
-    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
     found, said = handshake(tls.server_context(TOKEN), old)
     assert found.startswith("SSL")
     assert said.startswith("SSL")
@@ -70,12 +62,9 @@ def test_a_client_of_an_older_tls_is_refused() -> None:
 def test_certificate_and_key_are_the_same_bytes_wherever_they_are_made() -> None:
     assert tls._certificate(TOKEN) == tls._certificate(Token("a secret of many characters"))
     assert tls._certificate(TOKEN) != tls._certificate(OTHER)
-
-
-def test_no_certificate_is_readable_from_what_is_signed() -> None:
-    assert TOKEN.derive("thinwire tls certificate 1").hex() not in TOKEN.sign(
-        "thinwire tls certificate 1"
-    )
+    # And none is readable from what is signed.
+    use = "thinwire tls certificate 1"
+    assert TOKEN.derive(use).hex() not in TOKEN.sign(use)
 
 
 @pytest.mark.parametrize("now", ["1970-01-03", "2999-01-01"])

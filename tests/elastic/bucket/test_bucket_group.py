@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,6 +36,11 @@ pytestmark = pytest.mark.usefixtures("quick")
 STEPS = 4 * H
 
 
+@pytest.fixture(name="store")
+def store_fixture() -> Any:
+    return memory()
+
+
 def message(round: int, rank: int, step: int = 0):
     """Whether an object is this message of an all-gather."""
     end = f"/{round:08}/{step}/{rank:05}"
@@ -55,8 +61,7 @@ def unsent(worker: Worker) -> float:
 
 
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
-def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(token) -> None:
-    store = memory()
+def test_a_message_that_comes_too_late_counts_for_no_worker_and_is_sent_again(token, store) -> None:
     running = workers(store, 3, timeout_s=0.4, token=token)
     late, hold = running[1], Hold()
     late.before("put", message(2, 1), hold)
@@ -97,8 +102,7 @@ def test_the_work_of_a_late_message_is_in_the_next_round() -> None:
 
 
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
-def test_one_of_two_that_write_at_the_same_time_decides(token) -> None:
-    store = memory()
+def test_one_of_two_that_write_at_the_same_time_decides(token, store) -> None:
     sealing = None if token is None else Token(token)
     payload, races = bytes_tensor(b"a message"), 150
     barrier = threading.Barrier(2)
@@ -112,20 +116,12 @@ def test_one_of_two_that_write_at_the_same_time_decides(token) -> None:
             await asyncio.sleep(delay_s if number % 3 else 0.0)
             is_mine = await objects.put(key, mine, until_s)
             raw = await objects.store.get(key, until_s, nbytes=10)
-            assert raw is not None
-            found = objects.opened(raw, key)
-            assert found is not None
-            outcomes[name].append((is_mine, found.numpy().tobytes()))
+            outcomes[name].append((is_mine, objects.opened(raw, key).numpy().tobytes()))
 
-    def start(name: str, mine: torch.Tensor) -> threading.Thread:
+    with ThreadPoolExecutor(2) as pool:
         # The one that would be first without a delay begins a moment later.
-        delay_s = 0.0005 if name == "sender" else 0.0
-        thread = threading.Thread(target=lambda: asyncio.run(race(name, mine, delay_s)))
-        thread.start()
-        return thread
-
-    for thread in [start("sender", payload), start("waiter", absent_message())]:
-        thread.join()
+        given = [("sender", payload, 0.0005), ("waiter", absent_message(), 0.0)]
+        list(pool.map(lambda one: asyncio.run(race(*one)), given))
     for (sent, at_sender), (put_empty, at_waiter) in zip(
         outcomes["sender"], outcomes["waiter"], strict=True
     ):
@@ -136,18 +132,13 @@ def test_one_of_two_that_write_at_the_same_time_decides(token) -> None:
 
 
 def test_workers_agree_whichever_of_them_is_late_at_the_limit() -> None:
-    store = memory()
-    running = workers(store, 3, timeout_s=0.15)
-    delays = {0: 0.0, 1: 0.15, 2: 0.16}
+    running = workers(memory(), 3, timeout_s=0.15)
+    for worker, seconds in zip(running, (0.0, 0.15, 0.16), strict=True):
 
-    def delayed(worker: Worker, seconds: float) -> None:
-        async def wait(_: str) -> None:
+        async def wait(_: str, seconds: float = seconds) -> None:
             await asyncio.sleep(seconds)
 
         worker.before("put", lambda key: "/message/" in key, wait)
-
-    for worker in running:
-        delayed(worker, delays[worker.number])
     assert len(set(train(running, 5 * H))) == 1
     shared = set(running[0].digests).intersection(*(w.digests for w in running[1:]))
     for version in shared:
@@ -158,43 +149,27 @@ def test_workers_agree_whichever_of_them_is_late_at_the_limit() -> None:
 # -- messages that are not what was sent -----------------------------------------------------------
 
 
-def cut(store: Any, key: str) -> None:
-    write(store, key, read(store, key_of(store, 1, 1))[:-3])
-
-
-def longer(store: Any, key: str) -> None:
-    write(store, key, read(store, key_of(store, 1, 1)) + b"more")
-
-
-def replayed(store: Any, key: str) -> None:
-    write(store, key, read(store, key_of(store, 1, 1)))
-
-
-def from_another(store: Any, key: str) -> None:
-    write(store, key, read(store, key_of(store, 1, 2)))
-
-
-def one_byte(store: Any, key: str) -> None:
-    write(store, key, b"x")
-
-
-def noise(store: Any, key: str) -> None:
-    write(store, key, bytes(range(256)) * 4)
-
-
-FORGED = [cut, longer, replayed, from_another, one_byte, noise]
+FORGED = {
+    "cut": lambda store: read(store, key_of(store, 1, 1))[:-3],
+    "longer": lambda store: read(store, key_of(store, 1, 1)) + b"more",
+    "replayed": lambda store: read(store, key_of(store, 1, 1)),
+    "from another": lambda store: read(store, key_of(store, 1, 2)),
+    "one byte": lambda store: b"x",
+    "noise": lambda store: bytes(range(256)) * 4,
+}
 
 
 @pytest.mark.slow_cases(but=("replayed-sealed",))
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
 @pytest.mark.parametrize("forged", FORGED)
-def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(forged, token) -> None:
-    store = memory()
+def test_what_another_wrote_in_the_place_of_a_message_is_left_out_by_all(
+    forged, token, store
+) -> None:
     running = workers(store, 3, timeout_s=5.0, token=token)
 
     async def forge(key: str) -> None:
         until(lambda: any(map(message(1, 2), names_in(store, "a-run/message/"))))
-        forged(store, key)
+        write(store, key, FORGED[forged](store))
 
     running[1].before("put", message(2, 1), forge)
     assert len(set(train(running, 3 * H))) == 1
@@ -225,11 +200,12 @@ def test_the_sender_of_a_message_that_is_damaged_on_its_way_takes_a_snapshot(tok
     assert any("by a snapshot" in event.why for event in running[1].events("healed"))
 
 
-def test_the_results_of_a_reduction_that_are_damaged_discard_the_round() -> None:
+@pytest.mark.parametrize("fault", ["damaged result", "late shard"])
+def test_a_reduction_of_which_a_part_is_damaged_or_late_is_discarded_on_all(fault: str) -> None:
     described = tw.presets.muloco(sync_every=H, bits=2, exchange=tw.ReduceScatter())
-    store = memory()
-    running = workers(store, 3, described, timeout_s=5.0)
-
+    store, hold = memory(), Hold()
+    is_late = fault == "late shard"
+    running = workers(store, 3, described, timeout_s=0.4 if is_late else 5.0)
     forged: list[str] = []
 
     async def forge(key: str) -> None:
@@ -237,21 +213,15 @@ def test_the_results_of_a_reduction_that_are_damaged_discard_the_round() -> None
             write(store, key, b"")
         forged.append(key)
 
-    running[1].before("put", message(2, 1, step=1), forge)
-    assert len(set(train(running, 3 * H))) == 1
-    assert {worker.version for worker in running} == {2}
-
-
-def test_a_shard_that_comes_too_late_discards_the_round_on_all() -> None:
-    described = tw.presets.muloco(sync_every=H, bits=2, exchange=tw.ReduceScatter())
-    store = memory()
-    running = workers(store, 3, described, timeout_s=0.4)
-    hold = Hold()
-    running[1].before("put", lambda key: key.endswith("/00000002/0/00000/00001"), hold)
+    if is_late:
+        running[1].before("put", lambda key: key.endswith("/00000002/0/00000/00001"), hold)
+    else:
+        running[1].before("put", message(2, 1, step=1), forge)
     for worker in running:
         worker.start(STEPS)
-    until(hold.has_come.is_set)
-    time.sleep(0.6)
-    hold.may_go.set()
+    if is_late:
+        until(hold.has_come.is_set)
+        time.sleep(0.6)
+        hold.may_go.set()
     assert len(set(ended(running))) == 1
     assert {worker.version for worker in running} == {3}

@@ -2,20 +2,13 @@
 
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-import thinwire as tw
 from elastic_bucket_team import BucketTeam
 from elastic_schedule import OPTIONS, inject_faults
 from s3_server import s3_fixture  # noqa: F401 - the fixture
-from thinwire.plan.job import MeetingRequests
-from thinwire.plan.shape import Shape
-from thinwire.plan.traffic import traffic
-from thinwire.security.sealing import SEAL_NBYTES
-from toy import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +30,9 @@ def test_four_workers_of_which_one_leaves_one_is_late_and_one_joins(tmp_path, s3
         leaving.kill()
         ended = workers.finish()
         assert {worker.identity for worker in ended} == {"w0", "w2", "w3"}
+        after = workers.start("w9")  # it takes the final weights
+        assert after in workers.finish()
+        assert not after.steps()
         assert any("w3" in event["who"] for event in first.events("arrived"))
         assert any("w1" in event["who"] for event in first.events("left"))
         assert slow.events("late"), workers.report()
@@ -54,15 +50,6 @@ def test_all_killed_at_once_go_on_from_what_lies_in_the_store(tmp_path, s3) -> N
         assert ended == again
         # The first round that they saw was not the run's first.
         assert all(worker.steps()[0]["version"] >= version - 1 for worker in again)
-
-
-def test_a_newcomer_after_the_end_takes_the_final_weights(tmp_path, s3) -> None:
-    with team(tmp_path, s3, steps=16) as workers:
-        workers.start_all("w0", "w1")
-        workers.finish()
-        late = workers.start("w9")
-        assert late in workers.finish()
-        assert not late.steps()
 
 
 def test_a_worker_that_was_stopped_longer_than_all_timeouts_does_not_go_on_alone(
@@ -94,24 +81,3 @@ def test_a_store_that_is_away_for_some_seconds_loses_no_worker(tmp_path, s3) -> 
         workers.finish()
         assert not first.events("left")
         assert not second.events("left")
-
-
-def test_bytes_and_requests_are_those_of_the_plan(tmp_path, s3) -> None:
-    steps, every = 32, 4
-    with team(tmp_path, s3, steps=steps, least_wait_s=40.0, terms={"min_workers": 4}) as workers:
-        everyone = [workers.start(f"w{number}") for number in range(4)]
-        workers.finish()
-    asked: Counter[str] = Counter()
-    for worker in everyone:
-        asked.update(worker.last("requests"))
-        asked.subtract(worker.last("requests_to_join"))
-    method = tw.presets.from_text("diloco", sync_every=every)
-    plan = traffic(method, Shape.of_model(build_model()), workers=4, added_nbytes=SEAL_NBYTES)
-    meeting, rounds = MeetingRequests.of(4), steps // every
-    # They meet once more at the end.
-    assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
-    assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
-    assert asked["lists"] == (rounds + 1) * meeting.lists
-    for worker in everyone:
-        assert worker.last("sent_bytes") == plan.sent_after(steps)
-        assert worker.last("received_bytes") == plan.received_after(steps)

@@ -45,11 +45,28 @@ def snapshots_fixture(monkeypatch) -> None:
     monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e-9)
 
 
+@pytest.fixture(name="store")
+def store_fixture() -> Any:
+    return memory()
+
+
 def slowly(*running: Worker, seconds: float = 0.03, steps: int = LONG) -> None:
     """Have workers take time for each step, in which another one catches up."""
     for worker in running:
         for step in range(steps):
             worker.before_step.setdefault(step, lambda: time.sleep(seconds))
+
+
+def started(running: list[Worker], steps: int) -> None:
+    for worker in running:
+        worker.start(steps)
+
+
+def fails(worker: Worker, kind: type[Exception], *words: str) -> None:
+    """Wait for `worker`, which ends with an error that has these words."""
+    error = worker.error()
+    assert isinstance(error, kind)
+    assert [word for word in words if word not in str(error)] == []
 
 
 def change_anchor(worker: Worker) -> None:
@@ -82,17 +99,10 @@ def test_a_worker_whose_anchor_changed_takes_a_snapshot(min_workers: int, monkey
 @pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("odd", [0, 2])
 def test_a_worker_with_other_initial_weights_takes_those_of_the_others(odd: int) -> None:
-    store = memory()
+    store, known = memory(), {"of": 3, "min_workers": 3}
     running = [
-        Worker(
-            store,
-            f"w{number}",
-            number=number,
-            of=3,
-            min_workers=3,
-            model=lambda number=number: build_model(int(number == odd)),
-        )
-        for number in range(3)
+        Worker(store, f"w{n}", number=n, model=lambda n=n: build_model(int(n == odd)), **known)
+        for n in range(3)
     ]
     slowly(*running)
     assert len(set(train(running, LONG))) == 1
@@ -103,8 +113,7 @@ def test_a_worker_with_other_initial_weights_takes_those_of_the_others(odd: int)
 def test_a_worker_that_is_not_finite_stops_and_the_others_go_on() -> None:
     running = workers(memory(), 3, min_workers=2, least_wait_s=1.0, timeout_s=1.0)
     running[1].before_step[3] = lambda: not_finite(running[1])
-    for worker in running:
-        worker.start(5 * H)
+    started(running, 5 * H)
     assert isinstance(running[1].error(), tw.errors.NonFiniteError)
     assert len(set(ended([running[0], running[2]]))) == 1
 
@@ -112,8 +121,7 @@ def test_a_worker_that_is_not_finite_stops_and_the_others_go_on() -> None:
 # -- workers that come back, or late ---------------------------------------------------------------
 
 
-def test_a_newcomer_replays_the_rounds_of_a_lone_worker() -> None:
-    store = memory()
+def test_a_newcomer_replays_the_rounds_of_a_lone_worker(store) -> None:
     first = Worker(store, "w0", number=0, of=2)
     second = Worker(store, "w1", number=1, of=2)
     slowly(first)
@@ -130,9 +138,8 @@ def test_a_newcomer_replays_the_rounds_of_a_lone_worker() -> None:
 @pytest.mark.slow_cases(but=("before",))
 @pytest.mark.parametrize("request_", ["put", "get"], ids=["before it sent", "after it sent"])
 def test_a_worker_that_comes_back_after_its_round_was_deleted_catches_up(
-    request_: str, snapshots
+    request_: str, snapshots, store
 ) -> None:
-    store = memory()
     running = workers(store, 3, timeout_s=0.3, least_wait_s=0.3)
     away, hold = running[1], Hold()
 
@@ -141,8 +148,7 @@ def test_a_worker_that_comes_back_after_its_round_was_deleted_catches_up(
 
     slowly(*running, steps=20 * H)
     away.before(request_, lambda key: "/message/00000004/" in key, hold)
-    for worker in running:
-        worker.start(20 * H)
+    started(running, 20 * H)
     until(hold.has_come.is_set)
     until(lambda: not any(len(read(store, k)) for k in messages() if "/message/00000004/" in k))
     until(lambda: running[0].version >= 10)
@@ -157,25 +163,21 @@ def test_a_worker_that_comes_back_after_its_round_was_deleted_catches_up(
     assert left
 
 
-def test_a_worker_that_is_held_before_the_first_roll_joins_the_others() -> None:
-    store = memory()
+def test_a_worker_that_is_held_before_the_first_roll_joins_the_others(store) -> None:
     running = workers(store, 3, min_workers=2)
     late, hold = running[0], Hold()
     late.before("replace", lambda key: "/call/00000001/" in key, hold)
     slowly(*running)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     until(lambda: running[1].version >= 3)
     hold.may_go.set()
     assert len(set(ended(running))) == 1
     assert late.events("healed")
 
 
-def test_what_is_left_when_all_have_gone_is_gone_on_with() -> None:
-    store = memory()
+def test_what_is_left_when_all_have_gone_is_gone_on_with(store) -> None:
     before = workers(store, 2, min_workers=1)
-    for worker in before:
-        worker.start(1000 * H)
+    started(before, 1000 * H)
     until(lambda: min(worker.version for worker in before) >= 3)
     for worker in before:
         worker.before_step |= dict.fromkeys(range(1000 * H), worker_stops)
@@ -198,8 +200,7 @@ def worker_stops() -> None:
 # -- snapshots -------------------------------------------------------------------------------------
 
 
-def test_snapshots_are_written_by_turns_and_what_they_replace_is_deleted(snapshots) -> None:
-    store = memory()
+def test_snapshots_are_written_by_turns_and_what_they_replace_is_deleted(snapshots, store) -> None:
     running = workers(store, 2)
     slowly(*running)
     train(running, LONG)
@@ -212,20 +213,17 @@ def test_snapshots_are_written_by_turns_and_what_they_replace_is_deleted(snapsho
     assert kept == []
 
 
-def test_a_newcomer_begins_with_the_newest_snapshot(snapshots) -> None:
-    store = memory()
+def test_a_newcomer_begins_with_the_newest_snapshot(snapshots, store) -> None:
     running = workers(store, 2)
     slowly(*running, seconds=0.05)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     until(lambda: running[0].version >= 7)
     late = Worker(store, "w9", number=1, of=2).start(LONG)
     assert len(set(ended([*running, late]))) == 1
     assert any("by a snapshot" in event.why for event in late.events("healed"))
 
 
-def test_a_writer_that_is_lost_is_followed_by_another(snapshots) -> None:
-    store = memory()
+def test_a_writer_that_is_lost_is_followed_by_another(snapshots, store) -> None:
     running = workers(store, 3, min_workers=2, timeout_s=0.5, least_wait_s=0.5)
     slowly(*running)
     hold = Hold()
@@ -237,8 +235,7 @@ def test_a_writer_that_is_lost_is_followed_by_another(snapshots) -> None:
             until(hold.may_go.is_set)
 
     running[1].before_step = dict.fromkeys(range(LONG), lost)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     assert len(set(ended([running[0], running[2]]))) == 1
     states = [roll["state"]["writer"][:2] for roll in rolls(store)]
     assert "w0" in states or "w2" in states
@@ -246,33 +243,22 @@ def test_a_writer_that_is_lost_is_followed_by_another(snapshots) -> None:
     assert running[1].digest() == running[0].digest()
 
 
-def put_end(text: bytes) -> Any:
-    return lambda store, base: write(store, f"{base}/end", text)
-
-
-def cut_part(store: Any, base: str) -> None:
-    write(store, f"{base}/00000", read(store, f"{base}/00000")[:-8])
-
-
+# Of what else an end may be: test_run_objects.
 DAMAGED = {
-    "end": put_end(b"}{"),
-    "end without fields": put_end(b"{}"),
-    "end of other kinds": put_end(b'{"parts": [], "nbytes": {}}'),
+    "end": lambda store, base: write(store, f"{base}/end", b"}{"),
     "part": lambda store, base: flip(store, f"{base}/00000", 200),
     "values": lambda store, base: flip(store, f"{base}/00000", -1),
-    "cut": cut_part,
+    "cut": lambda store, base: write(store, f"{base}/00000", read(store, f"{base}/00000")[:-8]),
     "lost": lambda store, base: obstore.delete(store, f"{base}/00000"),
 }
 
 
 @pytest.mark.slow_cases(but=("values",))
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_a_snapshot_that_is_damaged_is_passed_over(damaged: str, snapshots) -> None:
-    store = memory()
+def test_a_snapshot_that_is_damaged_is_passed_over(damaged: str, snapshots, store) -> None:
     running = workers(store, 2)
     slowly(*running, seconds=0.03)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     until(lambda: running[0].version >= 5)
     late = Worker(store, "w9", number=1, of=2)
     real, seen = late.objects.get, []
@@ -296,8 +282,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over(damaged: str, snapshots) -> N
 
 
 @pytest.mark.parametrize("steps", [3 * H, 3 * H + 1], ids=["whole", "part"])
-def test_a_worker_that_comes_after_the_end_has_the_digest_of_the_others(steps: int) -> None:
-    store = memory()
+def test_a_worker_that_comes_after_the_end_has_the_digest_of_the_others(steps: int, store) -> None:
     digests = {*train(workers(store, 2), steps)}
     before = rolls(store)
     assert before[-1]["phase"] == "done"
@@ -307,26 +292,14 @@ def test_a_worker_that_comes_after_the_end_has_the_digest_of_the_others(steps: i
     assert rolls(store) == before
 
 
-def test_a_worker_with_more_steps_than_the_run_had_is_told_so() -> None:
-    store = memory()
+def test_a_worker_with_more_steps_than_the_run_had_is_told_so(store) -> None:
     digests = {*train(workers(store, 2), 3 * H)}
-    late = Worker(store, "w9")
-    error = late.start(8 * H).error()
-    assert isinstance(error, ExchangeError)
-    assert f"over, at version 3 and inner step {3 * H}" in str(error)
+    late, ahead, other = Worker(store, "w9"), Worker(store, "w8"), Worker(memory(), "w8")
+    fails(late.start(8 * H), ExchangeError, f"over, at version 3 and inner step {3 * H}")
     assert {late.loop.digest()} == digests
-
-
-def test_a_worker_that_is_ahead_of_the_end_is_refused() -> None:
-    store = memory()
-    train(workers(store, 2), 3 * H)
-    late = Worker(store, "w9")
-    other = Worker(memory(), "w9")
     other.train(8 * H)
-    late.loop.load_state_dict(other.loop.state_dict())
-    error = late.start(8 * H).error()
-    assert isinstance(error, ExchangeError)
-    assert "the run is over, at version 3" in str(error)
+    ahead.loop.load_state_dict(other.loop.state_dict())
+    fails(ahead.start(8 * H), ExchangeError, "the run is over, at version 3")
 
 
 def cut_once(worker: Worker, place: str, failed: list[str]) -> None:
@@ -343,36 +316,29 @@ def cut_once(worker: Worker, place: str, failed: list[str]) -> None:
 
 
 def test_a_worker_whose_end_comes_second_ends_with_the_digest_of_the_others() -> None:
-    store = memory()
-    running = workers(store, 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
+    running = workers(memory(), 2)  # one discards the last round
+    cut_once(running[1], "/message/00000004/", failed := [])
+    assert len(set(train(running, 2 * H + 1))) == 1
+    assert failed
+    assert running[1].events("healed")
+
+    running = workers(memory(), 2, min_workers=1, least_wait_s=0.5, timeout_s=0.5)
     first, second = running
     hold, failed = Hold(), list[str]()
     # The last round counts for the first worker alone, and the second goes on before the end is
     # written.
     first.before("put", lambda key: key.endswith("/roll/00000005"), hold)
     cut_once(second, "/message/00000004/", failed)
-    for worker in running:
-        worker.start(2 * H + 1)
+    started(running, 2 * H + 1)
     until(lambda: second.has_ended)
     hold.may_go.set()
     assert len(set(ended(running))) == 1
 
 
-def test_a_worker_that_discards_the_last_round_ends_with_the_others() -> None:
-    running = workers(memory(), 2)
-    second, failed = running[1], list[str]()
-    cut_once(second, "/message/00000004/", failed)
-    assert len(set(train(running, 2 * H + 1))) == 1
-    assert failed
-    assert second.events("healed")
-
-
-def test_a_worker_that_is_asked_to_stop_while_it_waits_does() -> None:
-    store = memory()
+def test_a_worker_that_is_asked_to_stop_while_it_waits_does(store) -> None:
     running = workers(store, 2, min_workers=2)
     running[1].before_step[2 * H + 1] = lambda: until(lambda: running[0].has_ended)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     until(lambda: running[0].version >= 2)
     time.sleep(0.2)
     running[0].is_stopped.set()
@@ -383,8 +349,7 @@ def test_a_worker_that_is_asked_to_stop_while_it_waits_does() -> None:
 def test_no_worker_waits_for_one_that_has_left() -> None:
     running = workers(memory(), 3, min_workers=2, least_wait_s=UP_S)
     running[1].before_step[3 * H] = worker_stops
-    for worker in running:
-        worker.start(6 * H)
+    started(running, 6 * H)
     assert isinstance(running[1].error(), _Stopped)
     assert len(set(ended([running[0], running[2]]))) == 1
     assert running[0].events("left")
@@ -393,66 +358,55 @@ def test_no_worker_waits_for_one_that_has_left() -> None:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def test_another_method_or_model_under_the_same_name_is_named() -> None:
-    store = memory()
+def test_another_method_or_model_under_the_same_name_is_named(store) -> None:
     train([Worker(store, "w0")], H)
     other_method = Worker(store, "w1", method(sync_every=H + 1))
     other_model = Worker(store, "w1", model=lambda: torch.nn.Linear(2, 3))
     for other, why in ((other_method, "sync_every"), (other_model, "parameters")):
-        error = other.start(H).error()
-        assert isinstance(error, MismatchError)
-        assert why in str(error)
+        fails(other.start(H), MismatchError, why)
 
 
-@pytest.mark.parametrize("theirs", [SECRET, None], ids=["sealed", "open"])
-@pytest.mark.parametrize("mine", ["another secret of many characters", None, SECRET])
-def test_another_token_is_refused(mine, theirs) -> None:
-    if mine == theirs:
-        return
-    store = memory()
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (mine, theirs)
+        for mine in ("another secret of many characters", None, SECRET)
+        for theirs in (SECRET, None)
+        if mine != theirs
+    ],
+)
+def test_another_token_is_refused(mine, theirs, store) -> None:
     train([Worker(store, "w0", token=theirs)], H)
-    error = Worker(store, "w1", token=mine).start(H).error()
-    assert isinstance(error, MismatchError)
-    assert "token" in str(error)
+    fails(Worker(store, "w1", token=mine).start(H), MismatchError, "token")
 
 
-def test_of_two_processes_with_one_identity_the_older_one_ends() -> None:
-    store = memory()
+def test_of_two_processes_with_one_identity_the_older_one_ends(store) -> None:
     older = Worker(store, "same", number=0, of=2)
     slowly(older)
     older.start(LONG)
     until(lambda: older.version >= 2)
     newer = Worker(store, "same", number=1, of=2).start(LONG)
-    error = older.error()
-    assert isinstance(error, MismatchError)
-    assert "another process that was started later" in str(error)
+    fails(older, MismatchError, "another process that was started later")
     assert newer.digest()
 
 
 def test_too_few_workers_are_waited_for_so_long_and_no_longer(monkeypatch) -> None:
     monkeypatch.setattr(transport, "_UNMEASURED_ROUND_S", 0.2)
     worker = Worker(memory(), "w0", min_workers=2, give_up_s=0.3, least_wait_s=0.2)
-    error = worker.start(H).error()
-    assert isinstance(error, ExchangeError)
-    assert "min_workers=2, and only 1" in str(error)
+    fails(worker.start(H), ExchangeError, "min_workers=2, and only 1")
 
 
-def test_a_roll_that_was_deleted_is_named(monkeypatch) -> None:
+def test_a_roll_that_was_deleted_is_named(monkeypatch, store) -> None:
     monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e6)  # no snapshot
-    store = memory()
     train(workers(store, 2), 5 * H)
     obstore.delete(store, "a-run/roll/00000003")
-    error = Worker(store, "w9").start(5 * H).error()
-    assert isinstance(error, ExchangeError)
-    assert "roll 3" in str(error)
-    assert "lifecycle" in str(error)
+    fails(Worker(store, "w9").start(5 * H), ExchangeError, "roll 3", "lifecycle")
 
 
 @pytest.mark.slow_cases('"a"', "[]", "garbage")
 @pytest.mark.parametrize("name", ["a-run/roll/", "a-run/call/00000002/", "a-run/call/00000003/"])
 @pytest.mark.parametrize("garbage", [b"", b"x" * 100, b"[]", b"{}", b"[" * 200_000, b'"a"'])
-def test_garbage_beside_rolls_and_calls_is_passed_over(name: str, garbage: bytes) -> None:
-    store = memory()
+def test_garbage_beside_rolls_and_calls_is_passed_over(name: str, garbage: bytes, store) -> None:
     write(store, f"{name}a-note", garbage)
     write(store, f"{name}²", garbage)
     assert len(set(train(workers(store, 2), 2 * H))) == 1
@@ -461,16 +415,12 @@ def test_garbage_beside_rolls_and_calls_is_passed_over(name: str, garbage: bytes
 
 
 @pytest.mark.parametrize("identity", ["größe 🙂", "a:b:c", "a/b/../c", "x" * 200, "-"])
-def test_any_printable_identity_can_be_a_workers_name(identity: str) -> None:
-    store = memory()
+def test_any_printable_identity_can_be_a_workers_name(identity: str, store) -> None:
     assert train([Worker(store, identity)], H)
     assert identity_of(rolls(store)[0]["names"][0]) == identity
-
-
-@pytest.mark.parametrize("identity", ["x" * 201, "a\nb", "a\0"])
-def test_an_identity_that_cannot_be_a_name_is_refused(identity: str) -> None:
-    with pytest.raises(ConfigurationError, match="part of the names of objects"):
-        Worker(memory(), identity)
+    for wrong in ("x" * 201, f"{identity}\n", f"{identity}\0"):
+        with pytest.raises(ConfigurationError, match="part of the names of objects"):
+            Worker(memory(), wrong)
 
 
 def refused(worker: Worker, error: Exception) -> Worker:
@@ -487,29 +437,20 @@ def refused(worker: Worker, error: Exception) -> Worker:
     return worker
 
 
-def test_a_store_that_may_only_be_read_is_named() -> None:
+def test_a_store_that_may_only_be_read_or_is_full_is_named() -> None:
     denied = obstore.exceptions.PermissionDeniedError("status code: 403")
-    error = refused(Worker(memory(), "w0"), denied).start(H).error()
-    assert isinstance(error, ExchangeError)
-    assert "keys that may put, get and delete" in str(error)
-
-
-def test_a_store_that_is_full_is_named() -> None:
+    fails(
+        refused(Worker(memory(), "w0"), denied).start(H),
+        ExchangeError,
+        "keys that may put, get and delete",
+    )
     worker = Worker(memory(), "w0")
     full = obstore.exceptions.GenericError("No space left on device (os error 28)")
-    worker.before_step[H + 1] = lambda: void(refused(worker, full))
-    error = worker.start(4 * H).error()
-    assert isinstance(error, ExchangeError)
-    assert "No space left on device" in str(error)
-    assert "make room" in str(error)
+    worker.before_step[H + 1] = lambda: refused(worker, full) and None
+    fails(worker.start(4 * H), ExchangeError, "No space left on device", "make room")
 
 
-def void(_: object) -> None:
-    return
-
-
-def test_a_full_store_ends_no_training_over_a_snapshot(snapshots) -> None:
-    store = memory()
+def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None:
     running = workers(store, 2)
     for worker in running:
         real = worker.objects.put
@@ -528,8 +469,7 @@ def test_a_full_store_ends_no_training_over_a_snapshot(snapshots) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir(mode=0o500)
-    error = Worker(f"file://{folder}", "w0").start(H).error()
-    assert isinstance(error, ExchangeError)
+    fails(Worker(f"file://{folder}", "w0").start(H), ExchangeError)
 
 
 def test_a_folder_is_a_store(tmp_path, snapshots) -> None:
@@ -560,8 +500,7 @@ class Transposed(torch.nn.Module):
 
 @pytest.mark.parametrize("model", [OneNumber, Transposed])
 @pytest.mark.parametrize("exchange", [tw.Gather(), tw.ReduceScatter()])
-def test_models_of_odd_sizes_are_trained_and_replayed(model, exchange) -> None:
-    store = memory()
+def test_models_of_odd_sizes_are_trained_and_replayed(model, exchange, store) -> None:
     described = method(exchange=exchange)
     digests = {*train(workers(store, 2, described, model=model), 3 * H)}
     assert {Worker(store, "w9", described, model=model).start(3 * H).digest()} == digests
@@ -572,15 +511,13 @@ def rolls(store: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_those_that_come_wait_for_one_that_still_waits_for_a_lost_worker() -> None:
-    store = memory()
+def test_those_that_come_wait_for_one_that_still_waits_for_a_lost_worker(store) -> None:
     running = workers(store, 2, min_workers=1, least_wait_s=0.3, timeout_s=2.5)
     first, lost = running
     slowly(first)
     hold = Hold()
     lost.before("put", lambda key: "/message/" in key and "/00000003/" in key, hold)
-    for worker in running:
-        worker.start(LONG)
+    started(running, LONG)
     until(hold.has_come.is_set)
     again = Worker(store, "w1", number=1, of=2, min_workers=1, least_wait_s=0.3, timeout_s=2.5)
     late = Worker(store, "w9", min_workers=1, least_wait_s=0.3, timeout_s=2.5)

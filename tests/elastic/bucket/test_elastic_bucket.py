@@ -8,6 +8,7 @@ import torch
 import bucket_workers
 import thinwire as tw
 from bucket_workers import (
+    SECRET,
     UP_S,
     H,
     Worker,
@@ -21,12 +22,12 @@ from bucket_workers import (
 from thinwire.plan.job import MeetingRequests
 from thinwire.plan.shape import Shape
 from thinwire.plan.traffic import traffic
+from thinwire.security.sealing import SEAL_NBYTES
 from toy import build_model
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 TOP_K = {"codec": tw.codecs.TopK(k=64), "feedback": tw.ErrorFeedback(decay=0.9)}
-TWO_BITS = tw.codecs.Quantise(bits=2)
 STEPS = 3 * H + 1
 
 
@@ -64,10 +65,12 @@ def test_workers_that_stay_have_the_digest_of_a_fixed_run(name: str, count: int)
     assert digests[0] != fixed_digest(described, count, STEPS - 1, model=model)
 
 
-def test_the_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(monkeypatch) -> None:
+def test_the_bytes_and_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(bucket_workers, "SNAPSHOT_AFTER", 1e9)
     steps = 4 * H
-    running = workers(memory(), 4, min_workers=4, least_wait_s=4 * UP_S)
+    running = workers(memory(), 4, min_workers=4, least_wait_s=4 * UP_S, token=SECRET)
     before: list[Counter[str]] = []
 
     def note(worker: Worker) -> None:
@@ -81,9 +84,17 @@ def test_the_requests_of_workers_that_all_come_in_time_are_those_of_the_plan(mon
         asked.update(worker.loop.stats.requests)
     for each in before:
         asked.subtract(each)
-    plan = traffic(running[0].loop.method, Shape.of_model(running[0].model), workers=4)
+    plan = traffic(
+        running[0].loop.method,
+        Shape.of_model(running[0].model),
+        workers=4,
+        added_nbytes=SEAL_NBYTES,
+    )
     meeting, rounds = MeetingRequests.of(4), steps // H
     # They meet once more at the end.
     assert asked["puts"] == 4 * plan.puts_after(steps) + (rounds + 1) * meeting.puts
     assert asked["gets"] == 4 * plan.gets_after(steps) + (rounds + 1) * meeting.gets
     assert asked["lists"] == (rounds + 1) * meeting.lists
+    for worker in running:
+        assert worker.loop.stats.sent_bytes == plan.sent_after(steps)
+        assert worker.loop.stats.received_bytes == plan.received_after(steps)

@@ -39,7 +39,7 @@ def test_it_answers_from_any_thread_while_other_work_goes_on() -> None:
     assert len(names()) == before
 
 
-def test_closing_cancels_what_is_under_way() -> None:
+def test_closing_cancels_what_is_under_way_and_the_last_reference_closes() -> None:
     ended = threading.Event()
 
     async def long() -> None:
@@ -54,13 +54,10 @@ def test_closing_cancels_what_is_under_way() -> None:
     thread.close()
     assert ended.is_set()
     assert under_way.cancelled()
-
-
-def test_it_ends_when_no_reference_to_it_is_left() -> None:
     before = len(names())
     thread = LoopThread()
     assert len(names()) == before + 1
-    del thread
+    del thread  # no reference to it is left
     gc.collect()
     assert len(names()) == before
 

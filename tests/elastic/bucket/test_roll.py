@@ -44,8 +44,13 @@ def concluded(before: Roll | None, *calls: Call, me: str = "a", **fields) -> Rol
     return next_roll(before, calls, rounds, me=f"{me}:1", **options)
 
 
-def names(roll: Roll | None) -> str:
+def written(*given, **fields) -> Roll:
+    roll = concluded(*given, **fields)
     assert roll is not None
+    return roll
+
+
+def names(roll: Roll) -> str:
     return "".join(name[0] for name in roll.names)
 
 
@@ -101,9 +106,10 @@ json_values = st.recursive(
 
 
 @settings(max_examples=60, deadline=None)
-@given(all_calls)
-def test_a_call_is_read_as_it_was_written(call: Call) -> None:
+@given(all_calls, all_rolls)
+def test_a_call_and_a_roll_are_read_as_they_were_written(call: Call, roll: Roll) -> None:
     assert Call.read(call.text()) == call
+    assert Roll.read(roll.text()) == roll
 
 
 def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> None:
@@ -119,12 +125,6 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     assert Call.read(call).text() == call
     assert Roll.read(roll).text() == roll
     assert Call.read(call.replace("7", 'NaN, "loss": 2.5')).metrics == WorkerMetrics(loss=2.5)
-
-
-@settings(max_examples=60, deadline=None)
-@given(all_rolls)
-def test_a_roll_is_read_as_it_was_written(roll: Roll) -> None:
-    assert Roll.read(roll.text()) == roll
 
 
 @settings(max_examples=150, deadline=None)
@@ -152,8 +152,7 @@ def test_a_text_with_another_value_is_read_or_refused(field: str, value, data) -
 
 def test_the_first_roll_has_those_that_the_most_began_alike() -> None:
     calls = [call("a", phase="join"), call("b", 0, "odd", "join"), call("c", phase="join")]
-    roll = concluded(None, *calls, min_workers=3)
-    assert roll is not None
+    roll = written(None, *calls, min_workers=3)
     assert (names(roll), roll.lacking, roll.phase, roll.number) == ("ac", ("b:1",), "join", 1)
     assert roll.new == ()
     assert roll.next_state == NewestState(version=0, roll=1, writer="c:1")
@@ -164,8 +163,7 @@ def test_the_first_roll_has_those_that_the_most_began_alike() -> None:
 def test_of_two_halves_the_one_that_writes_first_goes_on() -> None:
     calls = [call("a", 2), call("b", 2, "odd")]
     for me, other in ("ab", "ba"):
-        roll = concluded(first("a", "b"), *calls, me=me)
-        assert roll is not None
+        roll = written(first("a", "b"), *calls, me=me)
         assert (names(roll), roll.lacking) == (me, (f"{other}:1",))
 
 
@@ -173,8 +171,7 @@ def test_the_digest_of_the_most_is_that_of_the_run() -> None:
     calls = [call("a", 2, "odd"), call("b", 2), call("c", 2)]
     before = first("a", "b", "c")
     assert concluded(before, *calls, me="a") is None
-    roll = concluded(before, *calls, me="b")
-    assert roll is not None
+    roll = written(before, *calls, me="b")
     assert (names(roll), roll.lacking, roll.position.digest) == ("bc", ("a:1",), "d2")
 
 
@@ -183,8 +180,7 @@ def test_only_a_worker_that_has_come_furthest_writes() -> None:
     before = first("a", "b", "c")
     assert concluded(before, *calls, me="a") is None
     assert concluded(before, *calls, me="c") is None
-    roll = concluded(before, *calls, me="b")
-    assert roll is not None
+    roll = written(before, *calls, me="b")
     assert (names(roll), roll.behind) == ("abc", ("a:1", "c:1"))
     assert [each.version for each in roll.rounds] == [1, 2]
     assert (roll.position.version, roll.position.step) == (2, 20)
@@ -193,8 +189,7 @@ def test_only_a_worker_that_has_come_furthest_writes() -> None:
 def test_what_a_gap_of_rounds_does_not_lead_from_is_lacking() -> None:
     calls = [call("a", 0), call("b", 4), call("c", 3), call("d", 2)]
     rounds = [logged(version) for version in (1, 2, 4)]
-    roll = concluded(first("a", "b", "c", "d"), *calls, me="b", rounds=rounds)
-    assert roll is not None
+    roll = written(first("a", "b", "c", "d"), *calls, me="b", rounds=rounds)
     assert (names(roll), roll.behind) == ("bc", ("c:1",))
     assert roll.lacking == ("a:1", "d:1")
     assert [each.version for each in roll.rounds] == [4]
@@ -203,17 +198,10 @@ def test_what_a_gap_of_rounds_does_not_lead_from_is_lacking() -> None:
 def test_a_worker_that_lacks_or_was_left_behind_before_the_last_roll_is_lacking() -> None:
     before = first("a", "b", position=at(3))
     calls = [call("a", 4), call("b", 4, lacks=True), call("c", 2), call("d", 3, "odd")]
-    roll = concluded(before, *calls)
-    assert roll is not None
+    roll = written(before, *calls)
     assert (names(roll), roll.lacking) == ("a", ("b:1", "c:1", "d:1"))
     assert concluded(before, *calls, me="b") is None
     assert concluded(before, call("a", 4, leaves=True), me="a") is None
-
-
-def test_one_that_leaves_is_in_no_list() -> None:
-    roll = concluded(first("a", "b"), call("a", 1), call("b", 1, leaves=True))
-    assert roll is not None
-    assert (names(roll), roll.lacking, roll.behind) == ("a", (), ())
 
 
 def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
@@ -222,13 +210,10 @@ def test_with_fewer_than_min_workers_there_is_no_roll() -> None:
     assert concluded(first("a", "b"), *calls, min_workers=2) is not None
     leaving = [call("a", 1), call("b", 1, leaves=True)]
     assert concluded(first("a", "b"), *leaving, min_workers=2) is None
-
-
-def test_a_worker_that_waits_for_a_snapshot_is_there() -> None:
-    # Else no roll would ask for the snapshot that it waits for.
-    calls = [call("a", 1), call("b", 1, lacks=True)]
-    roll = concluded(first("a", "b"), *calls, min_workers=2)
-    assert roll is not None
+    roll = written(first("a", "b"), *leaving)
+    assert (names(roll), roll.lacking, roll.behind) == ("a", (), ())
+    # One that waits for a snapshot is there, or else no roll would ask for what it waits for.
+    roll = written(first("a", "b"), call("a", 1), call("b", 1, lacks=True), min_workers=2)
     assert (names(roll), roll.lacking, roll.next_state.writer) == ("a", ("b:1",), "a:1")
 
 
@@ -246,8 +231,7 @@ PHASES = [
 @pytest.mark.parametrize(("phases", "phase", "new"), PHASES)
 def test_the_phase_is_the_latest_of_all(phases, phase: str, new: str) -> None:
     calls = [call(name, 1, phase=each) for name, each in zip("ab", phases, strict=True)]
-    roll = concluded(first("a"), *calls)
-    assert roll is not None
+    roll = written(first("a"), *calls)
     assert roll.phase == phase
     assert "".join(name[0] for name in roll.new) == new
 
@@ -256,24 +240,21 @@ def test_the_step_is_that_of_the_phase() -> None:
     far = replace(
         call("b", 1, phase="join"), position=Progress(version=1, step=99, digest=at(1).digest)
     )
-    roll = concluded(first("a"), call("a", 1), far)
-    assert roll is not None
+    roll = written(first("a"), call("a", 1), far)
     assert roll.position.step == 10
 
 
 def test_when_all_is_exchanged_the_run_is_done() -> None:
     before = first("a", "b", position=at(1), metrics={"a:1": {"loss": 1.0}})
     last = [call("a", 2, phase="last", settled=True), call("b", 1, phase="join")]
-    roll = concluded(before, *last)
-    assert roll is not None
+    roll = written(before, *last)
     assert roll.is_over
     assert roll == last_roll(before, at(2), [logged(2)])
     assert (roll.names, roll.number, roll.position.over) == ((), 2, True)
     assert [each.version for each in roll.rounds] == [2]
     # Not while one has something to exchange, nor with the first roll.
     unsettled = [last[0], call("b", 2, phase="last")]
-    assert concluded(before, *unsettled).phase == "last"  # type: ignore[union-attr]
-    assert concluded(None, *last).phase == "last"  # type: ignore[union-attr]
+    assert written(before, *unsettled).phase == written(None, *last).phase == "last"
 
 
 def test_what_is_under_way_is_given_up_when_others_take_part() -> None:
@@ -298,8 +279,7 @@ def test_of_one_identity_the_last_process_counts() -> None:
 def test_a_snapshot_is_due_after_so_many_bytes() -> None:
     before = first("a", "b", log_nbytes=985)
     for nbytes, is_due in ((15, False), (16, True)):
-        roll = concluded(before, call("a", 1), call("b", 1), rounds=[logged(1, nbytes)])
-        assert roll is not None
+        roll = written(before, call("a", 1), call("b", 1), rounds=[logged(1, nbytes)])
         assert roll.log_nbytes == 985 + nbytes
         assert bool(roll.next_state.writer) is is_due
 
@@ -307,15 +287,12 @@ def test_a_snapshot_is_due_after_so_many_bytes() -> None:
 def test_a_snapshot_that_is_being_written_is_waited_for_while_its_writer_is_there() -> None:
     coming = NewestState(version=1, roll=3, writer="b:1")
     before = first("a", "b", number=5, position=at(2), next_state=coming, log_nbytes=5000)
-    roll = concluded(before, call("a", 3), call("b", 3))
-    assert roll is not None
+    roll = written(before, call("a", 3), call("b", 3))
     assert roll.next_state == coming
-    roll = concluded(before, call("a", 3))
-    assert roll is not None
+    roll = written(before, call("a", 3))
     assert roll.next_state == NewestState(version=3, roll=6, writer="a:1")
     # Once it is there, no other one is due.
-    roll = concluded(before, call("a", 3), call("b", 3, state=coming))
-    assert roll is not None
+    roll = written(before, call("a", 3), call("b", 3, state=coming))
     assert (roll.state, roll.next_state, roll.log_nbytes) == (coming, NewestState(), 10)
 
 
@@ -323,8 +300,7 @@ def test_a_snapshot_of_an_earlier_version_is_not_taken_for_the_newest() -> None:
     newest = NewestState(version=4, roll=4, writer="a:1")
     before = first("a", "b", number=5, position=at(5), state=newest, log_nbytes=7)
     old = NewestState(version=1, roll=1, writer="b:1")
-    roll = concluded(before, call("a", 6), call("b", 6, state=old))
-    assert roll is not None
+    roll = written(before, call("a", 6), call("b", 6, state=old))
     assert (roll.state, roll.log_nbytes) == (newest, 17)
 
 
@@ -333,8 +309,7 @@ def test_another_worker_writes_each_time_and_none_that_is_behind() -> None:
     writers = set()
     for number in range(1, 7):
         before = first("a", "b", "c", number=number, log_nbytes=5000)
-        roll = concluded(before, *calls)
-        assert roll is not None
+        roll = written(before, *calls)
         writers.add(roll.next_state.writer)
     assert writers == {"a:1", "b:1"}
 
@@ -366,13 +341,13 @@ def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(d
             name: concluded(before, *calls, me=name, rounds=list(known.values()), min_workers=least)
             for name in present
         }
-        written = {name: roll for name, roll in rolls.items() if roll is not None}
-        if not written:
+        found = {name: roll for name, roll in rolls.items() if roll is not None}
+        if not found:
             continue
-        writer, roll = sorted(written.items())[0]
+        writer, roll = sorted(found.items())[0]
         assert f"{writer}:1" in roll.names
         # All that may write conclude the same, but for a tie between digests.
-        assert len({r.text() for r in written.values() if r.position == roll.position}) == 1
+        assert len({r.text() for r in found.values() if r.position == roll.position}) == 1
         assert Roll.read(roll.text()) == roll
         ours = range(roll.position.dealt, roll.position.dealt + len(roll.names))
         assert not dealt & set(ours)
@@ -384,8 +359,8 @@ def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(d
         if before is not None:
             assert roll.number == before.number + 1
             assert roll.position.version >= before.position.version
-            last, found = roll.position.version, [each.version for each in roll.rounds]
-            assert found == list(range(last - len(found) + 1, last + 1))
+            last, logs = roll.position.version, [each.version for each in roll.rounds]
+            assert logs == list(range(last - len(logs) + 1, last + 1))
         if roll.lacking:
             assert roll.next_state.writer in roll.names or roll.state.version >= 0
         before = roll

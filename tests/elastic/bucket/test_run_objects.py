@@ -24,6 +24,11 @@ STATE = NewestState(version=3, roll=4, writer="a:1")
 LARGEST = 1 << 20
 
 
+@pytest.fixture(name="store")
+def store_fixture() -> Any:
+    return memory()
+
+
 def objects(store: Any, token: str | None = None) -> RunObjects:
     return RunObjects(ObjectStore(store), "a-run", None if token is None else Token(token))
 
@@ -48,8 +53,7 @@ def call(name: str) -> Call:
 
 
 @pytest.mark.parametrize("name", ["²", "٣", "a-note", "00000009x", "9", "1" * 5000, "00000007/b"])
-def test_other_names_beside_rolls_are_no_rolls(name: str) -> None:
-    store = memory()
+def test_other_names_beside_rolls_are_no_rolls(name: str, store) -> None:
     run = objects(store)
     for number in (1, 2, 3):
         assert do(run.put_roll(roll(number), soon()))
@@ -57,30 +61,28 @@ def test_other_names_beside_rolls_are_no_rolls(name: str) -> None:
     assert do(run.newest_roll(0, soon())) == 3
 
 
+def changed(what: Call | Roll, *pairs: tuple[str, str]) -> list[bytes]:
+    return [what.text().replace(old, new).encode() for old, new in pairs]
+
+
+NO_JSON = [b"", b"[]", b"{}", b"[" * 100_000]
 GARBAGE = [
-    b"",
-    b"\xff",
-    b"[]",
-    b"{}",
-    b'"a"',
-    b"null",
-    b"[" * 100_000,
-    call("b:1").text().replace('"version": 0', '"version": Infinity').encode(),
-    call("b:1").text().replace('"version": 0', '"version": []').encode(),
-    call("b:1").text().replace('"version": -1', '"version": "x"').encode(),
-    call("b:1").text().replace('"version": -1', '"version": null').encode(),
-    call("b:1").text().replace('"b:1"', "5").encode(),
-    call("b:1").text().replace('"b:1"', '["b:1"]').encode(),
-    call("b:1").text().replace('"join"', '"lunch"').encode(),
-    call("b:1").text().replace('"join"', "{}").encode(),
-    call("b:1").text().replace('"lacks"', '"likes"').encode(),
+    *NO_JSON,
+    *(b"\xff", b'"a"', b"null"),
+    *changed(
+        call("b:1"),
+        *(('"version": 0', f'"version": {wrong}') for wrong in ("Infinity", "[]")),
+        *(('"version": -1', f'"version": {wrong}') for wrong in ('"x"', "null")),
+        *(('"b:1"', wrong) for wrong in ("5", '["b:1"]')),
+        *(('"join"', wrong) for wrong in ('"lunch"', "{}")),
+        ('"lacks"', '"likes"'),
+    ),
     call("c:1").text().encode(),
 ]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes) -> None:
-    store = memory()
+def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes, store) -> None:
     run = objects(store)
     for name in ("a:1", "b:1"):
         do(run.put_call(1, call(name), soon()))
@@ -92,19 +94,11 @@ def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes) -> None:
     assert do(run.call(1, "b:1", soon())) is None
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b"[" * 100_000,
-        roll(1).text().replace('"version": 0', '"version": Infinity').encode(),
-        roll(1).text().replace('"names"', '"games"').encode(),
-    ],
-)
-def test_garbage_in_the_place_of_a_roll_is_named(garbage: bytes) -> None:
-    store = memory()
+ODD_ROLLS = changed(roll(1), ('"version": 0', '"version": Infinity'), ('"names"', '"games"'))
+
+
+@pytest.mark.parametrize("garbage", NO_JSON + ODD_ROLLS)
+def test_garbage_in_the_place_of_a_roll_is_named(garbage: bytes, store) -> None:
     write(store, "a-run/roll/00000001", garbage)
     with pytest.raises(MismatchError, match="a-run/roll/00000001"):
         do(objects(store).roll(1, soon()))
@@ -122,15 +116,14 @@ def test_a_roll_is_written_once(token) -> None:
     assert do(run.roll(1, soon())) == roll(1)
 
 
-def test_a_call_is_replaced_and_forgotten() -> None:
-    store = memory()
+def test_a_call_is_replaced_and_forgotten(store) -> None:
     run = objects(store)
-    do(run.put_call(1, call("a:1"), soon()))
     leaving = Call(name="a:1", phase="round", position=AT, leaves=True)
-    do(run.put_call(1, leaving, soon()))
+    for each in (call("a:1"), leaving):
+        do(run.put_call(1, each, soon()))
     assert do(run.call(1, "a:1", soon())) == leaving
-    do(run.forget_call(1, "a:1"))
-    do(run.forget_call(1, "a:1"))
+    for _ in range(2):
+        do(run.forget_call(1, "a:1"))
     assert names_in(store) == []
 
 
@@ -138,8 +131,7 @@ def test_a_call_is_replaced_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
-def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token) -> None:
-    store = memory()
+def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token, store) -> None:
     run = objects(store, token)
     places = [run.place(number, RoundTag(what="fragment 0", round=1)) for number in (9, 10, 11)]
     for place in places:
@@ -153,8 +145,7 @@ def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(tok
     assert [each.numpy().tobytes() for each in found] == [b"x", b""]
 
 
-def test_a_sealed_message_of_another_place_counts_as_lost() -> None:
-    store = memory()
+def test_a_sealed_message_of_another_place_counts_as_lost(store) -> None:
     run = objects(store, SECRET)
     do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
     write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
@@ -162,8 +153,7 @@ def test_a_sealed_message_of_another_place_counts_as_lost() -> None:
     assert torch.equal(opened, absent_message())
 
 
-def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch) -> None:
-    store = memory()
+def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch, store) -> None:
     run = objects(store)
     for rank in range(2):
         key = f"a-run/message/x/{rank:05}"
@@ -209,52 +199,36 @@ def test_a_snapshot_in_pieces_is_found_again(token, nbytes: int, monkeypatch) ->
 
 
 ENDS = [
-    b"",
+    *NO_JSON,
     b"}{",
-    b"[]",
-    b"{}",
     b'{"parts": 1}',
     b'{"parts": [], "nbytes": {}}',
-    b'{"parts": 1, "nbytes": -10}',
-    b'{"parts": 2, "nbytes": 10}',
-    b'{"parts": 1, "nbytes": 11}',
-    b'{"parts": 1e999, "nbytes": 10}',
-    b"[" * 100_000,
+    *(
+        b'{"parts": %s, "nbytes": %s}' % wrong
+        for wrong in ((b"1", b"-10"), (b"2", b"10"), (b"1", b"11"), (b"1e999", b"10"))
+    ),
 ]
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_snapshot_whose_end_is_damaged_is_not_there(end: bytes) -> None:
-    store = memory()
+def test_a_snapshot_that_is_damaged_or_has_no_end_or_part_is_not_there(store) -> None:
     base = written(store)
-    assert found(store) == b"a snapshot"
-    write(store, f"{base}/end", end)
-    assert found(store) is None
-
-
-def test_a_snapshot_without_an_end_or_a_part_is_not_there() -> None:
-    store = memory()
-    base = written(store)
-    part = read(store, f"{base}/00000")
-    write(store, f"{base}/00000", part[:-1])
-    assert found(store) is None
-    obstore.delete(store, f"{base}/00000")
-    assert found(store) is None
-    write(store, f"{base}/00000", part)
-    assert found(store) == b"a snapshot"
-    obstore.delete(store, f"{base}/end")
-    assert found(store) is None
-
-
-def test_a_sealed_snapshot_with_another_bit_is_not_there() -> None:
+    whole = {name: read(store, f"{base}/{name}") for name in ("end", "00000")}
+    wrong = [("end", end) for end in (None, *ENDS)]
+    for name, raw in (*wrong, ("00000", whole["00000"][:-1]), ("00000", None)):
+        if raw is None:
+            obstore.delete(store, f"{base}/{name}")
+        else:
+            write(store, f"{base}/{name}", raw)
+        assert found(store) is None, (name, raw)
+        write(store, f"{base}/{name}", whole[name])
+        assert found(store) == b"a snapshot"
     store = memory()
     base = written(store, SECRET)
     flip(store, f"{base}/00000")
     assert found(store, SECRET) is None
 
 
-def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written() -> None:
-    store = memory()
+def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written(store) -> None:
     run = objects(store)
     for version in (3, 5, 8, 9):
         state = NewestState(version=version, roll=version, writer="a:1")
@@ -271,15 +245,13 @@ def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written()
 
 @pytest.mark.parametrize("mine", [None, SECRET], ids=["open", "sealed"])
 @pytest.mark.parametrize("raw", [b"", b"x" * 90, b"[]", b'"a"', b"[" * 100_000])
-def test_a_description_that_does_not_open_names_the_token(raw: bytes, mine) -> None:
-    store = memory()
+def test_a_description_that_does_not_open_names_the_token(raw: bytes, mine, store) -> None:
     write(store, "a-run/about", raw)
     with pytest.raises(MismatchError, match="THINWIRE_TOKEN"):
         do(objects(store, mine).check_description({"a": "b"}, "w0:1", soon()))
 
 
-def test_another_description_is_named() -> None:
-    store = memory()
+def test_another_description_is_named(store) -> None:
     do(objects(store).check_description({"a": "1", "b": "2"}, "w0:1", soon()))
     do(objects(store).check_description({"b": "2", "a": "1"}, "w1:1", soon()))
     with pytest.raises(MismatchError, match="b differs; because the run has 2 and this run 3"):

@@ -67,17 +67,14 @@ def test_the_newest_roll_and_the_calls_for_the_next_are_read(url, tmp_path) -> N
     assert watch.look().calls == ()
 
 
-def test_a_run_that_is_over_has_no_calls(url) -> None:
-    write(url, roll(1, phase="done", names=()), calls={call("a:1"): 2})
-    found = BucketWatch(url, run="r", token=TOKEN).look()
-    assert found.roll.is_over
-    assert found.calls == ()
-
-
-def test_those_that_wait_for_the_first_roll_are_shown(url) -> None:
+def test_a_run_before_its_first_roll_and_one_that_is_over(url) -> None:
     write(url, calls={call("a:1"): 1})
-    found = BucketWatch(url, run="r", token=TOKEN).look()
+    watch = BucketWatch(url, run="r", token=TOKEN)
+    found = watch.look()
     assert (found.roll, found.roll_age_s, len(found.calls)) == (None, None, 1)
+    write(url, roll(1, phase="done", names=()), calls={call("a:1"): 2})
+    found = watch.look()
+    assert (found.roll.is_over, found.calls) == (True, ())
 
 
 def test_nothing_there_is_said_and_nothing_is_made(url, tmp_path) -> None:
