@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -34,11 +35,11 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 8
 
 # Pages that are not run here, and what runs them.
+EXAMPLE = "parts of an example, which test_examples.py runs"
 RUN_BY_OTHERS = {
     "docs/tutorials/fsdp2-nodes.md": "test_snippets.py starts it on two nodes of two ranks",
-    "docs/tutorials/hugging-face.md": "parts of an example, which test_examples.py runs",
+    **{f"docs/tutorials/{name}.md": EXAMPLE for name in ("hugging-face", "own-loop")},
     "docs/tutorials/own-codec.md": "test_snippets.py runs it by pytest",
-    "docs/tutorials/own-loop.md": "parts of an example, which test_examples.py runs",
     "docs/tutorials/own-outer-optimizer.md": "test_snippets.py runs it by pytest",
 }
 
@@ -50,14 +51,11 @@ class Setup:
     """Of one page."""
 
     names: Callable[[Path], AbstractContextManager[Names]]
-    # Text of the page, and what stands in its place here.
-    instead: Mapping[str, str] = field(default_factory=dict)
-    # Called before each block.
-    renew: Callable[[Names], object] = lambda names: None
+    instead: Mapping[str, str] = field(default_factory=dict)  # of text of the page
+    renew: Callable[[Names], object] = lambda names: None  # called before each block
     ranks: int = 1
     is_slow: bool = False
-    # Modules without which the page is passed over.
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # modules without which the page is passed over
     check: Callable[[Names], bool] = lambda names: True
 
 
@@ -76,21 +74,18 @@ class Regressor(nn.Module):
 def common(**names: Any) -> Names:
     """A model, its optimizer, a method and its batches, and modules that are taken for known."""
     model = Regressor()
-    return {
-        "tw": tw,
-        "torch": torch,
-        "dataclasses": dataclasses,
+    known = {"tw": tw, "torch": torch, "dataclasses": dataclasses, "train": train, "token": TOKEN}
+    return known | {
         "model": model,
         "optimizer": adamw(model),
         "method": tw.presets.diloco(sync_every=4),
         "loader": [(0, step) for step in range(STEPS)],
-        "token": TOKEN,
-    } | names
+        **names,
+    }
 
 
-@contextmanager
-def plain(folder: Path) -> Iterator[Names]:
-    yield common()
+def plain(folder: Path) -> AbstractContextManager[Names]:
+    return contextlib.nullcontext(common())
 
 
 @contextmanager
@@ -112,10 +107,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> No
         descend(model(batch).loss, optimizer)
 
 
-@contextmanager
-def own_loop(folder: Path) -> Iterator[Names]:
-    with one_rank(folder) as names:
-        yield names | {"train": train, "method": tw.presets.diloco(sync_every=4)}
+def watched(folder: Path) -> AbstractContextManager[Names]:
+    names = common(loss=torch.tensor(2.0), tokens=64, seconds=0.5)
+    names["outer"] = tw.OuterLoop(names["model"], names["optimizer"], names["method"])
+    return contextlib.nullcontext(names)
 
 
 @contextmanager
@@ -139,8 +134,7 @@ def trains_shards(names: Names) -> bool:
     return outer.stats.rounds == 1 and torch.equal(*halves)
 
 
-@contextmanager
-def asynchronous(folder: Path) -> Iterator[Names]:
+def asynchronous(folder: Path) -> AbstractContextManager[Names]:
     from thinwire.asynchronous import AsyncServer, AsyncWorker
 
     clock = itertools.count()
@@ -148,33 +142,9 @@ def asynchronous(folder: Path) -> Iterator[Names]:
     def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         train(model, optimizer, [(0, step) for step in range(steps)])
 
-    yield common(
-        AsyncServer=AsyncServer,
-        AsyncWorker=AsyncWorker,
-        build_model=Regressor,
-        k=0,
-        now=lambda: float(next(clock)),
-        steps_per_s=100.0,
-        train=some_steps,
-    )
-
-
-@contextmanager
-def watched(folder: Path) -> Iterator[Names]:
-    names = common()
-    outer = tw.OuterLoop(names["model"], names["optimizer"], names["method"])
-    yield names | {"outer": outer, "loss": torch.tensor(2.0), "tokens": 64, "seconds": 0.5}
-
-
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ |= variables
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ |= before
+    names = common(AsyncServer=AsyncServer, AsyncWorker=AsyncWorker, build_model=Regressor)
+    names |= {"k": 0, "now": lambda: float(next(clock)), "steps_per_s": 100.0, "train": some_steps}
+    return contextlib.nullcontext(names)
 
 
 @contextmanager
@@ -183,7 +153,7 @@ def bucket(folder: Path) -> Iterator[Names]:
     with s3_server(folder) as endpoint:
         access = {"AWS_ACCESS_KEY_ID": "admin", "AWS_SECRET_ACCESS_KEY": SECRETS["admin"]}
         place = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-        with environment(**access, **place, THINWIRE_TOKEN=TOKEN):
+        with mock.patch.dict(os.environ, access | place | {"THINWIRE_TOKEN": TOKEN}):
             yield common()
 
 
@@ -200,7 +170,8 @@ def trains_in_a_bucket(names: Names) -> bool:
 
 @contextmanager
 def elastic(folder: Path) -> Iterator[Names]:
-    with Team(folder) as team, environment(THINWIRE_TOKEN=TOKEN), one_rank(folder) as names:
+    token = mock.patch.dict(os.environ, {"THINWIRE_TOKEN": TOKEN})
+    with Team(folder) as team, token, one_rank(folder) as names:
         yield names | {
             "lighthouse": team.address,
             "steps": STEPS,
@@ -216,18 +187,13 @@ def trainers(folder: Path) -> Iterator[Names]:
 
     from trainer_workers import Windows
 
-    with (
-        Team(folder) as team,
-        environment(THINWIRE_TOKEN=TOKEN),
-        contextlib.chdir(folder),
-    ):
-        args = TrainingArguments(
-            output_dir="straight", max_steps=STEPS, use_cpu=True, report_to=[], disable_tqdm=True
-        )
+    token = mock.patch.dict(os.environ, {"THINWIRE_TOKEN": TOKEN})
+    with Team(folder) as team, token, contextlib.chdir(folder):
+        given = {"max_steps": STEPS, "use_cpu": True, "report_to": [], "disable_tqdm": True}
         yield common(
             Trainer=Trainer,
             TrainingArguments=TrainingArguments,
-            args=args,
+            args=TrainingArguments(output_dir="straight", **given),
             lighthouse=team.address,
             meeting=f"127.0.0.1:{free_port()}",
             lightning=lightning,
@@ -240,11 +206,6 @@ def has_trained(names: Names) -> bool:
     return names["outer"].inner_step == STEPS
 
 
-def makes_runs(names: Names) -> bool:
-    """Of two methods, with two numbers of workers each."""
-    return len(specs_of(names["grid"]())) == 4
-
-
 def another_llama(names: Names) -> None:
     """Each block is another program: an optimizer belongs to one loop."""
     from trainer_workers import model
@@ -253,6 +214,13 @@ def another_llama(names: Names) -> None:
     names["optimizer"] = names["method"].inner.build(names["model"])
 
 
+SLOW = {"is_slow": True, "needs": ("torchft",), "instead": {'"10.9.0.1:29400"': "lighthouse"}}
+TRAINERS = SLOW["instead"] | {
+    '"node0:29400"': "meeting",
+    "workers=2": "workers=1",
+    "max_steps=10_000": f"max_steps={STEPS}",
+    "resume_from_checkpoint=True)  # or without": ")",
+}
 SETUPS = {
     "README.md": Setup(names=one_rank, check=has_trained),
     "docs/bucket.md": Setup(
@@ -262,34 +230,26 @@ SETUPS = {
         needs=("obstore",),
         check=trains_in_a_bucket,
     ),
-    "docs/comparing.md": Setup(names=plain, check=makes_runs),
-    "docs/elastic.md": Setup(
-        names=elastic,
-        instead={'"10.9.0.1:29400"': "lighthouse"},
-        is_slow=True,
-        needs=("torchft",),
-        check=has_trained,
+    # Of two methods, with two numbers of workers each.
+    "docs/comparing.md": Setup(
+        names=plain, check=lambda names: len(specs_of(names["grid"]())) == 4
     ),
+    "docs/elastic.md": Setup(names=elastic, check=has_trained, **SLOW),
     "docs/how-to/asynchronous.md": Setup(
         names=asynchronous, check=lambda names: names["server"].stats.arrivals == 1
     ),
-    "docs/how-to/compose-a-method.md": Setup(names=plain),
-    "docs/how-to/own-loop.md": Setup(names=own_loop, check=has_trained),
-    "docs/how-to/streaming.md": Setup(names=plain),
+    "docs/how-to/own-loop.md": Setup(names=one_rank, check=has_trained),
     "docs/how-to/trainers.md": Setup(
         names=trainers,
         renew=another_llama,
-        instead={
-            '"10.9.0.1:29400"': "lighthouse",
-            '"node0:29400"': "meeting",
-            "workers=2": "workers=1",
-            "max_steps=10_000": f"max_steps={STEPS}",
-            "resume_from_checkpoint=True)  # or without": ")",
-        },
+        instead=TRAINERS,
         is_slow=True,
         needs=("torchft", "transformers", "lightning"),
     ),
-    "docs/how-to/without-all-reduce.md": Setup(names=plain),
+    **{
+        f"docs/how-to/{name}.md": Setup(names=plain)
+        for name in ("compose-a-method", "streaming", "without-all-reduce")
+    },
     "docs/how-to/workers-of-several-ranks.md": Setup(
         names=mesh, instead={'"cuda"': '"cpu"'}, ranks=4, is_slow=True, check=trains_shards
     ),

@@ -20,35 +20,23 @@ def make_config_fixture(tmp_path_factory) -> Callable[..., TrainConfig]:
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "corpus").mkdir()
     (folder / "corpus" / "a.txt").write_text("thin wires carry little " * 400)
-    model = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 257,  # a prime, of which the tokenizer needs 256
-        "hidden_size": 12,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "intermediate_size": 31,
-        "max_position_embeddings": 16,
-        "tie_word_embeddings": True,
-    }
+    model = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    model |= {"tie_word_embeddings": True, "vocab_size": 257}  # a prime, of which 256 are needed
+    model |= {"hidden_size": 12, "intermediate_size": 31, "max_position_embeddings": 16}
+    model |= {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
     (folder / "config.json").write_text(json.dumps(model))
 
     def make(text: str, **changes: Any) -> TrainConfig:
-        config = dataclasses.replace(
-            recipes.laptop(text),
-            model=Model(size=str(folder / "config.json")),
-            data=Data(corpus=str(folder / "corpus"), sequence_length=8, validation_sequences=2),
-            workers=2,
-            steps=13,
-            global_batch=4,
-            periods=Periods(log_steps=3),
-            machine=Machine(device="cpu", threads=1),
-        )
+        config = recipes.laptop(text)
+        given = {
+            "model": Model(size=str(folder / "config.json")),
+            "data": Data(corpus=str(folder / "corpus"), sequence_length=8, validation_sequences=2),
+            "periods": Periods(log_steps=3),
+            "machine": Machine(device="cpu", threads=1),
+        } | {"workers": 2, "steps": 13, "global_batch": 4}
         if text not in ("ddp", "demo"):
-            method = dataclasses.replace(config.method, sync_every=5)
-            config = dataclasses.replace(config, method=method)
-        return dataclasses.replace(config, **changes)
+            given["method"] = dataclasses.replace(config.method, sync_every=5)
+        return dataclasses.replace(config, **given | changes)
 
     return make
 

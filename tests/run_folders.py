@@ -34,44 +34,44 @@ def config_of(method: str, *, sync_every: int | None = None, **changes: Any) -> 
 
 def write_run(folder: Path, config: TrainConfig, *, loss: float = 2.0, **extra: float) -> Path:
     """The folder of a finished run with three evaluations."""
-    folder.mkdir(parents=True)
-    described = json.loads(json.dumps(config.describe()))
+    folder.mkdir(parents=True, exist_ok=True)
     sends = traffic(config.method, shape(), workers=config.workers)
-    records = []
-    for step in (7, 20, config.steps):
-        records.append(
-            {
-                "step": step,
-                "tokens": step * config.tokens_per_step,
-                "loss": loss + 1 / step,
-                "sent_bytes": sends.sent_after(step),
-                "wait_s": 0.01 * step,
-                "overlapped_s": 0.02 * step,
-                "wall_s": 0.5 * step,
-                "val_loss": loss + 3 / step - 3 / config.steps,
-                **{f"{state}_bytes": 8 for state in STATES},
-                **extra,
-            }
-        )
-    last = records[-1]
-    summary = {
+    records = [
+        {
+            "step": step,
+            "tokens": step * config.tokens_per_step,
+            "loss": loss + 1 / step,
+            "sent_bytes": sends.sent_after(step),
+            "wait_s": 0.01 * step,
+            "overlapped_s": 0.02 * step,
+            "wall_s": 0.5 * step,
+            "val_loss": loss + (3 / step - 3 / config.steps),
+            **{f"{state}_bytes": 8 for state in STATES},
+            **extra,
+        }
+        for step in (7, 20, config.steps)
+    ]
+    last, steps = records[-1], config.steps
+    summary = {name: last[name] for name in ("tokens", "val_loss", "wall_s", "wait_s")} | {
         "method": config.method.name,
         "workers": config.workers,
         "parameters": shape().parameters,
-        "steps": config.steps,
-        "tokens": last["tokens"],
-        "val_loss": last["val_loss"],
+        "steps": steps,
         "sent_bytes_per_worker": last["sent_bytes"],
-        "received_bytes_per_worker": sends.received_after(config.steps),
-        "peak_sent_bytes_per_step": sends.peak_sent_after(config.steps),
-        "wall_s": last["wall_s"],
-        "wait_s": last["wait_s"],
+        "received_bytes_per_worker": sends.received_after(steps),
+        "peak_sent_bytes_per_step": sends.peak_sent_after(steps),
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
     }
-    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "config.json").write_text(json.dumps(config.describe()))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def retell(folder: Path, old: str, new: str) -> None:
+    """Other text in the records of a run."""
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text().replace(old, new))
 
 
 def runs_in(folder: Path) -> list[FinishedRun]:
@@ -94,9 +94,9 @@ def comparison(folder: Path) -> Path:
     """Several methods, seeds, K and H, statistics in some, and folders to be left out."""
     for method, loss in (("ddp", 1.7), ("diloco", 1.9), ("muloco:bits=2", 1.6)):
         for seed in (0, 1, 2):
-            config = config_of(method, seed=seed)
             name = f"{method.replace(':', '-')}-seed{seed}"
             noted = {"cosine/0": 0.5, "pseudo_gradient_norm/0": 1.5}
+            config = config_of(method, seed=seed)
             write_run(folder / name, config, loss=loss + 0.01 * seed, **noted)
     for workers in (2, 8):
         write_run(folder / f"k{workers}", config_of("diloco", workers=workers), loss=1.95)

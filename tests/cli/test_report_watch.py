@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import start
 from run_folders import config_of, write_run
 from thinwire.cli import main
 from thinwire.cli import report as command
@@ -21,11 +22,6 @@ from thinwire.runs.find import find_planned_runs, is_over, note_planned_runs, wa
 from thinwire.runs.status import RunState
 
 LIVE = 'id="live"'
-SMALL = [
-    "--steps", "40", "--sync-every", "4", "--sequence-length", "16", "--threads", "1",
-    "--global-batch", "4", "--workers", "2", "--warmup-steps", "2", "--corpus", "corpus.txt",
-    "--methods", "ddp,diloco", "--out", "runs",
-]  # fmt: skip
 
 
 def until(what: Callable[[], object], timeout_s: float = 20) -> None:
@@ -40,32 +36,26 @@ def text_of(page: Path) -> str:
 
 
 def unfinished(folder: Path, method: str) -> Path:
-    """A run that goes on; `end` ends it."""
+    """A run that goes on; its summary is kept beside it."""
     (write_run(folder, config_of(method)) / "summary.json").rename(folder.parent / "kept")
     return folder
-
-
-def end(folder: Path) -> None:
-    (folder.parent / "kept").rename(folder / "summary.json")
 
 
 @pytest.mark.slow
 def test_the_page_follows_a_comparison_to_its_end(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "_PERIOD_S", 0.01)
     runs, page = tmp_path / "runs", tmp_path / "page.html"
-    planned = ["diloco-seed0", "ddp-seed0"]
+    planned, diloco = ["diloco-seed0", "ddp-seed0"], runs / "diloco-seed0"
     note_planned_runs(runs, planned, is_over=False)
-    diloco = unfinished(runs / "diloco-seed0", "diloco")
+    unfinished(diloco, "diloco")
     ended: list[int] = []
     watch = ["report", str(runs), "--out", str(page), "--watch"]
     thread = threading.Thread(target=lambda: ended.append(main(watch)))
     thread.start()
     until(lambda: "No run is finished yet" in text_of(page))
-    shown = text_of(page)
-    assert LIVE in shown
-    assert "unfinished: it has no summary" in shown
-    assert "not begun: its turn has not come" in shown
-    end(diloco)
+    for shown in (LIVE, "unfinished: it has no summary", "not begun: its turn has not come"):
+        assert shown in text_of(page)
+    (runs / "kept").rename(diloco / "summary.json")
     until(lambda: "Lowest loss: diloco" in text_of(page))
     # The run that is to come keeps it going, though all that there are have ended.
     assert LIVE in text_of(page)
@@ -81,21 +71,17 @@ def test_the_page_follows_a_comparison_to_its_end(tmp_path, monkeypatch, capsys)
     assert printed.endswith(f"wrote {page}: 2 methods, 2 runs\n")
 
 
-def test_runs_of_no_comparison_are_followed_until_all_have_ended(tmp_path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": 3, "is_over": "yes"}'])
+def test_runs_of_no_comparison_are_followed_until_all_have_ended(tmp_path, text: str) -> None:
     assert not is_over([tmp_path / "missing"])
     run = unfinished(tmp_path / "run", "diloco")
     write_run(tmp_path / "other", config_of("ddp"))
     assert not is_over([tmp_path])
-    end(run)
+    (tmp_path / "kept").rename(run / "summary.json")
     assert is_over([tmp_path])
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"runs": 3, "is_over": "yes"}'])
-def test_a_plan_that_is_damaged_is_passed_over(tmp_path, text: str) -> None:
-    write_run(tmp_path / "run", config_of("diloco"))
-    (tmp_path / "planned.json").write_text(text)
+    (tmp_path / "planned.json").write_text(text)  # a damaged one is passed over
     assert is_over([tmp_path])
-    assert list(find_planned_runs([tmp_path])) == [tmp_path / "run"]
+    assert sorted(find_planned_runs([tmp_path])) == [tmp_path / "other", run]
 
 
 def test_a_comparison_notes_its_runs_before_they_begin(tmp_path, monkeypatch) -> None:
@@ -115,13 +101,14 @@ def test_a_comparison_notes_its_runs_before_they_begin(tmp_path, monkeypatch) ->
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path) -> None:
     """Two real processes: a comparison, and what watches it."""
-    (tmp_path / "corpus.txt").write_text("thin wires carry little " * 600)
-    thinwire, page = [sys.executable, "-m", "thinwire"], tmp_path / "page.html"
-    started = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    watch = [*thinwire, "report", "runs", "more", "--out", "page.html", "--watch"]
+    page = tmp_path / "page.html"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    watch = [sys.executable, "-m", "thinwire", "report", "runs", "more", "--watch"]
+    watch += ["--out", "page.html"]
+    small = ("compare", "--steps", "40", "--methods", "ddp,diloco", "--out", "runs")
     with (
-        subprocess.Popen([*thinwire, "compare", *SMALL], **started) as comparison,
-        subprocess.Popen(watch, **started) as watching,
+        start(tmp_path, *small) as comparison,
+        subprocess.Popen(watch, cwd=tmp_path, **pipes) as watching,
     ):
         until(lambda: "Lowest loss" in text_of(page), 120)
         assert LIVE in text_of(page)

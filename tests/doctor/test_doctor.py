@@ -11,12 +11,13 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from unittest import mock
 
 import pytest
 import torch
 
-from elastic_http import eventually
+from elastic_http import eventually, serving
 from thinwire import presets
 from thinwire.cli import main
 from thinwire.codecs.kernels import VARIABLE
@@ -44,9 +45,8 @@ TOKEN = Token(SECRET)
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path) -> None:
-    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name in ("THINWIRE_TOKEN", VARIABLE, "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -54,52 +54,33 @@ def look(name: str, lacking="fail", **options) -> Finding:
     return examine(name, machine_checks(lacking=lacking, **options)[name])
 
 
-def test_a_check_that_hangs_is_left_behind() -> None:
+def test_a_check_that_hangs_or_breaks_is_no_verdict() -> None:
     never = threading.Event()
     start_s = time.monotonic()
     finding = examine("it", lambda: never.wait() and None, limit_s=0.05)
     assert time.monotonic() - start_s < 2
     assert (finding.status, finding.found) == ("warn", "not established: no answer within 0.05 s")
     assert "again while the machine is idle" in finding.do
-
-
-def test_a_check_that_breaks_is_no_verdict() -> None:
-    def broken() -> Finding:
-        raise KeyError("x")
-
-    finding = examine("it", broken)
+    finding = examine("it", lambda: {}["x"])
     assert finding.found == "not established: KeyError('x')"
     assert finding.do.startswith("report it")
 
 
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [
-        ("0.2.0", "ok"),
-        ("0.2.7.dev1+cpu", "ok"),
-        ("0.1.9", "fail"),
-        ("0.3.0", "fail"),
-        ("1.0", "fail"),
-        ("odd", "fail"),
-    ],
-)
-def test_versions_of_torchft_are_in_range_or_named(monkeypatch, version, status) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
-    finding = look("torchft")
-    assert finding.status == status
-    assert version in finding.found
-    assert ("thinwire[elastic]" in finding.do) == (status == "fail")
-
-
-@pytest.mark.parametrize("lacking", ["warn", "fail"])
-def test_what_is_not_installed_is_as_bad_as_the_run_needs_it(monkeypatch, lacking) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
+def test_versions_of_torchft_are_in_range_or_named_and_one_may_have_to_be(monkeypatch) -> None:
+    for version, status in (
+        *(("0.2.0", "ok"), ("0.2.7.dev1+cpu", "ok")),
+        *((version, "fail") for version in ("0.1.9", "0.3.0", "1.0", "odd")),
+    ):
+        monkeypatch.setattr(importlib.metadata, "version", lambda _, v=version: v)
+        finding = look("torchft")
+        assert finding.status == status
+        assert version in finding.found
+        assert ("thinwire[elastic]" in finding.do) == (status == "fail")
+    missing = mock.Mock(side_effect=importlib.metadata.PackageNotFoundError)
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert look("torchft", lacking).status == lacking
-    assert look("safetensors", lacking).status == lacking
-    assert look("torch", lacking).status == "fail"
+    for lacking in ("warn", "fail"):
+        assert look("torchft", lacking).status == look("safetensors", lacking).status == lacking
+        assert look("torch", lacking).status == "fail"
 
 
 def test_it_says_which_kernels_encode(monkeypatch) -> None:
@@ -111,90 +92,61 @@ def test_it_says_which_kernels_encode(monkeypatch) -> None:
     assert "thinwire[fast]" in look("kernels").do
     monkeypatch.setenv(VARIABLE, "torch")
     assert look("kernels").status == "ok"
-
-    def refused(device):
-        raise ConfigurationError("encode", because="it is not there", do="install it")
-
-    monkeypatch.setattr(machine, "kernel_backend", refused)
+    error = ConfigurationError("encode", because="it is not there", do="install it")
+    monkeypatch.setattr(machine, "kernel_backend", mock.Mock(side_effect=error))
     finding = look("kernels")
     assert (finding.status, finding.found, finding.do) == ("fail", "it is not there", "install it")
 
 
-def test_an_old_python_is_not_enough(monkeypatch) -> None:
+def test_python_is_new_enough_and_the_token_is_there_or_it_says_how(monkeypatch, tmp_path) -> None:
     assert look("python").status == "ok"
     monkeypatch.setattr(machine, "_PYTHON", (99, 0))
-    assert look("python").status == "fail"
-
-
-def test_the_token_is_there_or_it_says_how_to_give_it(monkeypatch, tmp_path) -> None:
-    assert look("token").status == "fail"
+    assert look("python").status == look("token").status == "fail"
     assert "THINWIRE_TOKEN" in look("token").do
     monkeypatch.setenv("THINWIRE_TOKEN", "short")
     assert "5 characters" in look("token").found
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    finding = look("token")
-    assert finding.status == "ok"
-    assert SECRET not in finding.found
+    assert look("token").status == "ok"
+    assert SECRET not in look("token").found
     assert look("token", token_file=tmp_path / "none").status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("free_gib", "status"), [(0, "fail"), (0.99, "fail"), (1, "warn"), (9.9, "warn"), (10, "ok")]
-)
-def test_room_for_checkpoints(monkeypatch, free_gib, status) -> None:
-    usage = namedtuple("Usage", "total used free")(0, 0, int(free_gib * 2**30))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert look("folder").status == status
-
-
-def test_a_folder_without_write_access_is_found(monkeypatch) -> None:
-    def refuse(**_):
-        raise PermissionError(13, "Permission denied")
-
+def test_a_folder_has_room_for_checkpoints_and_can_be_written_to(monkeypatch) -> None:
+    for gib, status in ((0, "fail"), (0.99, "fail"), (1, "warn"), (9.9, "warn"), (10, "ok")):
+        usage = namedtuple("Usage", "total used free")(0, 0, int(gib * 2**30))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert look("folder").status == status
+    refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
-    finding = look("folder")
-    assert finding.status == "fail"
-    assert "Permission denied" in finding.found
+    assert look("folder").status == "fail"
+    assert "Permission denied" in look("folder").found
 
 
 @contextmanager
-def registry_server(lighthouse_port: int) -> Iterator[str]:
-    opened = RegistryServer(
-        TOKEN,
-        host="127.0.0.1",
-        port=0,
-        lighthouse_port=lighthouse_port,
-        heartbeat_timeout_s=5.0,
-        on_event=lambda _: None,
-    )
-    try:
+def registry_server(lighthouse_port: int = 1) -> Iterator[str]:
+    told = {"lighthouse_port": lighthouse_port, "on_event": lambda _: None}
+    opened = RegistryServer(TOKEN, host="127.0.0.1", port=0, heartbeat_timeout_s=5.0, **told)
+    with closing(opened):
         yield f"127.0.0.1:{opened.port}"
-    finally:
-        opened.close()
 
 
 @contextmanager
 def pretended(routes) -> Iterator[str]:
-    """A registry that says what a test wants to be told; what is None it does not know.
-
-    What can be called answers by itself.
-    """
-    plain = {
+    """A registry that says what a test wants to be told; what is None it does not know."""
+    told = {
         ("GET", "/time"): {"time": time.time()},
         ("GET", "/peers"): {"heartbeat_timeout_s": 5.0, "peers": []},
+        ("GET", "/noise"): lambda _: HttpReply(body=bytes(1 << 20)),
         ("POST", "/probe"): {"reached": True, "why": ""},
         ("POST", "/discard"): {},
-    }
-    noise = {("GET", "/noise"): lambda _: HttpReply(body=bytes(1 << 20))}
-    told = {key: value for key, value in (plain | noise | routes).items() if value is not None}
+    } | routes
     answers = {
-        key: v if callable(v) else (lambda _, v=v: json_answer(v)) for key, v in told.items()
+        key: v if callable(v) else (lambda _, v=v: json_answer(v))
+        for key, v in told.items()
+        if v is not None
     }
-    server = RunServer(TOKEN, answers, host="127.0.0.1")
-    try:
-        yield f"127.0.0.1:{server.port}"
-    finally:
-        server.close()
+    with serving(answers) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def findings(address: str, token: Token | None = TOKEN) -> dict[str, Finding]:
@@ -202,25 +154,25 @@ def findings(address: str, token: Token | None = TOKEN) -> dict[str, Finding]:
 
 
 @contextmanager
-def worker_at(address: str, identity: str) -> Iterator[RunServer]:
-    """A worker that has joined; its server listens where others reach it."""
-    server = RunServer(TOKEN, {}, host="127.0.0.1")
-    worker = RegistryClient(TOKEN, address, identity, {})
-    worker.join(Progress(version=0, step=0, digest=""), f"127.0.0.1:{server.port}")
-    try:
+def worker_at(address: str) -> Iterator[RunServer]:
+    """One that has joined; its server listens where others reach it."""
+    with closing(RunServer(TOKEN, {}, host="127.0.0.1")) as server:
+        join(address, "a", f"127.0.0.1:{server.port}")
         yield server
-    finally:
-        server.close()
+
+
+def join(address: str, identity: str, where: str, **described: str) -> None:
+    worker = RegistryClient(TOKEN, address, identity, described)
+    worker.join(Progress(version=0, step=0, digest=""), where)
 
 
 def test_a_way_that_is_clear_is_ok_from_end_to_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as lighthouse:
         port = lighthouse.getsockname()[1]
-        with registry_server(port) as address, worker_at(address, "a"):
+        with registry_server(port) as address, worker_at(address):
             found = findings(address)
     assert {finding.status for finding in found.values()} == {"ok"}, found
-    checks = ["name", "registry", "clock", "lighthouse", "rate", "method", "inbound", "peers"]
-    assert list(found) == checks
+    assert " ".join(found) == "name registry clock lighthouse rate method inbound peers"
     assert found["peers"].found == "1 reached directly, 0 by way of the lighthouse"
     to, back = re.findall(r"[\d.]+ [MG]bit/s", found["rate"].found)
     assert min(parse_rate(to), parse_rate(back)) > 1e6
@@ -231,9 +183,7 @@ def test_a_way_that_is_clear_is_ok_from_end_to_end() -> None:
     assert "reckoned for 150m, 2 workers" in found["method"].found
 
 
-def test_a_worker_that_cannot_be_connected_to_is_reached_by_way_of_the_lighthouse(
-    monkeypatch,
-) -> None:
+def test_a_worker_that_cannot_be_connected_to_is_reached_by_the_lighthouse(monkeypatch) -> None:
     direct = Dialer._direct
 
     def blocked(self, address: str, timeout_s: float):
@@ -241,60 +191,44 @@ def test_a_worker_that_cannot_be_connected_to_is_reached_by_way_of_the_lighthous
             raise OSError("no route to host")
         return direct(self, address, timeout_s)
 
-    with registry_server(1) as address, worker_at(address, "a") as server:
+    with registry_server() as address, worker_at(address) as server:
         where = f"127.0.0.1:{server.port}"
         relayed = RelayedServer(Dialer(TOKEN, address), address, where, server.serve)
-        assert eventually(lambda: open_stream_works(address, where))
+
+        def is_open() -> bool:
+            with suppress(ExchangeError):
+                open_stream(Dialer(TOKEN), address, f"worker/{where}", timeout_s=5).close()
+                return True
+            return False
+
+        assert eventually(is_open)
         monkeypatch.setattr(Dialer, "_direct", blocked)
         found = findings(address)["peers"]
         relayed.close()
     assert found.found == "0 reached directly, 1 by way of the lighthouse"
 
 
-def open_stream_works(address: str, where: str) -> bool:
-    try:
-        open_stream(Dialer(TOKEN), address, f"worker/{where}", timeout_s=5).close()
-    except ExchangeError:
-        return False
-    return True
-
-
-def test_what_cannot_be_reached_is_named() -> None:
+def test_what_cannot_be_reached_is_named(monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     with registry_server(free) as address:
-        worker = RegistryClient(TOKEN, address, "b", {})
-        worker.join(Progress(version=0, step=0, digest=""), f"127.0.0.1:{free}")
+        join(address, "b", f"127.0.0.1:{free}")
         found = findings(address)
+        refused = findings(address, Token("another secret of many characters"))["registry"]
+        unasked = findings(address, None)["registry"]
     assert found["lighthouse"].status == found["peers"].status == "fail"
     assert found["peers"].found.startswith(f"1 of 1 not reached: b at 127.0.0.1:{free}: ")
     assert "is connected to the relay" in found["peers"].found
-
-
-def test_a_registry_that_is_not_there(monkeypatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    assert refused.status == "fail"
+    assert "THINWIRE_TOKEN" in refused.do
+    assert unasked.status == "warn"
+    assert "no token to ask more with" in unasked.found
     for token in (TOKEN, None):
-        found = findings(f"127.0.0.1:{port}", token)
+        found = findings(f"127.0.0.1:{free}", token)
         assert found["registry"].status == "fail"
         assert "start thinwire lighthouse there" in found["registry"].do
         assert found["the rest"].found.startswith("not established")
-
-
-def test_another_token_than_the_registrys_or_none() -> None:
-    with registry_server(1) as address:
-        refused = findings(address, Token("another secret of many characters"))
-        unasked = findings(address, None)
-    assert refused["registry"].status == "fail"
-    assert "THINWIRE_TOKEN" in refused["registry"].do
-    assert unasked["registry"].status == "warn"
-    assert "no token to ask more with" in unasked["registry"].found
-
-
-def test_a_name_that_is_unknown(monkeypatch) -> None:
-    def unknown(*_, **__):
-        raise socket.gaierror(-2, "Name or service not known")
-
+    unknown = mock.Mock(side_effect=socket.gaierror(-2, "Name or service not known"))
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     found = findings("nowhere.invalid:29400")
     assert list(found) == ["name", "the rest"]
@@ -308,28 +242,22 @@ def test_a_name_that_is_unknown(monkeypatch) -> None:
     [
         (0, "ok", ""),
         (-3, "ok", "behind"),
-        (3, "ok", "ahead of"),
         (290, "ok", "ahead of"),
         (3600, "warn", "1 h ahead of"),
         (-3600, "warn", "1 h behind"),
+        *((told, "ok", "unknown: ") for told in (None, {}, [], "12")),
+        *(({"time": told}, "ok", "unknown: ") for told in (None, "noon", float("nan"))),
     ],
 )
-def test_the_clock_is_compared_with_the_registrys(behind_s, status, word) -> None:
-    with pretended({("GET", "/time"): {"time": time.time() - behind_s}}) as address:
-        found = findings(address)["clock"]
-    assert found.status == status
-    assert word in found.found
-    assert ("15 min" in found.do) == (status == "warn")
-
-
-@pytest.mark.parametrize(
-    "told", [None, {}, {"time": None}, {"time": "noon"}, {"time": float("nan")}, [], "12"]
-)
-def test_a_lighthouse_that_does_not_tell_its_time_leaves_the_clock_unknown(told) -> None:
+def test_the_clock_is_compared_with_the_registrys_if_it_tells(behind_s, status, word) -> None:
+    is_told = isinstance(behind_s, int)
+    told = {"time": time.time() - behind_s} if is_told else behind_s
     with pretended({("GET", "/time"): told}) as address:
         found = findings(address)
-    assert found["clock"].status == found["registry"].status == "ok"
-    assert found["clock"].found.startswith("unknown: ")
+    assert (found["registry"].status, found["clock"].status) == ("ok", status)
+    assert word in found["clock"].found
+    assert found["clock"].found.startswith("unknown: ") == (not is_told)
+    assert ("15 min" in found["clock"].do) == (status == "warn")
 
 
 def test_what_it_takes_to_connect_does_not_move_the_clock(monkeypatch) -> None:
@@ -340,21 +268,16 @@ def test_what_it_takes_to_connect_does_not_move_the_clock(monkeypatch) -> None:
         return direct(self, address, timeout_s)
 
     monkeypatch.setattr(Dialer, "_direct", slow)
-    with registry_server(1) as address:
+    with registry_server() as address:
         found = findings(address)
     ahead, within = map(float, re.findall(r"([\d.]+) s", found["clock"].found))
     assert ahead <= within + 0.001
     assert within < 0.1
 
 
-# -- which method fits -----------------------------------------------------------------------------
-
 LINK = Link.of(20e6, latency_s=0.02)
 BILLION = ExpectedRun(
-    shape=Shape.of_size(10**9, 10),
-    shape_flags="--parameters 1B --layers 10",
-    workers=3,
-    step_s=2.0,
+    shape=Shape.of_size(10**9, 10), shape_flags="--parameters 1B --layers 10", workers=3, step_s=2.0
 )
 
 
@@ -373,9 +296,11 @@ def test_the_size_of_a_run_is_that_of_its_parameters() -> None:
     with closing(OuterLoop(model, optimizer, method)) as loop:
         run = RunDescription(fields=loop._state.description)
     assert run.size() == (13, 2)
-    again = run.method()
-    assert again is not None
-    assert again.describe() == method.describe()
+    assert run.method().describe() == method.describe()
+    for name in presets.names():
+        method = presets.by_name(name)()
+        read = RunDescription(fields=described(method, 1)).method()
+        assert read.describe() == method.describe()
 
 
 def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
@@ -385,12 +310,9 @@ def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
     assert finding.status == "ok"
     best, figures = finding.found.split("; ")
     assert figures == "reckoned for 20M in 8 layers, 2 workers with this link, 1 s a step"
-    assert finding.run is not None
     first, *others = finding.run.advice.recommended
-    busy = first.forecast.utilisation
-    assert best == (
-        f"{first.choice.text} keeps a worker busy {share_text(busy)} at the least measured loss"
-    )
+    busy = share_text(first.forecast.utilisation)
+    assert best == f"{first.choice.text} keeps a worker busy {busy} at the least measured loss"
     assert len(others) >= 2
     for row in (first, *others):
         assert row.forecast.utilisation >= 0.9
@@ -399,23 +321,18 @@ def test_of_a_slow_link_it_says_what_fits_with_the_settings_for_it() -> None:
     assert finding.do.startswith("all workers take the flags of one below; ")
 
 
-def test_a_slow_line_is_measured_and_planned_for(monkeypatch) -> None:
-    def slow(_: bytes) -> HttpReply:
-        time.sleep(0.8)
-        return HttpReply(body=bytes(1 << 20))
-
+def test_a_slow_line_is_measured_and_planned_for_and_half_an_answer_is_none(monkeypatch) -> None:
     # It may take longer than other checks.
     monkeypatch.setattr(network, "_CHECK_S", 0.2)
-    with pretended({("GET", "/noise"): slow}) as address:
+    noise = HttpReply(body=bytes(1 << 20))
+    with pretended({("GET", "/noise"): lambda _: time.sleep(0.8) or noise}) as address:
         found = findings(address)
     back = re.findall(r"([\d.]+ [kM]bit/s) from it", found["rate"].found)
     assert 1e5 < parse_rate(back[0]) <= 1.01 * 8 * 2**20 / 0.8  # three digits
     assert found["method"].status == "ok"
     # Dense pre-training of 150m needs a hundred times as much.
     assert "bits=1:" in found["method"].found
-
-
-def test_half_an_answer_is_no_measurement() -> None:
+    monkeypatch.undo()
     with pretended({("GET", "/noise"): {}}) as address:
         found = findings(address)
     assert found["rate"].status == found["method"].status == "warn"
@@ -425,66 +342,59 @@ def test_half_an_answer_is_no_measurement() -> None:
 
 def test_its_advice_is_that_of_the_command_that_it_names(capsys) -> None:
     finding = method_finding(LINK, BILLION, RunDescription())
-    assert finding.run is not None
     said = {row.choice.text: row.forecast.utilisation for row in finding.run.advice.recommended}
     command = finding.do.partition("thinwire ")[2].split()
     assert main([*command, "--json", "--methods", "ddp"]) == 0
     planned = json.loads(capsys.readouterr().out)["advice"]["recommended"]
-    shared = {
-        row["method"]: row["forecast"]["utilisation"] for row in planned if row["method"] in said
-    }
+    shared = {row["method"]: row["forecast"] for row in planned if row["method"] in said}
     assert list(shared) == [row["method"] for row in planned if "noloco" not in row["method"]]
     assert list(said)[: len(shared)] == list(shared)
     assert len(shared) >= 2
-    assert all(said[method] == pytest.approx(busy) for method, busy in shared.items())
+    for method, forecast in shared.items():
+        assert said[method] == pytest.approx(forecast["utilisation"])
 
 
 def test_where_nothing_fits_it_says_which_comes_closest_and_what_would_help() -> None:
     finding = method_finding(Link.of(1e6, latency_s=0.02), BILLION, RunDescription())
     assert finding.status == "warn"
     assert "nothing tried keeps a worker busy 90 % of the time; the busiest: " in finding.found
-    assert finding.run is not None
     assert {change.quantity for change in finding.run.advice.changes} >= {"bandwidth", "sync-every"}
-
-
-def test_methods_that_an_elastic_run_refuses_are_not_offered() -> None:
+    finding = method_finding(Link.of(1e-305), BILLION, RunDescription())
+    assert finding.status == "warn"
+    assert "no method's first exchange would ever end" in finding.found
+    # Methods that an elastic run refuses are not offered.
     for rate in (1e5, 1e9, 1e13):
-        run = method_finding(Link.of(rate), BILLION, RunDescription()).run
-        assert run is not None
-        found = [row.choice.preset for row in run.advice.recommended]
-        found += [change.choice.preset for change in run.advice.changes]
+        advice = method_finding(Link.of(rate), BILLION, RunDescription()).run.advice
+        found = {row.choice.preset for row in (*advice.recommended, *advice.changes)}
         assert found
-        assert not {"ddp", "noloco", "demo", "decoupled_momentum"} & set(found)
+        assert not {"ddp", "noloco", "demo", "decoupled_momentum"} & found
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, math.inf, math.nan, None])
-@pytest.mark.parametrize("way", ["up", "down"])
-def test_what_was_not_measured_is_not_reckoned_with(rate, way) -> None:
-    up, down = (rate, 1e6) if way == "up" else (1e6, rate)
-    assert measured_link(up, down, 0.1) is None
+def test_what_was_not_measured_is_not_reckoned_with() -> None:
+    for rate in (0, -1.0, math.inf, math.nan, None):
+        assert measured_link(rate, 1e6, 0.1) is measured_link(1e6, rate, 0.1) is None
     assert measured_link(1e6, 1e6, math.nan) is None
-    finding = method_finding(measured_link(up, down, 0.1), BILLION, RunDescription())
+    finding = method_finding(None, BILLION, RunDescription())
     assert finding.status == "warn"
     assert "not measured" in finding.found
 
 
-def test_so_slow_a_link_that_no_exchange_ends_is_said() -> None:
-    finding = method_finding(Link.of(1e-305), BILLION, RunDescription())
-    assert finding.status == "warn"
-    assert "no method's first exchange would ever end" in finding.found
-
-
 def test_the_runs_own_method_and_size_come_from_the_registry() -> None:
     method = presets.from_text("muloco:bits=2", sync_every=17)
-    with registry_server(1) as address:
+    with registry_server() as address:
         more = {"method.name": "muloco:bits=2", "method.kind": "Method"}
-        worker = RegistryClient(TOKEN, address, "a", described(method, 10**9, 10**9, **more))
-        worker.join(Progress(version=0, step=0, digest=""), "127.0.0.1:1")
+        join(address, "a", "127.0.0.1:1", **described(method, 10**9, 10**9, **more))
         found = findings(address)["method"]
     assert found.found.startswith("the run's muloco:bits=2 (H=17) keeps a worker busy ")
     assert "reckoned for 2B in 2 layers, 2 workers" in found.found
     assert "(assumed: say yours with --step-time)" in found.found
     assert "--parameters 2000000000 --layers 2 --workers 2" in found.do
+    # One that does not tell its run is no obstacle.
+    for told in (None, {}, [], {"description": 3}):
+        with pretended({("GET", "/description"): told}) as address:
+            found = findings(address)["method"].found
+        assert "reckoned for 150m, 2 workers" in found
+        assert "(assumed: say yours with --model, --workers, --step-time)" in found
 
 
 def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> None:
@@ -497,22 +407,14 @@ def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> Non
     assert ", too slow; nothing tried" in slow.found
     assert slow.do.startswith("begin another run, all workers of which have the flags of one below")
     assert slow.run is not None
-
-
-def test_what_the_user_says_is_believed_more_than_the_registry() -> None:
-    run = RunDescription(fields=described(presets.diloco(), 4, 3), workers=5)
-    assert "reckoned for 1B in 10 layers, 3 workers" in method_finding(LINK, BILLION, run).found
-    assert "7 in 2 layers, 6 workers" in method_finding(LINK, ExpectedRun(), run).found
-    tiny = RunDescription(fields=described(presets.diloco(), 1), workers=1)
-    assert "1 in 1 layers, 2 workers" in method_finding(LINK, ExpectedRun(), tiny).found
-
-
-@pytest.mark.parametrize("name", presets.names())
-def test_every_presets_description_is_read_back(name) -> None:
-    method = presets.by_name(name)()
-    again = RunDescription(fields=described(method, 1)).method()
-    assert again is not None
-    assert again.describe() == method.describe()
+    # What the user says is believed more than the registry.
+    for sizes, workers, expected, reckoned in (
+        ((4, 3), 5, BILLION, "reckoned for 1B in 10 layers, 3 workers"),
+        ((4, 3), 5, ExpectedRun(), "7 in 2 layers, 6 workers"),
+        ((1,), 1, ExpectedRun(), "1 in 1 layers, 2 workers"),
+    ):
+        run = RunDescription(fields=described(presets.diloco(), *sizes), workers=workers)
+        assert reckoned in method_finding(LINK, expected, run).found
 
 
 @pytest.mark.parametrize(
@@ -522,11 +424,7 @@ def test_every_presets_description_is_read_back(name) -> None:
         {"method.outer": "SGD", "method.outer.lr": "1"},
         {"method.outer.lr": "1", "method.outer": "SGD"},
         {"method.sync_every": "many"},
-        {"parameters.w": "many"},
-        {"parameters.w": "7"},
-        {"parameters.w": '["many"]'},
-        {"parameters.w": "[0, 3]"},
-        {"parameters.w": "[-7]"},
+        *({"parameters.w": told} for told in ("many", "7", '["many"]', "[0, 3]", "[-7]")),
         {"parameters.w": "[" * 5000},
         described(presets.diloco()) | {"method.codec.kind": "OfALaterVersion"},
         described(presets.diloco()) | {"method.sync_every": "-1"},
@@ -536,17 +434,8 @@ def test_every_presets_description_is_read_back(name) -> None:
 )
 def test_a_description_that_says_nothing_or_something_else_is_passed_over(fields) -> None:
     run = RunDescription(fields=fields, workers=1)
-    assert run.method() is None
-    assert run.size() is None
+    assert run.method() is run.size() is None
     assert "reckoned for 150m" in method_finding(LINK, ExpectedRun(), run).found
-
-
-@pytest.mark.parametrize("told", [None, {}, [], {"description": 3}])
-def test_a_registry_that_does_not_tell_its_run_is_no_obstacle(told) -> None:
-    with pretended({("GET", "/description"): told}) as address:
-        found = findings(address)["method"]
-    assert "reckoned for 150m, 2 workers" in found.found
-    assert "(assumed: say yours with --model, --workers, --step-time)" in found.found
 
 
 def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(monkeypatch, capsys) -> None:
@@ -555,48 +444,41 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(monkeypatch, 
     sizes = ["--parameters", "1B", "--layers", "10", "--workers", "3", "--step-time", "2s"]
     with pretended({}) as address:
         main(["doctor", address, *sizes])
-        told = capsys.readouterr().out
-        assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
-        assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
-        assert "what to run: busy 90 % of the time or more, least measured loss first" in told
-        line = next(line for line in told.splitlines() if line.startswith("1  "))
-        assert line.startswith("1  thinwire join 'TICKET' --recipe paper --model config.json --me")
-        assert line.endswith(" --workers 3 --out runs/here")
-        with pytest.raises(SystemExit, match="0"):
-            main([*shlex.split(line)[2:], "--help"])
-        capsys.readouterr()
+    told = capsys.readouterr().out
+    assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
+    assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
+    assert "what to run: busy 90 % of the time or more, least measured loss first" in told
+    line = next(line for line in told.splitlines() if line.startswith("1  "))
+    assert line.startswith("1  thinwire join 'TICKET' --recipe paper --model config.json --me")
+    assert line.endswith(" --workers 3 --out runs/here")
+    with pytest.raises(SystemExit, match="0"):
+        main([*shlex.split(line)[2:], "--help"])
+    capsys.readouterr()
     for flags, why in [
-        (["--layers", "3"], "--layers and without --parameters"),
-        (["--parameters", "3"], "--parameters and without --layers"),
-        (["--model", "150m", "--layers", "3"], "both --model and --layers"),
-        (["--model", "7q"], "'7q'"),
-        (["--workers", "0"], "--workers '0'"),
-        (["--workers", "1M"], "workers=1000000"),
-        (["--step-time", "3q"], "--step-time '3q'"),
+        (["127.0.0.1:1", "--layers", "3"], "--layers and without --parameters"),
+        (["127.0.0.1:1", "--parameters", "3"], "--parameters and without --layers"),
+        (["127.0.0.1:1", "--model", "150m", "--layers", "3"], "both --model and --layers"),
+        (["127.0.0.1:1", "--model", "7q"], "'7q'"),
+        (["127.0.0.1:1", "--workers", "0"], "--workers '0'"),
+        (["127.0.0.1:1", "--workers", "1M"], "workers=1000000"),
+        (["127.0.0.1:1", "--step-time", "3q"], "--step-time '3q'"),
+        (["--workers", "2"], "--workers without a ticket"),
     ]:
-        assert main(["doctor", "127.0.0.1:1", *flags]) in (1, 2)
+        assert main(["doctor", *flags]) in (1, 2)
         assert why in capsys.readouterr().err
-    assert main(["doctor", "--workers", "2"]) == 1
-    assert "--workers without a ticket" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("told", "why"),
-    [
-        ({"reached": False, "why": "timed out"}, "timed out"),
-        ({"reached": True, "why": ""}, "another machine that has this address"),
-    ],
-)
-def test_where_the_registry_cannot_connect_back_the_way_is_by_the_lighthouse(told, why) -> None:
-    with pretended({("POST", "/probe"): told}) as address:
-        found = findings(address)["inbound"]
-    assert found.status == "ok"
-    assert why in found.found
-    assert "by way of the lighthouse" in found.found
-
-
-def test_interfaces_have_their_addresses() -> None:
+def test_where_the_registry_cannot_connect_back_the_way_is_by_the_lighthouse() -> None:
     assert "127.0.0.1" in interface_addresses().values()
+    for reached, told, why in (
+        (False, "timed out", "timed out"),
+        (True, "", "another machine that has this address"),
+    ):
+        with pretended({("POST", "/probe"): {"reached": reached, "why": told}}) as address:
+            found = findings(address)["inbound"]
+        assert found.status == "ok"
+        assert why in found.found
+        assert "by way of the lighthouse" in found.found
 
 
 def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(monkeypatch, capsys) -> None:
@@ -604,17 +486,18 @@ def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(monkeypat
     monkeypatch.setenv("COLUMNS", "100")
     usage = namedtuple("Usage", "total used free")(0, 0, 2**40)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert main(["doctor"]) == 0
-    local = capsys.readouterr().out
+
+    def told(status: int, *arguments: str) -> str:
+        assert main(["doctor", *arguments]) == status
+        return "".join(capsys.readouterr())
+
+    local = told(0)
     assert "torchft" in local
     assert "THINWIRE_TOKEN" in local
     with pretended({}) as address:
-        assert main(["doctor", address]) == 1
-        told = capsys.readouterr()
-        assert "checks failed: token" in told.err
-        assert "takes connections; no token to ask more with" in told.out
+        unasked = told(1, address)
+        assert "checks failed: token" in unasked
+        assert "takes connections; no token to ask more with" in unasked
         monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-        assert main(["doctor", address]) == 1
-        assert "checks failed: lighthouse" in capsys.readouterr().err
-    assert main(["doctor", "nowhere"]) == 1
-    assert "not HOST:PORT" in capsys.readouterr().err
+        assert "checks failed: lighthouse" in told(1, address)
+    assert "not HOST:PORT" in told(1, "nowhere")

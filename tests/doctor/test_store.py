@@ -17,30 +17,23 @@ def found(url: str) -> dict[str, tuple[str, str]]:
 
 
 def aws(monkeypatch, endpoint: str, **keys: str) -> None:
-    chosen = options_of(endpoint, **keys)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", chosen["endpoint"])
-    monkeypatch.setenv("AWS_REGION", chosen["region"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", chosen["access_key_id"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", chosen["secret_access_key"])
+    for name, value in options_of(endpoint, **keys).items():
+        monkeypatch.setenv(
+            "AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value
+        )
 
 
 def test_a_folder_is_fit_and_nothing_is_left_in_it(tmp_path) -> None:
     said = found(f"file://{tmp_path}/new")
-    assert {name: status for name, (status, _) in said.items()} == {
-        "store": "ok",
-        "rate": "ok",
-        "method": "ok",
-    }
+    statuses = {name: status for name, (status, _) in said.items()}
+    assert statuses == {"store": "ok", "rate": "ok", "method": "ok"}
     assert "--topology star" in said["method"][1]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_an_s3_server_is_fit(monkeypatch, s3) -> None:
+def test_an_s3_server_is_fit_and_keys_that_may_only_read_are_named(monkeypatch, s3) -> None:
     aws(monkeypatch, s3)
     assert found("s3://run/doctor")["store"][0] == "ok"
-
-
-def test_keys_that_may_only_read_are_named(monkeypatch, s3) -> None:
     aws(monkeypatch, s3, key="reader")
     said = found("s3://run/doctor")
     assert said["store"][0] == "fail"
@@ -48,25 +41,25 @@ def test_keys_that_may_only_read_are_named(monkeypatch, s3) -> None:
     assert set(said) == {"store", "the rest"}
 
 
-def test_a_store_that_writes_in_place_of_another_object_is_not_fit(monkeypatch, tmp_path) -> None:
+def test_a_store_that_overwrites_is_not_fit_and_one_that_may_not_delete_is_a_warning(
+    monkeypatch, tmp_path
+) -> None:
     async def heedless(self, key, payload, until_s, is_same) -> bool:
         await self.replace(key, payload, until_s)
         return True
 
-    monkeypatch.setattr(ObjectStore, "put", heedless)
-    status, text = found(f"file://{tmp_path}")["store"]
-    assert status == "fail"
-    assert "If-None-Match" in text
-
-
-def test_keys_that_may_not_delete_are_a_warning(monkeypatch, tmp_path) -> None:
     async def refused(self, keys) -> bool:
         return False
 
-    monkeypatch.setattr(ObjectStore, "delete", refused)
-    status, text = found(f"file://{tmp_path}")["store"]
-    assert status == "warn"
-    assert "may not delete" in text
+    for name, instead, status, words in (
+        ("put", heedless, "fail", "If-None-Match"),
+        ("delete", refused, "warn", "may not delete"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(ObjectStore, name, instead)
+            said = found(f"file://{tmp_path}/{name}")["store"]
+        assert said[0] == status
+        assert words in said[1]
 
 
 def test_the_command_takes_a_place(capsys, monkeypatch, tmp_path) -> None:

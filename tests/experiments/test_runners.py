@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, final
 
 import pytest
 import torch
@@ -41,27 +41,27 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
 
     def recipe(name: str) -> TrainConfig:
         config = laptop("diloco" if name in doomed else name)
-        method = dataclasses.replace(config.method, sync_every=2)
-        if name in doomed:
-            method = dataclasses.replace(method, inner=doomed[name])
+        slots = {"inner": doomed.get(name, config.method.inner), "sync_every": 2}
         return dataclasses.replace(
             config,
-            method=method,
+            method=dataclasses.replace(config.method, **slots),
             data=Data(corpus=str(text), sequence_length=8, validation_sequences=8),
-            workers=1,
-            steps=6,
-            global_batch=2,
             schedule=WarmupCosine(warmup_steps=2),
             periods=Periods(checkpoint_steps=2),
+            **{"workers": 1, "steps": 6, "global_batch": 2},
         )
 
     return recipe
 
 
-def test_one_that_fails_is_shown_and_the_others_go_on(tmp_path, tiny) -> None:
+@pytest.mark.slow_cases("runner1")
+@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
+def test_one_that_fails_says_so_at_once_and_has_a_log_and_others_go_on(
+    tmp_path, tiny, runner
+) -> None:
     experiment = Experiment(recipe=tiny, methods=("failing", "diverging", "diloco"))
-    out = tmp_path / "out"
-    found = compare(experiment, out, no_observer, SequentialRunner())
+    out, heard = tmp_path / "out", Heard(list)
+    found = compare(experiment, out, heard.of, runner)
     trouble = found.problems()
     assert trouble.keys() == {"failing-seed0", "diverging-seed0"}
     assert trouble["failing-seed0"].state is RunState.FAILED
@@ -71,20 +71,40 @@ def test_one_that_fails_is_shown_and_the_others_go_on(tmp_path, tiny) -> None:
     noted = json.loads((out / "failing-seed0" / "failed.json").read_text())
     assert noted["kind"] == "RuntimeError"
     assert json.loads((out / "diloco-seed0" / "data.json").read_text())["fingerprint"]
+    told = heard["failing seed 0"]
+    assert told == ["begins", "RuntimeError: the accelerator is on fire", "ends"]
+    told = heard["diverging seed 0"]
+    assert (told[0], told[-1]) == ("begins", "ends")
+    assert told[-2].startswith("NonFiniteError: cannot take the step")
+    # What thinwire refuses says all there is to say.
+    (log,) = (out / "logs").iterdir()
+    assert log.name == "failing-seed0.log"
+    assert log.read_text().startswith("Traceback (most recent call last):")
+    assert "on fire" in log.read_text()
 
 
-def test_a_run_that_somebody_else_writes_is_left_to_them(tmp_path, tiny) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_run_goes_on_with_the_threads_it_was_begun_with_if_nobody_writes_it(
+    tmp_path, tiny, threads: int
+) -> None:
     experiment, folder = Experiment(recipe=tiny, methods=("diloco",)), tmp_path / "o/diloco-seed0"
     (spec,) = specs_of(experiment)
     config = configure(experiment, spec, 0)
-    machine = dataclasses.replace(config.machine, threads=1, device="cpu")
+    machine = dataclasses.replace(config.machine, threads=threads, device="cpu")
     with locked(folder):
         RunFolder(folder).open(dataclasses.replace(config, machine=machine).describe())
         before = {p.name for p in folder.iterdir()}
         found = compare(experiment, tmp_path / "o", no_observer)
         assert "another process" in found.problems()["diloco-seed0"].why
         assert {p.name for p in folder.iterdir()} == before
+    standing = status_of(folder, config.describe())
+    assert standing.state is RunState.UNFINISHED
+    assert standing.why == "it has no summary, none of 6 steps recorded"
     assert compare(experiment, tmp_path / "o", no_observer).problems() == {}
+    assert json.loads((folder / "config.json").read_text())["machine"]["threads"] == threads
+    explicit = dataclasses.replace(experiment, changes={"machine.threads": 2})
+    trouble = compare(explicit, tmp_path / "o", no_observer).problems()
+    assert trouble["diloco-seed0"].why == f"machine.threads is {threads} there and 2 here"
 
 
 @pytest.mark.slow
@@ -105,70 +125,39 @@ def test_parallel_runs_give_the_same_bits_and_outlives_a_killed_process(tmp_path
         assert digests[0] == digests[1]
 
 
-def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path, tiny) -> None:
-    experiment = Experiment(recipe=tiny, methods=("diloco",))
-    (spec,) = specs_of(experiment)
-    config = configure(experiment, spec, 0)
-    machine = dataclasses.replace(config.machine, threads=3, device="cpu")
-    out = tmp_path / "out"
-    RunFolder(out / "diloco-seed0").open(dataclasses.replace(config, machine=machine).describe())
-    standing = status_of(out / "diloco-seed0", config.describe())
-    assert standing.state is RunState.UNFINISHED
-    assert standing.why == "it has no summary, none of 6 steps recorded"
-    found = compare(experiment, out, no_observer)
-    assert found.problems() == {}
-    assert json.loads((out / "diloco-seed0" / "config.json").read_text())["machine"]["threads"] == 3
-    explicit = dataclasses.replace(experiment, changes={"machine.threads": 2})
-    trouble = compare(explicit, out, no_observer).problems()
-    assert trouble["diloco-seed0"].why == "machine.threads is 3 there and 2 here"
+class Heard(defaultdict):
+    """What observers are told of each run, in the order in which they are told."""
 
-
-@final
-class Heard(Observer):
-    """What it is told of a run, in the order in which it is told."""
-
-    def __init__(self, run: PlannedRun, heard: list[tuple[str, Any]]) -> None:
-        self.title, self.heard = run.title, heard
-        heard.append((run.title, "begins"))
-
-    def record(self, record: dict[str, Any]) -> None:
-        self.heard.append((self.title, record["step"]))
-
-    def fail(self, why: str) -> None:
-        self.heard.append((self.title, why))
-
-    def close(self) -> None:
-        self.heard.append((self.title, "ends"))
+    def of(self, run: PlannedRun) -> Observer:
+        told, observer = self[run.title], Observer()
+        told.append("begins")
+        observer.record = lambda record: told.append(record["step"])
+        observer.fail = told.append
+        observer.close = lambda: told.append("ends")
+        return observer
 
 
 @pytest.mark.slow_cases("runner1")
 @pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
 def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runner) -> None:
-    periods = Periods(log_steps=2)
-    experiment = Experiment(
-        recipe=tiny, methods=("diloco",), seeds=(0, 1), changes={"periods": periods}
-    )
-    heard: list[tuple[str, Any]] = []
-    compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), runner)
-    for seed in (0, 1):
-        its = [what for title, what in heard if title == f"diloco seed {seed}"]
-        assert its == ["begins", 2, 4, 6, "ends"]
+    changes = {"periods": Periods(log_steps=2)}
+    experiment = Experiment(recipe=tiny, methods=("diloco",), seeds=(0, 1), changes=changes)
+    heard = Heard(list)
+    compare(experiment, tmp_path / "out", heard.of, runner)
+    told = ["begins", 2, 4, 6, "ends"]
+    assert heard == {"diloco seed 0": told, "diloco seed 1": told}
 
 
 @pytest.mark.slow
 def test_a_run_whose_process_dies_twice_is_given_up(tmp_path, tiny) -> None:
     experiment = Experiment(recipe=tiny, methods=("always-killed", "diloco"), baseline="diloco")
-    heard: list[tuple[str, Any]] = []
-    found = compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), ParallelRunner(1))
+    heard = Heard(list)
+    found = compare(experiment, tmp_path / "out", heard.of, ParallelRunner(1))
     (problem,) = found.problems().values()
     assert problem.state is RunState.FAILED
     assert problem.why == "killed: its process ended with status -9"
     assert (tmp_path / "attempts").read_text() == ".."
-    assert [what for title, what in heard if title == "always-killed seed 0"] == [
-        "begins",
-        "killed: its process ended with status -9",
-        "ends",
-    ] * 2
+    assert heard["always-killed seed 0"] == ["begins", problem.why, "ends"] * 2
     assert found.rows[1].losses
 
 
@@ -191,24 +180,6 @@ def test_nothing_runs_if_one_configuration_cannot_be_sent(tmp_path, tiny) -> Non
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow_cases("runner1")
-@pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
-def test_a_run_that_fails_says_so_at_once_and_has_a_log(tmp_path, tiny, runner) -> None:
-    experiment = Experiment(recipe=tiny, methods=("failing", "diverging"))
-    heard: list[tuple[str, Any]] = []
-    compare(experiment, tmp_path / "out", lambda run: Heard(run, heard), runner)
-    told = [what for title, what in heard if title == "failing seed 0"]
-    assert told == ["begins", "RuntimeError: the accelerator is on fire", "ends"]
-    told = [what for title, what in heard if title == "diverging seed 0"]
-    assert (told[0], told[-1]) == ("begins", "ends")
-    assert told[-2].startswith("NonFiniteError: cannot take the step")
-    # What thinwire refuses says all there is to say.
-    (log,) = (tmp_path / "out" / "logs").iterdir()
-    assert log.name == "failing-seed0.log"
-    assert log.read_text().startswith("Traceback (most recent call last):")
-    assert "on fire" in log.read_text()
-
-
 @pytest.mark.slow
 def test_what_processes_print_is_in_logs_and_not_on_the_terminal(tmp_path, tiny, capfd) -> None:
     experiment = Experiment(recipe=tiny, methods=("noisy", "diloco"), baseline="diloco")
@@ -224,17 +195,15 @@ def test_what_processes_print_is_in_logs_and_not_on_the_terminal(tmp_path, tiny,
 
 
 def test_which_runs_are_wanted_is_told_before_they_begin(tmp_path, tiny) -> None:
-    experiment, out = Experiment(recipe=tiny, methods=("diloco",), seeds=(0, 1)), tmp_path / "out"
     told: list[list[tuple[str, RunState]]] = []
-
-    def note_planned(runs) -> None:
-        told.append([(run.title, status.state) for run, status in runs])
-
-    compare(dataclasses.replace(experiment, seeds=(0,)), out, no_observer, None, note_planned)
-    compare(experiment, out, no_observer, None, note_planned)
-    first, second = "diloco seed 0", "diloco seed 1"
-    assert told == [
-        [(first, RunState.ABSENT)],
-        [(first, RunState.FINISHED), (second, RunState.ABSENT)],
-    ]
-    assert not (out / "logs").exists()
+    for seeds in ((0,), (0, 1)):
+        compare(
+            Experiment(recipe=tiny, methods=("diloco",), seeds=seeds),
+            tmp_path / "out",
+            no_observer,
+            None,
+            lambda runs: told.append([(run.title, status.state) for run, status in runs]),
+        )
+    first, second = ((f"diloco seed {seed}", RunState.ABSENT) for seed in (0, 1))
+    assert told == [[first], [(first[0], RunState.FINISHED), second]]
+    assert not (tmp_path / "out" / "logs").exists()

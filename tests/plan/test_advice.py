@@ -24,8 +24,6 @@ from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import steady_utilisation
 from thinwire.plan.text import advice_table
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-
 
 def job(parameters=400e6, layers=24, workers=4, bits_per_s=1e8, **fields) -> Job:
     fields = {"compute": Compute(step_s=1), "link": Link.of(bits_per_s, latency_s=0.05), **fields}
@@ -41,11 +39,9 @@ def busy(planned: Job, choice: Choice) -> float:
     return steady_utilisation(replace(planned, link=link).scenario(sent))
 
 
-# -- losses ----------------------------------------------------------------------------------------
-
-
 def test_losses_are_those_of_their_arms():
-    rows = json.loads((RESULTS / "claims-small.json").read_text())["rows"]
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    rows = json.loads((results / "claims-small.json").read_text())["rows"]
     losses = {arm: mean(row["val_loss_by_seed"].values()) for arm, row in rows.items()}
     none = "no exchange but a mean at the end"
     for share, arm in (*LOSSES.values(), (NO_EXCHANGE_LOSS, none)):
@@ -53,15 +49,14 @@ def test_losses_are_those_of_their_arms():
     assert {name.partition(":")[0] for name in LOSSES} == set(presets.names())
 
 
-def test_what_loses_as_much_as_no_exchange_is_never_advised(monkeypatch):
+def test_what_loses_as_much_as_no_exchange_is_never_advised_and_what_was_not_measured_is_last(
+    monkeypatch,
+):
     assert "decoupled_momentum" not in {choice.preset for choice in choices(400e6)}
     monkeypatch.setattr(planner, "LOSSES", LOSSES | {"sparseloco:density=1/64": (0.48, "")})
     found = {choice.text for choice in choices(400e6)}
     assert "sparseloco:density=1/64" not in found
     assert "sparseloco:density=1/32" in found
-
-
-def test_what_was_not_measured_comes_last_and_says_so(monkeypatch):
     kept = {name: loss for name, loss in LOSSES.items() if not name.startswith("muloco")}
     monkeypatch.setattr(planner, "LOSSES", kept)
     planned = job(parameters=10e9, layers=48, workers=2, bits_per_s=1e10)
@@ -70,15 +65,18 @@ def test_what_was_not_measured_comes_last_and_says_so(monkeypatch):
     assert advice_table(advice, planned)[2][-1][5] == "not measured"
 
 
-# -- the search ------------------------------------------------------------------------------------
-
-
-def test_every_choice_is_the_same_on_a_command_line_and_in_python():
-    for parameters in (1000, 400e6, 70e9):
-        for choice in choices(parameters):
-            choice = replace(choice, sync_every=40) if choice.has_rounds else choice
-            typed = replace(presets.from_text(choice.text), name="same")
-            assert typed == replace(eval(choice.python, {"tw": tw}), name="same")
+def test_every_choice_is_the_same_on_a_command_line_in_python_and_for_the_planner():
+    planned = job(parameters=10_007, layers=5, workers=5)
+    search = planner._Search(planned, 0.9, None)
+    for choice in (*search.choices, *choices(1000), *choices(400e6), *choices(70e9)):
+        choice = replace(choice, sync_every=40) if choice.has_rounds else choice
+        typed = replace(presets.from_text(choice.text), name="same")
+        assert typed == replace(eval(choice.python, {"tw": tw}), name="same")
+    for choice in search.choices:
+        if choice.has_rounds:
+            choice = replace(choice, sync_every=40)
+            found = search._traffic(choice)
+            assert found is None or found == planned.traffic(choice.method())
 
 
 @pytest.mark.parametrize("workers", [2, 4, 9])
@@ -115,10 +113,8 @@ SITUATIONS = [
     ("n", "layers", "workers", "step_s", "mbit", "ms", "text", "nbytes"), SITUATIONS
 )
 def test_ten_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text, nbytes):
-    link = Link.of(mbit * 1e6, latency_s=ms / 1e3)
-    (first, *_) = advise(
-        job(n, layers, workers, compute=Compute(step_s=step_s), link=link)
-    ).recommended
+    link, compute = Link.of(mbit * 1e6, latency_s=ms / 1e3), Compute(step_s=step_s)
+    (first, *_) = advise(job(n, layers, workers, compute=compute, link=link)).recommended
     assert (first.choice.text, first.forecast.sent_bytes_per_round) == (text, nbytes)
     exchange_s = (workers - 1) * (ms / 1e3 + 8 * nbytes / (mbit * 1e6))
 
@@ -131,33 +127,19 @@ def test_ten_situations_by_arithmetic(n, layers, workers, step_s, mbit, ms, text
 
 
 def test_of_a_preset_the_least_loss_within_measured_rounds_comes_before_shorter_ones():
-    found = {one.choice.preset: one.choice for one in advise(job()).recommended}
+    planned = job()
+    recommended = advise(planned).recommended
+    found = {one.choice.preset: one.choice for one in recommended}
     # 1/64 reaches the target with rounds of 15 steps, 1/32 with 30, and 1/8 with more.
     assert (found["sparse_muloco"].density, found["sparse_muloco"].sync_every) == (1 / 32, 30)
     # No width does within 30: the one with the shortest rounds.
     assert (found["muloco"].bits, found["muloco"].sync_every) == (1, 128)
-
-
-def test_what_is_sent_in_rounds_of_another_length_is_what_the_planner_says():
-    planned = job(parameters=10_007, layers=5, workers=5)
-    search = planner._Search(planned, 0.9, None)
-    for choice in search.choices:
-        if choice.has_rounds:
-            choice = replace(choice, sync_every=40)
-            found = search._traffic(choice)
-            assert found is None or found == planned.traffic(choice.method())
-
-
-def test_hidden_exchanges_count_on_a_part_of_the_rate():
-    planned = job()
-    hidden = [found for found in advise(planned).recommended if found.choice.tau]
+    # Hidden exchanges count on a part of the rate.
+    hidden = [found for found in recommended if found.choice.tau]
     assert hidden, "nothing hides its exchanges: the test is void"
     full = planned.scenario(planned.traffic(hidden[0].choice.method()))
     assert steady_utilisation(full) >= hidden[0].forecast.utilisation
-
-
-def test_on_a_link_as_fast_as_memory_data_parallelism_is_among_the_advice():
-    # Latency alone would still be too long.
+    # On a link as fast as memory, data parallelism is among the advice.
     found = advise(job(bits_per_s=1, workers=2, link=Link.of(1e15))).recommended
     assert "ddp" in [one.choice.preset for one in found]
 
@@ -180,30 +162,23 @@ def test_what_would_have_to_change_does_change_it():
     assert advise(replace(many, workers=int(fewer.value))).recommended
 
 
-def test_a_link_that_nothing_helps_says_so_without_an_error():
-    # Every exchange takes a day of latency.
+def test_h_of_the_user_is_kept_and_methods_that_cannot_be_run_are_not_advised():
+    for found in advise(job(sync_every=64)).recommended:
+        assert found.forecast.sync_every_steps in (64, 1)
+    # Short runs have ten rounds: this one has 200 steps.
+    short = job(tokens_per_step=1000, tokens=4 * 1000 * 200)
+    for found in advise(short, target=0.5).recommended:
+        assert found.forecast.sync_every_steps <= 20
+    # Where every exchange takes a day of latency, nothing helps.
     advice = advise(job(workers=2, link=Link.of(1e9, latency_s=1e6)), target=0.9)
     assert (advice.recommended, advice.changes) == ((), ())
 
-
-def test_h_of_the_user_is_kept_and_short_runs_have_ten_rounds():
-    for found in advise(job(sync_every=64)).recommended:
-        assert found.forecast.sync_every_steps in (64, 1)
-    short = job(tokens_per_step=1000, tokens=4 * 1000 * 200)  # 200 steps
-    for found in advise(short, target=0.5).recommended:
-        assert found.forecast.sync_every_steps <= 20
-
-
-def test_methods_that_cannot_be_run_are_not_advised():
     def only_streaming(method):
         if not method.name.startswith("streaming"):
             raise ConfigurationError("run it", because="of the test", do="nothing")
 
     found = advise(job(), usable=only_streaming).recommended
     assert {one.choice.preset for one in found} == {"streaming_diloco", "streaming_muloco"}
-
-
-# -- what is printed -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accelerators", [1, 8])

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-import threading
 from collections.abc import Generator
 from importlib.resources import files
 from pathlib import Path
@@ -15,15 +14,12 @@ import pytest
 from accessibility import prepare, violations
 from run_folders import comparison, config_of, shape, write_run
 from thinwire import presets, report
-from thinwire.cli import main
-from thinwire.cli import report as command
 from thinwire.outer import Delay
 from thinwire.plan.compute import Compute
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.simulate import Scenario, simulate
 from thinwire.plan.traffic import traffic
 from thinwire.report.link_replay import LinkReplay
-from thinwire.runs.find import note_planned_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -33,6 +29,7 @@ pytestmark = [
 ]
 FRONT = "Pareto front of loss and bytes"
 TOKENS = "Validation loss against tokens of all workers"
+MANY = 21
 ON_LINK = "Validation loss against wall-clock on the chosen link"
 
 
@@ -46,9 +43,9 @@ def browser() -> Generator[Any]:
         browser.close()
 
 
-def page_of(runs: Path, out: Path, *, refresh_s: float | None = None) -> Path:
-    page = report.run_page(report.read_report_data([runs]), refresh_s=refresh_s)
-    report.write_page(page, out)
+def page_of(runs: Path, out: Path, **given: Any) -> Path:
+    data = report.read_report_data([runs], may_be_empty=True)
+    report.write_page(report.run_page(data, **given), out)
     return out
 
 
@@ -58,28 +55,39 @@ def file(tmp_path_factory) -> Path:
     return page_of(comparison(folder / "runs"), folder / "report.html")
 
 
-class Window:
-    """The page in a window: what it complains of and what it asks for is kept."""
+@pytest.fixture(scope="module")
+def many_file(tmp_path_factory) -> Path:
+    """Methods most of which neither are on the front nor are baselines."""
+    folder = tmp_path_factory.mktemp("many")
+    names = ["ddp", "diloco", "muloco:bits=2", "noloco", "demo", "streaming_diloco:tau=2"]
+    names += [f"sparseloco:density=1/{2 + n}" for n in range(MANY - len(names))]
+    for number, name in enumerate(names):
+        loss = 1.6 if name == "muloco:bits=2" else 2.0 + 0.01 * number
+        write_run(folder / "runs" / f"run{number}", config_of(name), loss=loss)
+    return page_of(folder / "runs", folder / "report.html")
 
-    def __init__(self, browser: Any, file: Path, *, width: int = 1000) -> None:
-        self.said: list[str] = []
-        self.context = browser.new_context(viewport={"width": width, "height": 800})
-        self.page = self.context.new_page()
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.said.append(request.url))
-        self.page.goto(file.as_uri())
-        settled(self.page)
-        assert self.said == [file.as_uri()]
-        self.said.clear()
+
+@contextlib.contextmanager
+def window(browser: Any, file: Path, *, width: int = 1000, most: int = 1) -> Generator[Any]:
+    """The page in a window: it complains of nothing, and asks for itself only."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url))
+    page.goto(file.as_uri())
+    settled(page)
+    assert said == [file.as_uri()]
+    yield page
+    context.close()
+    assert said == [file.as_uri()] * min(len(said), most)
 
 
 @pytest.fixture
 def page(browser, file) -> Generator[Any]:
-    window = Window(browser, file)
-    yield window.page
-    window.context.close()
-    assert window.said == []
+    with window(browser, file) as page:
+        yield page
 
 
 def wait_until(page: Any, condition: str) -> None:
@@ -109,11 +117,8 @@ def scale(page: Any, title: str) -> list[float]:
     return section(page, title).locator(".plot").evaluate(ask)
 
 
-# -- what is seen ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width", [400, 800, 1600])
-def test_nothing_overflows_or_is_empty_at_any_width(page, width: int) -> None:
+def test_nothing_overflows_or_is_empty_or_without_a_label_at_any_width(page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     settled(page)
     for opening in ("false", "true"):
@@ -132,6 +137,14 @@ def test_nothing_overflows_or_is_empty_at_any_width(page, width: int) -> None:
         """[...document.querySelectorAll(".plot")].every((plot) =>
             plot.data.length && Math.abs(plot.uplot.width - plot.clientWidth) <= 1)""",
     )
+    labels = page.evaluate("[...document.querySelectorAll('.plot')].map((e) => e.ariaLabel)")
+    assert all(len(label) > 80 and label.count(".") > 1 for label in labels)
+    assert len(set(labels)) == len(labels) == 7
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert all(low - high <= 1 for high, low in itertools.pairwise(levels))
 
 
 PIXELS = """(plot, name) => {
@@ -148,11 +161,13 @@ PIXELS = """(plot, name) => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_follow_the_scheme(page, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 27)")]
+)
+def test_colours_follow_the_scheme(page, scheme: str, ground: str) -> None:
     page.emulate_media(color_scheme=scheme)
     settled(page)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BEHIND[scheme]
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
     for name in ("--series-0", "--series-1", "--line", "--text"):
         assert section(page, TOKENS).locator(".plot").evaluate(PIXELS, name) > 50
 
@@ -171,24 +186,7 @@ def test_axe_finds_nothing(browser, file, scheme: str) -> None:
     context.close()
 
 
-BEHIND = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
-
-
-def test_every_chart_says_what_it_shows_and_headings_are_in_order(page) -> None:
-    labels = page.evaluate("[...document.querySelectorAll('.plot')].map((e) => e.ariaLabel)")
-    assert all(len(label) > 80 and label.count(".") > 1 for label in labels)
-    assert len(set(labels)) == len(labels) == 7
-    levels = page.evaluate(
-        "[...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))"
-    )
-    assert levels[0] == 1
-    assert all(low - high <= 1 for high, low in itertools.pairwise(levels))
-
-
-# -- what a reader does ----------------------------------------------------------------------------
-
-
-def test_the_link_is_the_readers(page) -> None:
+def test_the_link_is_the_readers_and_its_timeline_shows_where_the_time_goes(page) -> None:
     def seconds() -> list[float]:
         cells = page.query_selector_all("#on-link tbody td:nth-child(2)")
         return [float(cell.get_attribute("data-value")) for cell in cells]
@@ -200,6 +198,17 @@ def test_the_link_is_the_readers(page) -> None:
     settled(page)
     slow = seconds()
     assert all(late > early for late, early in zip(slow, before, strict=True))
+    widths = page.evaluate(
+        """[...document.querySelectorAll("#on-link .lane")].map((lane) =>
+            [...lane.children].map((bar) => parseFloat(bar.style.width)))"""
+    )
+    assert all(sum(parts) == pytest.approx(100) and min(parts) >= 0 for parts in widths)
+    assert [parts[1] > 0 for parts in widths].count(True) == 1  # streaming
+    page.select_option("#timeline-variant", label="streaming_diloco:tau=2")
+    settled(page)
+    assert "streaming_diloco:tau=2, inner steps" in page.inner_text("#timeline-told")
+    assert page.locator("#lane-link i").count() > 1
+    assert page.locator("#lane-worker .waiting").count() > 0
     page.select_option("#topology", list(TOPOLOGIES)[-1])
     settled(page)
     assert seconds() != slow
@@ -214,43 +223,15 @@ def test_the_link_is_the_readers(page) -> None:
     assert page.locator("#link-told").is_hidden()
 
 
-def test_the_table_and_the_timeline_show_where_the_time_goes(page) -> None:
-    page.fill("#bandwidth", "1")
-    settled(page)
-    widths = page.evaluate(
-        """[...document.querySelectorAll("#on-link .lane")].map((lane) =>
-            [...lane.children].map((bar) => parseFloat(bar.style.width)))"""
-    )
-    assert all(sum(parts) == pytest.approx(100) and min(parts) >= 0 for parts in widths)
-    assert [parts[1] > 0 for parts in widths].count(True) == 1  # streaming
-    page.select_option("#timeline-variant", label="streaming_diloco:tau=2")
-    settled(page)
-    assert "streaming_diloco:tau=2, inner steps" in page.inner_text("#timeline-told")
-    assert page.locator("#lane-link i").count() > 1
-    assert page.locator("#lane-worker .waiting").count() > 0
-
-
 def test_methods_and_axes_can_be_chosen(page) -> None:
     before, place = drawn(page, TOKENS), section(page, TOKENS).get_attribute("id")
+    every = [trace["name"] for trace in before]
     page.uncheck("input[data-variant='0']")
     settled(page)
     after = drawn(page, TOKENS)
     variants = [{trace["meta"]["variant"] for trace in its} for its in (before, after)]
     assert variants[0] - variants[1] == {0}
-    page.select_option(f"#{place} select.y", "training")
-    page.select_option(f"#{place} select.x", "seconds")
-    page.check(f"#{place} .log-x")
-    settled(page)
-    training = drawn(page, "Training loss against wall-clock of the run itself")
-    assert [trace["x"] for trace in training] == [[3.5, 10, 11.5]] * len(training)
-    assert all(a["y"] != b["y"] for a, b in zip(training, after, strict=True))
-    assert page.evaluate(f"document.querySelector('#{place} .plot').uplot.scales.x.distr") == 3
-    # Over several seeds there is a band.
-    assert [len(trace.get("error") or []) for trace in training].count(3) == 2
-
-
-def test_many_methods_are_chosen_at_once(page) -> None:
-    every = [trace["name"] for trace in drawn(page, TOKENS)]
+    # Many are chosen at once.
     page.click("button[data-tick='']")
     settled(page)
     assert drawn(page, TOKENS) == []
@@ -262,12 +243,22 @@ def test_many_methods_are_chosen_at_once(page) -> None:
     settled(page)
     line, *dots = drawn(page, FRONT)
     assert {dot["name"] for dot in dots} == {trace["name"] for trace in drawn(page, TOKENS)}
-    assert {(dot["x"][0], dot["y"][0]) for dot in dots} == set(
-        zip(line["x"], line["y"], strict=True)
-    )
+    points = {(dot["x"][0], dot["y"][0]) for dot in dots}
+    assert points == set(zip(line["x"], line["y"], strict=True))
     page.get_by_role("button", name="all", exact=True).click()
     settled(page)
     assert [trace["name"] for trace in drawn(page, TOKENS)] == every
+    page.uncheck("input[data-variant='0']")
+    page.select_option(f"#{place} select.y", "training")
+    page.select_option(f"#{place} select.x", "seconds")
+    page.check(f"#{place} .log-x")
+    settled(page)
+    training = drawn(page, "Training loss against wall-clock of the run itself")
+    assert [trace["x"] for trace in training] == [[3.5, 10, 11.5]] * len(training)
+    assert all(a["y"] != b["y"] for a, b in zip(training, after, strict=True))
+    assert page.evaluate(f"document.querySelector('#{place} .plot').uplot.scales.x.distr") == 3
+    # Over several seeds there is a band.
+    assert [len(trace.get("error") or []) for trace in training].count(3) == 2
 
 
 def test_a_chart_is_read_and_zoomed(page) -> None:
@@ -327,101 +318,52 @@ def test_a_table_is_sorted_and_copied_by_the_keyboard(page) -> None:
     assert {line.count("\t") for line in lines} == {12}
 
 
-# -- the planner's simulation ----------------------------------------------------------------------
-
-
-METHODS = (
-    "ddp",
-    "diloco",
-    "sparseloco",
-    "streaming_diloco:tau=2",
-    "streaming_muloco",
-    "muloco:bits=2",
-)
-
-
 def scenarios() -> Generator[tuple[LinkReplay, Scenario, str]]:
-    for number, text in enumerate(METHODS):
+    ring, crowded = list(TOPOLOGIES).index("ring"), presets.from_text("streaming_diloco")
+    late = presets.from_text("diloco", sync_every=5)
+    played = [
+        (crowded, dataclasses.replace(crowded.overlap, tau=29), 3, 151, ring, 4),
+        (late, Delay(tau=4), 3, 23, ring, 6),
+    ]
+    names = "ddp diloco sparseloco streaming_diloco:tau=2 streaming_muloco muloco:bits=2"
+    for number, text in enumerate(names.split()):
         method = presets.from_text(text)
         for workers in (1 + number % 2, 7):
-            steps = (1, 31, 97)[(number + workers) % 3]
-            name = list(TOPOLOGIES)[(number + workers) % len(TOPOLOGIES)]
-            yield played(method, workers, steps, name, rate=10 ** (5 + number % 4))
-    crowded = presets.from_text("streaming_diloco")
-    crowded = dataclasses.replace(crowded, overlap=dataclasses.replace(crowded.overlap, tau=29))
-    yield played(crowded, 3, 151, "ring", rate=1e4)
-    late = presets.from_text("diloco", sync_every=5)
-    late = dataclasses.replace(late, overlap=Delay(tau=4))
-    yield played(late, 3, 23, "ring", rate=1e6)
-
-
-def played(method: Any, workers: int, steps: int, name: str, *, rate: float) -> Any:
-    freight = traffic(method, shape(), workers=workers)
-    scenario = Scenario(
-        traffic=freight,
-        compute=Compute(step_s=0.037),
-        link=Link.of(rate, latency_s=0.011),
-        topology=TOPOLOGIES[name],
-    )
-    return LinkReplay(traffic=freight, steps=steps), scenario, name
+            place, steps = number + workers, (1, 31, 97)[(number + workers) % 3]
+            played.append((method, method.overlap, workers, steps, place, 5 + number % 4))
+    for method, overlap, workers, steps, place, power in played:
+        method = dataclasses.replace(method, overlap=overlap)
+        freight = traffic(method, shape(), workers=workers)
+        name = list(TOPOLOGIES)[place % len(TOPOLOGIES)]
+        link = {"link": Link.of(10**power, latency_s=0.011), "topology": TOPOLOGIES[name]}
+        scenario = Scenario(traffic=freight, compute=Compute(step_s=0.037), **link)
+        yield LinkReplay(traffic=freight, steps=steps), scenario, name
 
 
 def test_the_page_simulates_as_the_planner_does(browser) -> None:
     page = browser.new_page()
     page.add_script_tag(content=files("thinwire.report").joinpath("link.js").read_text())
     for replay, scenario, name in scenarios():
-        link = {
-            "rate": scenario.link.up_bits_per_s,
-            "latency": scenario.link.latency_s,
-            "step": scenario.compute.step_s,
-            "topology": name,
-        }
+        link = {"latency": scenario.link.latency_s, "step": scenario.compute.step_s}
         found = page.evaluate(
             """([replay, link]) => {
                 const run = thinwire.simulate(replay, link);
                 const busy = run.transfers.map(({ from, to }) => [from, to]);
                 return { wall: run.wall, at: [...run.at], busy, shares: thinwire.shares(run) };
             }""",
-            [replay.describe(), link],
+            [replay.describe(), link | {"rate": scenario.link.up_bits_per_s, "topology": name}],
         )
         outcome = simulate(scenario, steps=replay.steps)
         assert found["wall"] == pytest.approx(outcome.wall_s, rel=1e-6)
-        waited, clock = 0.0, []
-        for step, wait in enumerate(outcome.wait_s[:-1]):
-            waited += wait
-            clock.append(step * 0.037 + waited)
+        waited = itertools.accumulate(outcome.wait_s[:-1])
+        clock = [step * 0.037 + waited_s for step, waited_s in enumerate(waited)]
         assert found["at"][:-1] == pytest.approx(clock, rel=1e-6)
         assert found["shares"]["waiting"] == pytest.approx(sum(outcome.wait_s), rel=1e-6)
         assert found["shares"]["computing"] == pytest.approx(outcome.seconds.compute_s, rel=1e-6)
-        busy = [
-            (begun, freed)
-            for begun, freed in zip(outcome.begun_s, outcome.freed_s, strict=True)
-            if freed > begun
-        ]
-        drawn = [time for pair in found["busy"] for time in pair]
-        assert drawn == pytest.approx([time for pair in busy for time in pair], rel=1e-6)
+        pairs = zip(outcome.begun_s, outcome.freed_s, strict=True)
+        busy = [time for begun, freed in pairs if freed > begun for time in (begun, freed)]
+        assert list(itertools.chain(*found["busy"])) == pytest.approx(busy, rel=1e-6)
     page.close()
-
-
-# -- many methods, and a narrow window -------------------------------------------------------------
-
-MANY = 21
-
-
-def many(folder: Path) -> Path:
-    """Methods most of which neither are on the front nor are baselines."""
-    names = ["ddp", "diloco", "muloco:bits=2", "noloco", "demo", "streaming_diloco:tau=2"]
-    names += [f"sparseloco:density=1/{2 + n}" for n in range(MANY - len(names))]
-    for number, name in enumerate(names):
-        loss = 1.6 if name == "muloco:bits=2" else 2.0 + 0.01 * number
-        write_run(folder / f"run{number}", config_of(name), loss=loss)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def many_file(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("many")
-    return page_of(many(folder / "runs"), folder / "report.html")
 
 
 def visible(page: Any, selector: str) -> list[str]:
@@ -431,40 +373,35 @@ def visible(page: Any, selector: str) -> list[str]:
 def test_a_narrow_window_shows_what_matters_first_and_the_rest_by_the_keyboard(
     browser, many_file
 ) -> None:
-    window = Window(browser, many_file, width=400)
-    page = window.page
-    assert visible(page, "#results thead th") == ["method", "loss", "sent"]
-    assert visible(page, "#on-link thead th") == ["method", "wall-clock", "computing"]
-    assert len(visible(page, "#differences thead th")) == 3
-    # Nothing of these has to be scrolled to be seen.
-    fits = "[...document.querySelectorAll('.few .scroll')].every((e) => e.scrollWidth <= 400)"
-    assert page.evaluate(fits)
-    first = visible(page, "#results tbody th")
-    assert {"ddp", "diloco", "muloco:bits=2"} <= set(first)
-    assert len(first) < MANY / 2
-    assert {trace["name"] for trace in drawn(page, TOKENS)} == set(first)
-    results = page.locator("#results")
-    results.get_by_role("button", name="Show all of it", expanded=False).focus()
-    page.keyboard.press("Enter")
-    assert results.get_by_role("button", name="Show all of it", expanded=True).count() == 1
-    assert len(visible(page, "#results thead th")) == 13
-    assert len(visible(page, "#results tbody th")) == MANY
-    # The names stay in view when the rest is scrolled to.
-    scroll = results.locator(".scroll")
-    scroll.evaluate("(e) => e.scrollTo(1000, 0)")
-    name = results.locator("tbody th").first
-    assert name.bounding_box()["x"] == pytest.approx(scroll.bounding_box()["x"], abs=1)
-    page.set_viewport_size({"width": 1000, "height": 800})
-    assert len(visible(page, "#on-link thead th")) == 6
-    page.locator("#methods summary").click()
-    page.locator("#methods details input").first.check()
-    settled(page)
-    assert len(drawn(page, TOKENS)) == len(first) + 1
-    window.context.close()
-    assert window.said == []
-
-
-def test_without_scripts_tables_show_all(browser, many_file) -> None:
+    with window(browser, many_file, width=400) as page:
+        assert visible(page, "#results thead th") == ["method", "loss", "sent"]
+        assert visible(page, "#on-link thead th") == ["method", "wall-clock", "computing"]
+        assert len(visible(page, "#differences thead th")) == 3
+        # Nothing of these has to be scrolled to be seen.
+        fits = "[...document.querySelectorAll('.few .scroll')].every((e) => e.scrollWidth <= 400)"
+        assert page.evaluate(fits)
+        first = visible(page, "#results tbody th")
+        assert {"ddp", "diloco", "muloco:bits=2"} <= set(first)
+        assert len(first) < MANY / 2
+        assert {trace["name"] for trace in drawn(page, TOKENS)} == set(first)
+        results = page.locator("#results")
+        results.get_by_role("button", name="Show all of it", expanded=False).focus()
+        page.keyboard.press("Enter")
+        assert results.get_by_role("button", name="Show all of it", expanded=True).count() == 1
+        assert len(visible(page, "#results thead th")) == 13
+        assert len(visible(page, "#results tbody th")) == MANY
+        # The names stay in view when the rest is scrolled to.
+        scroll = results.locator(".scroll")
+        scroll.evaluate("(e) => e.scrollTo(1000, 0)")
+        name = results.locator("tbody th").first
+        assert name.bounding_box()["x"] == pytest.approx(scroll.bounding_box()["x"], abs=1)
+        page.set_viewport_size({"width": 1000, "height": 800})
+        assert len(visible(page, "#on-link thead th")) == 6
+        page.locator("#methods summary").click()
+        page.locator("#methods details input").first.check()
+        settled(page)
+        assert len(drawn(page, TOKENS)) == len(first) + 1
+    # Without scripts, tables show all.
     context = browser.new_context(java_script_enabled=False, viewport={"width": 400, "height": 800})
     page = context.new_page()
     page.goto(many_file.as_uri())
@@ -473,59 +410,28 @@ def test_without_scripts_tables_show_all(browser, many_file) -> None:
     context.close()
 
 
-# -- a page that loads itself again ----------------------------------------------------------------
-
-COMPLETE = "!document.getElementById('live') && document.readyState === 'complete'"
-
-
 def test_a_page_that_loads_itself_again_keeps_what_its_reader_chose(browser, tmp_path) -> None:
-    runs, out = comparison(tmp_path / "runs"), tmp_path / "report.html"
-    window = Window(browser, page_of(runs, out, refresh_s=3))
-    page = window.page
-    page.evaluate("window.first = true")
-    page.uncheck("input[data-variant='0']")
-    page.fill("#bandwidth", "7")
-    page.select_option("#by-tokens select.x", "seconds")
-    page.evaluate("scrollTo(0, 1234)")
-    page_of(runs, out)  # complete
-    wait_until(page, COMPLETE)
-    settled(page)
-    assert page.evaluate("window.first === undefined")
-    assert not page.is_checked("input[data-variant='0']")
-    assert page.input_value("#bandwidth") == "7"
-    assert len(drawn(page, "Validation loss against wall-clock of the run itself")) == 6
-    assert page.evaluate("scrollY") == pytest.approx(1234, abs=2)
-    window.context.close()
-    assert set(window.said) == {out.as_uri()}
-
-
-def test_a_watched_page_grows_under_its_reader(browser, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(command, "_PERIOD_S", 2.0)
     runs, out = tmp_path / "runs", tmp_path / "page.html"
-    names = ["first", "late"]
     runs.mkdir()
-    note_planned_runs(runs, names, is_over=False)
-    watch = ["report", str(runs), "--out", str(out), "--watch"]
-    thread = threading.Thread(target=lambda: main(watch))
-    thread.start()
-    try:
-        while not out.exists():
-            thread.join(0.05)
-        window = Window(browser, out)
-        page = window.page
+    with window(browser, page_of(runs, out, refresh_s=2), most=99) as page:
         assert page.inner_text("h1") == "No run is finished yet"
         write_run(runs / "first", config_of("diloco"))
+        page_of(runs, out, refresh_s=3)
         wait_until(page, "document.querySelectorAll('#results tbody tr').length === 1")
-        page.uncheck("input[data-variant='0']")
         assert page.locator("#live").is_visible()
+        page.evaluate("window.first = true")
+        page.uncheck("input[data-variant='0']")
+        page.fill("#bandwidth", "7")
+        page.select_option("#by-tokens select.x", "seconds")
+        page.evaluate("scrollTo(0, 1234)")
         write_run(runs / "late", config_of("muloco:bits=1"), loss=1.5)
-    finally:
-        note_planned_runs(runs, names, is_over=True)
-        thread.join(60)
-    wait_until(page, COMPLETE)
-    settled(page)
-    assert visible(page, "#results tbody th") == ["muloco:bits=1", "diloco"]
-    assert [trace["name"] for trace in drawn(page, TOKENS)] == ["muloco:bits=1"]
-    window.context.close()
-    # It has asked for itself and complained of nothing.
-    assert set(window.said) == {out.as_uri()}
+        page_of(runs, out)  # complete
+        wait_until(page, "!document.getElementById('live') && document.readyState === 'complete'")
+        settled(page)
+        assert page.evaluate("window.first === undefined")
+        # What was not shown is not, though another one comes before it now.
+        assert visible(page, "#results tbody th") == ["muloco:bits=1", "diloco"]
+        shown = drawn(page, "Validation loss against wall-clock of the run itself")
+        assert [trace["name"] for trace in shown] == ["muloco:bits=1"]
+        assert page.input_value("#bandwidth") == "7"
+        assert page.evaluate("scrollY") == pytest.approx(1234, abs=2)

@@ -1,11 +1,14 @@
-"""The page of a report of runs: what it shows, and that it says the same as the runs."""
+"""Pages of reports: that they say the same as the runs, and what every page has."""
 
 import dataclasses
 import json
 import random
 import re
+import tomllib
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,15 +26,9 @@ from thinwire.report.pareto import first_shown, front_of, pareto_front
 from thinwire.report.results import curves_table, results_table
 from thinwire.report.scaling import families, scaling_charts
 from thinwire.report.settings import differences_table, shared_table
-from thinwire.runs.schema import FinishedRun
 from thinwire.runs.status import read_run
 from thinwire.runs.variants import Variant, variants_of
-
-
-def run_of(folder: Path) -> FinishedRun:
-    status = read_run(folder)
-    assert status.run is not None, status
-    return status.run
+from thinwire.train.config import TrainConfig
 
 
 def variants_in(folder: Path) -> list[Variant]:
@@ -42,35 +39,31 @@ def html_of(folder: Path) -> str:
     return report.run_page(report.read_report_data([folder])).html()
 
 
-def named(name: str, **changes):
-    config = config_of("diloco", **changes)
-    return dataclasses.replace(config, method=dataclasses.replace(config.method, name=name))
+def named(config: TrainConfig, **slots: Any) -> TrainConfig:
+    return dataclasses.replace(config, method=dataclasses.replace(config.method, **slots))
+
+
+def write(folder: Path, runs: dict[str, TrainConfig]) -> list[Variant]:
+    for name, config in runs.items():
+        write_run(folder / name, config)
+    return variants_in(folder)
 
 
 def test_methods_of_one_name_are_told_apart_by_what_differs(tmp_path) -> None:
-    for name, config in {
+    runs = {
         "a": config_of("diloco"),
         "b": config_of("diloco", workers=8),
         "c": config_of("diloco", workers=8, sync_every=5),
         "d": config_of("ddp"),
         "e": config_of("diloco", seed=1),
-    }.items():
-        write_run(tmp_path / name, config)
-    variants = variants_in(tmp_path)
-    assert [variant.label for variant in variants] == [
-        "diloco K=4 H=10",
-        "diloco K=8 H=5",
-        "diloco K=8 H=10",
-        "ddp",
-    ]
+    }
+    variants = write(tmp_path, runs)
+    labels = ["diloco K=4 H=10", "diloco K=8 H=5", "diloco K=8 H=10", "ddp"]
+    assert [variant.label for variant in variants] == labels
     assert variants[0].seeds == (0, 1)
     # A colour for a method, a dash for what it differs in.
-    assert [(style["series"], style["dash"]) for style in styles_of(variants)] == [
-        (0, 0),
-        (0, 1),
-        (0, 2),
-        (1, 0),
-    ]
+    styles = [(style["series"], style["dash"]) for style in styles_of(variants)]
+    assert styles == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
 def test_differences_are_paired_by_seed(tmp_path) -> None:
@@ -89,38 +82,28 @@ def test_differences_are_paired_by_seed(tmp_path) -> None:
 def test_families_of_k_and_h(tmp_path) -> None:
     comparison(tmp_path)
     variants = variants_in(tmp_path)
-    (by_k,) = families(variants, "K")
+    (by_k,), (by_h,) = families(variants, "K"), families(variants, "H")
     assert [variant.config.workers for variant in by_k.variants] == [2, 4, 8]
-    (by_h,) = families(variants, "H")
     assert [variant.config.sync_every for variant in by_h.variants] == [5, 10]
     (k_line,), (h_line,) = (chart.traces for chart in scaling_charts(variants))
-    assert (k_line["name"], k_line["x"], k_line["y"]) == (
-        "diloco H=10",
-        [2, 4, 8],
-        pytest.approx([1.95, 1.91, 1.95]),
-    )
+    assert (k_line["name"], k_line["x"]) == ("diloco H=10", [2, 4, 8])
+    assert k_line["y"] == pytest.approx([1.95, 1.91, 1.95])
     assert (h_line["name"], h_line["x"]) == ("diloco K=4", [5, 10])
 
 
-def test_learning_rates_tuned_for_each_k_are_named(tmp_path) -> None:
-    write_run(tmp_path / "a", config_of("diloco"))
+def test_learning_rates_tuned_for_each_k_are_named_and_each_k_may_have_a_name(tmp_path) -> None:
     tuned = config_of("diloco", workers=8)
-    outer = dataclasses.replace(tuned.method, outer=dataclasses.replace(tuned.method.outer, lr=0.5))
-    write_run(tmp_path / "b", dataclasses.replace(tuned, method=outer))
-    (family,) = families(variants_in(tmp_path), "K")
+    tuned = named(tuned, outer=dataclasses.replace(tuned.method.outer, lr=0.5))
+    (family,) = families(write(tmp_path / "lr", {"a": config_of("diloco"), "b": tuned}), "K")
     assert family.besides == ("method.outer.lr",)
     # Two at one K: now a line would have two values there.
-    write_run(tmp_path / "c", config_of("diloco", workers=8))
-    (family,) = families(variants_in(tmp_path), "K")
+    (family,) = families(write(tmp_path / "lr", {"c": config_of("diloco", workers=8)}), "K")
     assert family.besides == ()
     assert [variant.runs[0].folder.name for variant in family.variants] == ["a", "c"]
-
-
-def test_each_k_may_have_a_name_of_its_own(tmp_path) -> None:
-    for name, workers in (("diloco", 4), ("diloco K=2", 2), ("diloco K=8", 8)):
-        write_run(tmp_path / name, named(name, workers=workers))
-    write_run(tmp_path / "other", config_of("muloco", workers=2))
-    (family,) = families(variants_in(tmp_path), "K")
+    names = {"diloco": 4, "diloco K=2": 2, "diloco K=8": 8}
+    runs = {name: named(config_of("diloco", workers=k), name=name) for name, k in names.items()}
+    runs["other"] = config_of("muloco", workers=2)
+    (family,) = families(write(tmp_path / "named", runs), "K")
     assert [variant.config.workers for variant in family.variants] == [2, 4, 8]
     assert (family.name, family.besides) == ("diloco", ())
 
@@ -160,25 +143,11 @@ def test_curves_are_means_over_seeds_with_their_errors(tmp_path) -> None:
     }
 
 
-def test_numbers_in_charts_have_six_digits(tmp_path) -> None:
-    write_run(tmp_path / "run", config_of("diloco"), loss=1.23456789123)
-    (found,) = re.findall(r'id="report-data">(.*?)</script>', html_of(tmp_path))
-    assert "1.23457" in found
-    assert "1.234567" not in found
-
-
 def test_methods_have_rows_and_parts_have_columns(tmp_path) -> None:
     tuned = config_of("diloco", workers=8)
-    inner = dataclasses.replace(tuned.method.inner, lr=0.125)
-    tuned = dataclasses.replace(tuned, method=dataclasses.replace(tuned.method, inner=inner))
-    for name, config in {
-        "a": config_of("ddp"),
-        "b": tuned,
-        "c": config_of("muloco:bits=2"),
-        "d": config_of("sparseloco:density=1/64"),
-    }.items():
-        write_run(tmp_path / name, config)
-    variants = variants_in(tmp_path)
+    tuned = named(tuned, inner=dataclasses.replace(tuned.method.inner, lr=0.125))
+    runs = {"a": config_of("ddp"), "b": tuned, "c": config_of("muloco:bits=2")}
+    variants = write(tmp_path, runs | {"d": config_of("sparseloco:density=1/64")})
     table = differences_table(variants)
     assert table.head[0] == "method"
     assert {"inner", "codec", "K", "H"} <= set(table.head)
@@ -186,41 +155,25 @@ def test_methods_have_rows_and_parts_have_columns(tmp_path) -> None:
     kinds = [len({row[n] for row in table.rows}) for n in range(1, len(table.head))]
     assert kinds == sorted(kinds, reverse=True)
     assert table.main == table.head[1:3]
-    cells = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
-    ddp, diloco, muloco, sparseloco = cells.values()
+    cells = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+    ddp, diloco, muloco, sparseloco = cells
     assert ddp["codec"] == diloco["codec"] == "Identity"
     assert muloco["codec"].startswith("Quantise")
     assert sparseloco["codec"].startswith("TopK")
     assert (ddp["K"], diloco["K"]) == ("4", "8")
     assert diloco["inner"] == "AdamW, lr 0.125"
     # What all Muon have is no difference, though AdamW lacks it; nothing is lost.
-    assert not any("scale" in text for its in cells.values() for text in its.values())
+    assert not any("scale" in text for its in cells for text in its.values())
     shared = dict(shared_table(variants).rows)
-    assert shared["method.inner.scale"] == "rms of Muon"
-    assert shared["steps"] == "23"
-    told = set(shared)
-    differ = {name for variant in variants for name in variant.settings} - told
+    assert (shared["method.inner.scale"], shared["steps"]) == ("rms of Muon", "23")
+    differ = {name for variant in variants for name in variant.settings} - set(shared)
     assert {"method.inner.lr", "method.codec.kind", "workers"} <= differ
 
 
-# -- numbers ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("points", "front"),
-    [
-        ([], []),
-        ([(1, 1)], [0]),
-        ([(1, 1), (1, 1)], [0, 1]),
-        ([(1, 2), (1, 1)], [1]),
-        ([(3, 1), (1, 3), (2, 2), (2, 3), (4, 1)], [1, 2, 0]),
-    ],
-)
-def test_no_point_beats_those_of_the_front(points, front) -> None:
-    assert pareto_front(points) == front
-
-
-def test_the_front_against_its_definition() -> None:
+def test_no_point_beats_those_of_the_front() -> None:
+    assert pareto_front([(3, 1), (1, 3), (2, 2), (2, 3), (4, 1)]) == [1, 2, 0]
+    assert [pareto_front(points) for points in ([], [(1, 1)], [(1, 2), (1, 1)])] == [[], [0], [1]]
+    assert pareto_front([(1, 1), (1, 1)]) == [0, 1]
     draw = random.Random(7)
     for _ in range(50):
         points = [(draw.randrange(6), draw.randrange(6)) for _ in range(draw.randrange(12))]
@@ -232,18 +185,13 @@ def test_the_front_against_its_definition() -> None:
         assert set(pareto_front(points)) == expected
 
 
-# -- over a link -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("workers", [1, 2, 7])
 @pytest.mark.parametrize("method", ["ddp", "sparseloco", "streaming_muloco"])
 def test_what_an_exchange_takes_is_linear_in_the_link(topology, workers: int, method: str) -> None:
     freight = traffic(presets.from_text(method), shape(), workers=workers)
-    link = Link.of(3e6, latency_s=0.07)
-    scenario = Scenario(
-        traffic=freight, compute=Compute(step_s=1), link=link, topology=TOPOLOGIES[topology]
-    )
+    given = {"link": Link.of(3e6, latency_s=0.07), "topology": TOPOLOGIES[topology]}
+    scenario = Scenario(traffic=freight, compute=Compute(step_s=1), **given)
     for index in range(len(freight.messages)):
         moved, hops, last = crossing_of(freight, index, TOPOLOGIES[topology])
         taken = scenario.transfer_time(index)
@@ -254,7 +202,7 @@ def test_what_an_exchange_takes_is_linear_in_the_link(topology, workers: int, me
 
 def test_a_run_is_played_only_if_its_bytes_are_those_of_the_planner(tmp_path) -> None:
     folder = write_run(tmp_path / "run", config_of("muloco:bits=2"))
-    assert replay_data(run_of(folder), ShapeCache()).steps == 23
+    assert replay_data(read_run(folder).run, ShapeCache()).steps == 23
     for file, fields, because in (
         ("summary.json", {"received_bytes_per_worker": 3}, "the planner makes that"),
         ("config.json", {"machine__worker_size": 2}, "2 ranks each"),
@@ -264,16 +212,11 @@ def test_a_run_is_played_only_if_its_bytes_are_those_of_the_planner(tmp_path) ->
         before = (folder / file).read_text()
         change(folder / file, **fields)
         with pytest.raises(ConfigurationError, match=because):
-            replay_data(run_of(folder), ShapeCache())
+            replay_data(read_run(folder).run, ShapeCache())
         (folder / file).write_text(before)
 
 
-# -- the page --------------------------------------------------------------------------------------
-
-
 class Tags(HTMLParser):
-    VOID = ("meta", "input", "line", "path", "br")
-
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -281,7 +224,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs) -> None:
         self.asked += [value for key, value in attrs if key in {"src", "href", "action"}]
-        if tag not in self.VOID:
+        if tag not in ("meta", "input", "line", "path", "br"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs) -> None:
@@ -316,18 +259,19 @@ def test_the_page_holds_all_it_shows_and_is_small(tmp_path, capsys) -> None:
 
 
 def test_a_page_of_one_run_without_extras(tmp_path) -> None:
-    write_run(tmp_path / "run", config_of("ddp", workers=1))
+    # Statistics of earlier versions are passed over.
+    noted = {"cosine/0": 0.5, "feedback_norm/3": 0.1, "spread/0": 0.02}
+    write_run(tmp_path / "run", config_of("ddp", workers=1), loss=1.23456789123, **noted)
     html = html_of(tmp_path)
     assert "none sent" in html
     assert "There is one method, so nothing differed." in html
     for name in ("differences", "left-out", "contributions"):
         assert f'id="{name}"' not in html
-
-
-def test_statistics_of_earlier_versions_are_passed_over(tmp_path) -> None:
-    noted = {"cosine/0": 0.5, "feedback_norm/3": 0.1, "spread/0": 0.02}
-    write_run(tmp_path / "run", config_of("noloco"), **noted)
-    assert "cosine" not in html_of(tmp_path)
+    assert "cosine" not in html
+    # Numbers in charts have six digits.
+    (found,) = re.findall(r'id="report-data">(.*?)</script>', html)
+    assert "1.23457" in found
+    assert "1.234567" not in found
 
 
 def test_a_table_names_members_that_were_rejected_or_clipped_if_any_were(tmp_path) -> None:
@@ -342,11 +286,8 @@ def test_a_table_names_members_that_were_rejected_or_clipped_if_any_were(tmp_pat
         *("diloco", "0", "lyon&lt;b&gt;", "13", "not finite 1, outlier 12", "3"),
         *("diloco", "0", "oslo", "0", "", "4"),
     ]
-
-
-def test_names_of_others_do_no_harm(tmp_path) -> None:
+    # Names of others do no harm.
     evil = "</script><script>alert(1)</script>"
-    folder = write_run(tmp_path / "run", config_of("diloco"))
     change(folder / "config.json", method__name=evil)
     change(folder / "summary.json", method=evil, versions={"python": evil})
     assert "<script>alert" not in html_of(tmp_path)
@@ -379,16 +320,15 @@ def test_a_page_whose_runs_go_on_loads_itself_again(tmp_path) -> None:
 
 
 def test_of_many_methods_the_front_and_the_baselines_are_shown_first(tmp_path) -> None:
-    losses = {"ddp": 1.9, "diloco": 1.95, "muloco:bits=2": 1.6}
-    for name, loss in losses.items():
+    for name, loss in {"ddp": 1.9, "diloco": 1.95, "muloco:bits=2": 1.6}.items():
         write_run(tmp_path / name, config_of(name), loss=loss)
     assert first_shown(variants_in(tmp_path)) == [0, 1, 2]
     for density in range(3, 13):
         name = f"sparseloco:density=1/{2**density}"
         write_run(tmp_path / f"s{density}", config_of(name), loss=2.5)
     variants = variants_in(tmp_path)
-    shown = {variants[index].label for index in first_shown(variants)}
-    assert shown >= {"ddp", "diloco"}
+    first = first_shown(variants)
+    shown = {variants[index].label for index in first}
     assert shown == {"ddp", "diloco", *(its.label for its in front_of(variants))}
     assert len(shown) < len(variants) == 13
     html = html_of(tmp_path)
@@ -396,8 +336,91 @@ def test_of_many_methods_the_front_and_the_baselines_are_shown_first(tmp_path) -
     # Also in the tables that have a row for each.
     assert html.count('<tr class="extra">') == 3 * (len(variants) - len(shown))
     # They have the first colours, of which the page has eight.
-    styles = styles_of(variants)
-    assert {styles[index]["series"] for index in first_shown(variants)} == set(range(len(shown)))
+    assert {styles_of(variants)[index]["series"] for index in first} == set(range(len(shown)))
     boxes = re.findall(r'<input type="checkbox" data-variant[^>]*>', html)
-    assert sum(" checked" in box for box in boxes) == len(shown)
-    assert len(boxes) == 13
+    assert (len(boxes), sum(" checked" in box for box in boxes)) == (13, len(shown))
+
+
+# What every page has: colours that stand out, nothing that moves, and nothing that is fetched.
+CSS = files("thinwire.report").joinpath("page.css").read_text()
+SCRIPTS = [file for file in files("thinwire.report").iterdir() if file.name.endswith(".js")]
+
+
+def contrast(*colours: str) -> float:
+    """Of two of #rrggbb, by WCAG 2.2's relative luminance."""
+    found = []
+    for colour in colours:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        found.append(0.2126 * r + 0.7152 * g + 0.0722 * b)
+    low, high = sorted(found)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_line_stands_out_from_what_is_behind_it(scheme: str) -> None:
+    """WCAG 2.2, 1.4.11: at least 3 to 1; also in the controls, whose ground is that of stripes."""
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+    light, dark = CSS.split("@media (prefers-color-scheme: dark)", 1)
+    text = light if scheme == "light" else dark[: dark.index("* {")]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+    lines = {name: value for name, value in colours.items() if name.startswith("series-")}
+    assert len(lines) == len(set(lines.values())) == 8
+    lines["muted"] = colours["muted"]  # lines of no method
+    for ground in ("page", "stripe"):
+        low = {name: contrast(value, colours[ground]) for name, value in lines.items()}
+        assert {name: ratio for name, ratio in low.items() if ratio < 3} == {}
+
+
+def test_nothing_moves_by_itself() -> None:
+    """So a page honours prefers-reduced-motion without asking for it."""
+    moving = re.compile(
+        r"transition|animat(?!ionFrame)|@keyframes|smooth|setInterval|<marquee|requestVideoFrame"
+    )
+    texts = {"page.css": CSS} | {file.name: file.read_text() for file in SCRIPTS}
+    assert {name: moving.findall(text) for name, text in texts.items() if moving.search(text)} == {}
+
+
+def test_a_table_shows_its_main_columns_and_rows_first_and_is_as_wide_as_its_head() -> None:
+    rows = (("a", ("1.5", 1.5), "2"), ("b", "3", "4"))
+    first = {"head": ("method", "loss", "bytes"), "main": ("bytes",), "rest": (1,)}
+    html = report.TextTable(title="t", name="t", rows=rows, **first).html()
+    assert re.findall(r'<t[hd][^>]* class="extra"[^>]*>([^<]*)<', html) == ["", "1.5", "3"]
+    assert html.count('<tr class="extra">') == 1
+    assert 'data-value="1.5"' in html
+    assert "extra" not in report.TextTable(title="t", head=("a",), rows=(("1",),)).html()
+    with pytest.raises(ConfigurationError, match="2 columns"):
+        report.TextTable(title="t", head=("a", "b"), rows=(("1", "2", "3"),))
+
+
+def test_text_is_escaped() -> None:
+    evil = "</script><script>alert(1)</script>&"
+    table = report.TextTable(title=evil, head=(evil, evil), rows=((evil,), (evil, (evil, evil))))
+    chart = report.Chart(title=evil, traces=[{"name": evil}], layout={}, alt=f'"{evil}')
+    html = "".join(block.html() for block in (report.Paragraph(text=evil), table, chart))
+    assert "<script>" not in html
+    assert html.count("</script>") == 1
+    data = json.loads(html[html.index('{"data"') : html.index("</script>")])["data"]
+    assert data == [{"name": evil}]
+
+
+def test_a_page_without_charts_is_small_asks_nobody_and_is_written_or_an_error(tmp_path) -> None:
+    page = report.Page(title="T", lead="l", blocks=[])
+    assert len(page.html()) < 20_000
+    assert "default-src 'none'" in page.html()
+    assert '<meta name="viewport"' in page.html()
+    report.write_page(page, tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        report.write_page(page, tmp_path / "new")
+
+
+def test_all_that_a_page_is_made_of_is_packaged_with_the_licence_of_uplot() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    globs = project["tool"]["setuptools"]["package-data"]["thinwire"]
+    package, kinds = root / "src" / "thinwire", {".css", ".html", ".js"}
+    packaged = {file for glob in globs for file in package.glob(glob)}
+    used = {file for file in (package / "report").rglob("*.*") if file.suffix in kinds}
+    assert len(used) == 9
+    assert used | {package / "report/vendor/LICENSE"} <= packaged

@@ -1,32 +1,34 @@
-"""Which runs can be compared, and which are variants of each other."""
+"""Which runs can be compared or are variants of each other, and what is reckoned over seeds."""
+
+import math
 
 import pytest
 
 from run_folders import change, config_of, runs_in, write_run
 from thinwire.runs.comparable import not_comparable
+from thinwire.runs.statistics import estimate, mean_curve, paired_difference, standard_error
 from thinwire.runs.variants import repeated_runs, variants_of
 from thinwire.train.data import Data
-from thinwire.train.models import Model
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
         ({"steps": 40}, "tokens is 5120, not 2944"),
-        ({"model": Model(size="1m")}, "model.size is 1m, not 250k"),
+        ({"model__size": "1m"}, "model.size is 1m, not 250k"),
         ({"data": Data(sequence_length=8)}, "data.sequence_length is 8, not 16"),
     ],
 )
 def test_other_tokens_models_and_data_are_left_out(tmp_path, other, reason: str) -> None:
-    if "model" in other:
-        folder = write_run(tmp_path / "other", config_of("muloco"))
-        change(folder / "config.json", model__size="1m")
-    else:
-        write_run(tmp_path / "other", config_of("muloco", **other))
+    assert not_comparable([]) == {}
+    is_size = "model__size" in other
+    spoilt = write_run(tmp_path / "other", config_of("muloco", **({} if is_size else other)))
+    if is_size:
+        change(spoilt / "config.json", **other)
     for seed in (0, 1):
         write_run(tmp_path / f"run{seed}", config_of("diloco", seed=seed))
     ((folder, why),) = not_comparable(runs_in(tmp_path)).items()
-    assert folder.name == "other"
+    assert folder == spoilt
     assert reason in why
 
 
@@ -43,21 +45,42 @@ def test_one_name_of_a_corpus_may_mean_other_tokens(tmp_path) -> None:
     assert list(not_comparable(runs_in(tmp_path))) == [b]
 
 
-def test_nothing_is_comparable_with_nothing() -> None:
-    assert not_comparable([]) == {}
-
-
-def test_a_copy_of_a_run_is_no_second_seed(tmp_path) -> None:
-    for name in ("a", "b"):
-        write_run(tmp_path / name, config_of("diloco"))
-    ((folder, why),) = repeated_runs(runs_in(tmp_path)).items()
-    assert folder.name == "b"
-    assert why == f"the same configuration and seed as {tmp_path / 'a'}, which is shown"
-
-
-def test_threads_and_periods_make_no_other_method(tmp_path) -> None:
+def test_a_copy_of_a_run_is_no_second_seed_and_threads_make_no_other_method(tmp_path) -> None:
     a = write_run(tmp_path / "a", config_of("diloco"))
+    b = write_run(tmp_path / "b", config_of("diloco"))
+    why = f"the same configuration and seed as {a}, which is shown"
+    assert repeated_runs(runs_in(tmp_path)) == {b: why}
     change(a / "config.json", machine__threads=7, periods__log_steps=1)
-    write_run(tmp_path / "b", config_of("diloco", seed=1))
+    write_run(b, config_of("diloco", seed=1))
     (variant,) = variants_of(runs_in(tmp_path))
     assert variant.seeds == (0, 1)
+
+
+def test_standard_error_by_hand_and_of_the_mean() -> None:
+    # mean 4, deviations -2 0 2 -> s^2 = 8 / 2 = 4, s = 2, 2 / sqrt 3
+    assert standard_error([2.0, 4.0, 6.0]) == pytest.approx(2 / math.sqrt(3), rel=1e-15)
+    assert standard_error([5.0, 5.0]) == 0.0
+    assert standard_error([5.0]) is standard_error([]) is None
+    assert estimate({4: 2.0}).describe() == {"mean": 2.0, "standard_error": None, "seeds": [4]}
+    assert estimate({0: 1.0, 1: 2.0, 2: 6.0}).standard_error == pytest.approx(math.sqrt(7 / 3))
+    assert estimate(dict.fromkeys(range(7), 0.1)).text(".1f") == "0.1 ± 0.0"
+
+
+def test_a_paired_difference_is_over_common_seeds_in_their_order() -> None:
+    found = paired_difference({2: 3.5, 0: 1.0, 7: 100.0}, {0: 0.5, 2: 1.0, 1: -100.0})
+    # differences 0.5 and 2.5: mean 1.5, s = sqrt 2, s / sqrt 2 = 1
+    assert (found.seeds, found.mean) == ((0, 2), 1.5)
+    assert found.standard_error == pytest.approx(1.0, rel=1e-15)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    # Seeds that vary together have a small error.
+    one, base = {0: 1.0, 1: 3.0, 2: 8.0}, {0: 2.0, 1: 4.0, 2: 9.0}
+    found = paired_difference(one, base)
+    assert (found.mean, found.standard_error) == (-1.0, 0.0)
+    assert estimate(one).standard_error > 2
+
+
+def test_a_mean_has_only_steps_that_all_runs_have() -> None:
+    runs = {0: {1: 1.0, 2: 2.0, 3: 3.0}, 1: {2: 2.0, 3: 3.0, 5: 5.0}}
+    assert mean_curve(runs).steps == (2, 3)
+    assert mean_curve({0: {1: 1.0}, 1: {}}).steps == ()
+    assert mean_curve({}).steps == ()

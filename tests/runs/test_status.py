@@ -3,16 +3,14 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from run_folders import change, write_run
+from run_folders import change, retell, runs_in, write_run
 from thinwire.cli import main
 from thinwire.experiments import Experiment, RunState, SequentialRunner, compare
 from thinwire.experiments.grid import configure, specs_of
-from thinwire.experiments.runners import MakeObserver, PlannedRun, RunFailure
 from thinwire.runs.comparable import common_ground, most_common, not_comparable
 from thinwire.runs.find import find_runs
 from thinwire.runs.status import note_failure, read_run, status_of
@@ -27,52 +25,40 @@ def configs() -> dict[str, TrainConfig]:
     return {spec.folder(0): configure(experiment, spec, 0) for spec in specs_of(experiment)}
 
 
-def retell(folder: Path, old: str, new: str) -> None:
-    file = folder / "metrics.jsonl"
-    file.write_text(file.read_text().replace(old, new))
-
-
 def end(folder: Path, kind: str) -> None:
     (folder / "summary.json").unlink()
     note_failure(folder, kind, "it broke")
 
 
 def replace_by_a_file(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     folder.write_text("x")
 
 
-# What both once judged apart, and what both must see; test_find.py has more damage.
-VERDICTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "loss below zero": (
-        lambda f: change(f / "summary.json", val_loss=-1.0),
-        "corrupt: summary.json cannot be used: Expected `float` >= 0.0 - at `$.val_loss`",
-    ),
-    "a file": (replace_by_a_file, "corrupt: it is a file, not the folder of a run"),
-    "diverged": (
-        lambda f: end(f, "NonFiniteError"),
-        "diverged: it broke (400 of 400 steps recorded)",
-    ),
-    "other corpus": (
-        lambda f: (f / "data.json").write_text(json.dumps({"fingerprint": "f" * 64})),
-        "not of this comparison: corpus fingerprint is ffffffffffff, not abc",
-    ),
-    "corpus of another Python": (
-        lambda f: (f / "data.json").unlink(),
-        "not of this comparison: corpus fingerprint is not recorded (Python 3.11.7), not abc",
-    ),
-    "another size": (
-        lambda f: change(f / "summary.json", parameters=7),
-        "not of this comparison: parameters is 7, not ",
-    ),
-}
+OTHER = "not of this comparison: "
+NO_DATA = OTHER + "corpus fingerprint is not recorded (Python 3.11.7), not abc"
 
 
-@pytest.mark.parametrize("case", VERDICTS)
-def test_compare_and_report_say_the_same(tmp_path, capsys, case: str) -> None:
-    spoil, verdict = VERDICTS[case]
+# What both once judged apart, and what both must see; test_schema.py has more damage.
+@pytest.mark.parametrize(
+    ("spoil", "verdict"),
+    [
+        (
+            lambda f: change(f / "summary.json", val_loss=-1.0),
+            "corrupt: summary.json cannot be used: Expected `float` >= 0.0 - at `$.val_loss`",
+        ),
+        (replace_by_a_file, "corrupt: it is a file, not the folder of a run"),
+        (lambda f: end(f, "NonFiniteError"), "diverged: it broke (400 of 400 steps recorded)"),
+        (
+            lambda f: (f / "data.json").write_text(json.dumps({"fingerprint": "f" * 64})),
+            OTHER + "corpus fingerprint is ffffffffffff, not abc",
+        ),
+        (lambda f: (f / "data.json").unlink(), NO_DATA),
+        (lambda f: change(f / "summary.json", parameters=7), OTHER + "parameters is 7, not "),
+    ],
+    ids=["loss below zero", "a file", "diverged", "other corpus", "other Python", "other size"],
+)
+def test_compare_and_report_say_the_same(tmp_path, capsys, spoil, verdict: str) -> None:
     for name, config in configs().items():
         write_run(tmp_path / "runs" / name, config)
         (tmp_path / "runs" / name / "data.json").write_text('{"fingerprint": "abc"}')
@@ -134,13 +120,11 @@ def test_a_run_that_failed_is_tried_again(tmp_path, monkeypatch) -> None:
     place, config = tmp_path / "diloco-seed0", configs()["diloco-seed0"]
     end(write_run(place, config), "OSError")
 
-    def finish(
-        self, runs: Sequence[PlannedRun], make_observer: MakeObserver
-    ) -> list[RunFailure | None]:
-        for run in runs:
-            shutil.rmtree(run.folder)
-            write_run(run.folder, run.config)
-        return [None for _ in runs]
+    def finish(self, runs, make_observer) -> list[None]:
+        (run,) = runs
+        shutil.rmtree(run.folder)
+        write_run(run.folder, run.config)
+        return [None]
 
     monkeypatch.setattr(SequentialRunner, "carry_out", finish)
     assert compare(Experiment(methods=("diloco",)), tmp_path).problems() == {}
@@ -159,30 +143,18 @@ def test_a_sound_run_from_before_memory_was_noted_is_shown(tmp_path, capsys) -> 
     assert page.read_text().count(">not recorded<") == 3
 
 
-def test_as_many_tokens_in_other_batches_are_no_fair_comparison(tmp_path) -> None:
+def test_as_many_tokens_in_other_batches_and_workers_that_leave_are_no_fair_comparison(
+    tmp_path,
+) -> None:
     config = configs()["ddp-seed0"]
     other = dataclasses.replace(config, steps=200, global_batch=32)
     for name, its in {"a": config, "b": dataclasses.replace(config, seed=1), "c": other}.items():
         write_run(tmp_path / name, its)
-    runs = [status.run for status in find_runs([tmp_path]).values() if status.run]
+    runs = runs_in(tmp_path)
     why = "global_batch is 32, not 16; steps is 200, not 400"
     assert not_comparable(runs) == {tmp_path / "c": why}
-
-
-def test_a_worker_that_may_leave_is_never_one_of_a_fixed_team(tmp_path) -> None:
-    config = configs()["diloco-seed0"]
-    folder = write_run(tmp_path / "run", config)
-    fixed = read_run(folder).run
-    change(folder / "summary.json", events={})
-    elastic = read_run(folder).run
-    assert fixed is not None
-    assert elastic is not None
-    assert common_ground(fixed) != common_ground(elastic)
-    assert status_of(folder, config.describe()).state is RunState.MISMATCH
-
-
-def test_the_ground_of_most_is_that_of_all() -> None:
+    # A worker that may leave is never one of a fixed team.
+    change(tmp_path / "a" / "summary.json", events={})
+    assert common_ground(runs[0]) != common_ground(read_run(tmp_path / "a").run)
     a, b = {"x": "1"}, {"x": "2"}
-    assert most_common([]) is None
-    assert most_common([a, b]) == a
-    assert most_common([a, b, b]) == b
+    assert [most_common(grounds) for grounds in ([], [a, b], [a, b, b])] == [None, a, b]
