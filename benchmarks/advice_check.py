@@ -44,7 +44,7 @@ from thinwire.plan.models import LLAMA_SIZES, resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import steady_utilisation
 from thinwire.runs.folder import write_json
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import train
 
@@ -146,8 +146,8 @@ def recipe(options: argparse.Namespace, workers: int) -> TrainConfig:
         global_batch=workers,
         workers=workers,
         steps=options.steps,
-        periods=Periods(),
-        machine=Machine(device="cpu", threads=1),
+        periods=Intervals(),
+        machine=Runtime(device="cpu", threads=1),
     )
 
 

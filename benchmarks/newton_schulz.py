@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.optim import PAPER_COEFFICIENTS, NewtonSchulz
-from thinwire.train.config import Periods, TrainConfig
+from thinwire.train.config import Intervals, TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import resume
 
@@ -39,7 +39,7 @@ def configuration(name: str, *, seed: int, steps: int) -> TrainConfig:
         config,
         method=dataclasses.replace(config.method, inner=inner),
         machine=dataclasses.replace(config.machine, threads=1),
-        periods=Periods(),
+        periods=Intervals(),
         seed=seed,
         steps=steps,
         workers=4,

@@ -28,7 +28,7 @@ import thinwire
 from thinwire.codecs import E3M0, CastBF16, Codec
 from thinwire.method import Method
 from thinwire.runs.folder import RunFolder
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.recipes import laptop
 
 HERE = Path(__file__).resolve()
@@ -63,8 +63,8 @@ def recipe(name: str) -> TrainConfig:
         method=dataclasses.replace(METHODS[name](), name=name),
         workers=WORKERS,
         steps=STEPS,
-        periods=Periods(log_steps=50),
-        machine=Machine(device="cpu", threads=1),
+        periods=Intervals(log_steps=50),
+        machine=Runtime(device="cpu", threads=1),
     )
 
 

@@ -34,7 +34,7 @@ from thinwire.plan.compute import Compute
 from thinwire.plan.link import Link
 from thinwire.plan.simulate import simulate
 from thinwire.runs.folder import write_json
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.recipes import laptop
 from thinwire.train.trainer import train
 
@@ -76,8 +76,8 @@ def recipe(name: str, *, log_steps: int) -> TrainConfig:
         data=dataclasses.replace(base.data, validation_sequences=16),
         workers=WORKERS,
         steps=STEPS,
-        periods=Periods(log_steps=log_steps),
-        machine=Machine(device="cpu", threads=1),
+        periods=Intervals(log_steps=log_steps),
+        machine=Runtime(device="cpu", threads=1),
     )
 
 

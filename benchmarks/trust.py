@@ -34,7 +34,7 @@ from thinwire.errors import NonFiniteError
 from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
 from thinwire.fragments.layout import Layout
 from thinwire.runs.folder import write_json
-from thinwire.train.config import Machine, TrainConfig
+from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.launch import assemble
 from thinwire.train.recipes import laptop
 from thinwire.train.workers.group import WorkerGroup
@@ -171,7 +171,7 @@ def config_of(behaviour: str, protection: str, *, seed: int, steps: int) -> Trai
         method=method,
         steps=steps,
         seed=seed,
-        machine=Machine(device="cpu", threads=1),
+        machine=Runtime(device="cpu", threads=1),
     )
 
 

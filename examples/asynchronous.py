@@ -46,7 +46,7 @@ def serve(bind: str, steps: int, checkpoint: Path | None) -> None:
         host=host,
         port=port,
         checkpoint=checkpoint,
-        tell=lambda line: print(line, flush=True),
+        log=lambda line: print(line, flush=True),
     )
     print(f"ready on port {http.port}", flush=True)
     http.wait()

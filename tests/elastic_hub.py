@@ -131,7 +131,7 @@ def flush(players: Sequence[Player]) -> None:
         for player in players:
             player.loop.begin_last()
         finish(players)
-        if all(player.state.is_settled() for player in players):
+        if all(player.state.fully_synced() for player in players):
             return
     raise AssertionError("the last round never counted")
 

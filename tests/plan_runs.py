@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.trainer import train
@@ -31,8 +31,8 @@ def make_config_fixture(tmp_path_factory) -> Callable[..., TrainConfig]:
         given = {
             "model": Model(size=str(folder / "config.json")),
             "data": Data(corpus=str(folder / "corpus"), sequence_length=8, validation_sequences=2),
-            "periods": Periods(log_steps=3),
-            "machine": Machine(device="cpu", threads=1),
+            "periods": Intervals(log_steps=3),
+            "machine": Runtime(device="cpu", threads=1),
         } | {"workers": 2, "steps": 13, "global_batch": 4}
         if text not in ("ddp", "demo"):
             given["method"] = dataclasses.replace(config.method, sync_every=5)

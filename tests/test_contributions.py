@@ -8,8 +8,8 @@ from thinwire.contributions import (
     CLIPPED,
     KINDS,
     ContributionCounts,
+    ContributionDeduplicator,
     ContributionLog,
-    ToldContributions,
     kinds_of,
 )
 from thinwire.rejection import Rejection, RejectReason
@@ -75,7 +75,7 @@ def test_counts_are_read_as_they_were_described() -> None:
 
 
 def test_what_several_tell_of_one_round_counts_once() -> None:
-    told = ToldContributions()
+    told = ContributionDeduplicator()
     assert told.note([[1, "b", "outlier"], [2, "b", "outlier"]], among={"a", "b"}) == ""
     assert told.note([[2, "b", "outlier"], [3, "b", "outlier"]], among={"a", "b"}) == ""
     assert told.note([[2, "b", "clipped"], [2, "a", "outlier"]], among={"a", "b"}) == ""
@@ -97,7 +97,7 @@ def test_what_several_tell_of_one_round_counts_once() -> None:
     ],
 )
 def test_what_cannot_be_true_is_told_and_the_rest_counted(said) -> None:
-    told = ToldContributions()
+    told = ContributionDeduplicator()
     both = [*said, [1, "a", "outlier"]] if isinstance(said, list) else said
     assert told.note(both, among={"a"})
     expected = {"a": {"outlier": 1}} if isinstance(said, list) else {}
@@ -105,7 +105,7 @@ def test_what_cannot_be_true_is_told_and_the_rest_counted(said) -> None:
 
 
 def test_old_rounds_are_forgotten_and_not_counted_again() -> None:
-    told = ToldContributions()
+    told = ContributionDeduplicator()
     for step in range(1, 400):
         told.note([[step, "a", CLIPPED]], among={"a"})
     told.note([[step, "a", CLIPPED] for step in (1, 100, 399)], among={"a"})

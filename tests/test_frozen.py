@@ -17,7 +17,7 @@ import thinwire as tw
 from elastic_twin import ElasticHub
 from thinwire.cli import main
 from thinwire.elastic.snapshot import unpack, unpack_records
-from thinwire.method import with_present_names
+from thinwire.method import migrate_names
 
 FROZEN = json.loads((runs.FOLDER / "digests.json").read_text())
 
@@ -61,7 +61,7 @@ def test_a_committed_snapshot_and_the_record_after_it_are_taken_over() -> None:
 
 @pytest.mark.parametrize("name", runs.DEMO)
 def test_a_method_describes_itself_as_it_did(name: str) -> None:
-    frozen = with_present_names(json.loads((runs.FOLDER / "methods.json").read_text())[name])
+    frozen = migrate_names(json.loads((runs.FOLDER / "methods.json").read_text())[name])
     if "sparse" in name:
         # On purpose: the presets follow SparseLoCo's released code since.
         frozen["aggregate"] = {"kind": "MeanOverSenders"}

@@ -132,7 +132,7 @@ def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() 
     players = crew(ElasticHub(), method(), 2)
     shared = players[0].state
     train(players, H)
-    stood = shared.glance()
+    stood = shared.progress(wait=False)
     assert stood == shared.progress()
     held, go = threading.Event(), threading.Event()
 
@@ -147,12 +147,12 @@ def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() 
     stepping.start()
     assert held.wait(10)
     began_s = time.monotonic()
-    seen, took_s = shared.glance(), time.monotonic() - began_s
+    seen, took_s = shared.progress(wait=False), time.monotonic() - began_s
     go.set()
     stepping.join()
     assert seen == stood
     assert took_s < 5
-    assert shared.glance().version == stood.version + 1
+    assert shared.progress(wait=False).version == stood.version + 1
 
 
 def test_a_loop_reports_its_bytes_and_waits_by_itself_and_the_rest_as_it_is_told() -> None:

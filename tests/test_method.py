@@ -14,7 +14,7 @@ from thinwire.exchange import ExchangeState
 from thinwire.feedback import Feedback
 from thinwire.fragments.layout import Layout
 from thinwire.handshake import flatten_description
-from thinwire.method import RENAMED_SLOTS, describe, with_present_names
+from thinwire.method import RENAMED_SLOTS, describe, migrate_names
 from thinwire.storage import OnDevice
 from thinwire.transport import in_process
 
@@ -127,9 +127,9 @@ def named_as_before(description):
 def test_descriptions_written_before_say_today_s_names(preset: str) -> None:
     today = {"method": tw.presets.by_name(preset)().describe(), "workers": 2}
     before = named_as_before(today)
-    assert with_present_names(before) == today
-    assert with_present_names(flatten_description(before)) == flatten_description(today)
-    assert with_present_names(today) == today
+    assert migrate_names(before) == today
+    assert migrate_names(flatten_description(before)) == flatten_description(today)
+    assert migrate_names(today) == today
     assert (before == today) == (preset not in ("ddp", "demo", "diloco", "muloco"))
 
 
@@ -139,9 +139,9 @@ def test_only_what_fills_a_slot_is_renamed() -> None:
         "kind of thing": "Direct",
         "text": ["Direct", {"a": "PerWorkers"}],
     }
-    assert with_present_names(kept) == kept
+    assert migrate_names(kept) == kept
     nested = describe(tw.outer.ByWorkerCount(table=((1, tw.outer.GradientAveraging()),)))
     before = named_as_before(nested)
     assert before["kind"] == "PerWorkers"
     assert before["table"][0][1]["kind"] == "Direct"
-    assert with_present_names(before) == nested
+    assert migrate_names(before) == nested

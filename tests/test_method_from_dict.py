@@ -8,7 +8,7 @@ import pytest
 import thinwire as tw
 from thinwire import codecs, method, presets
 from thinwire.handshake import flatten_description
-from thinwire.method import Method, describe, with_present_names
+from thinwire.method import Method, describe, migrate_names
 from thinwire.train import recipes
 
 
@@ -68,11 +68,11 @@ def test_a_clip_of_before_had_no_choice_of_what_combines(rule) -> None:
     assert Method.from_dict(old) == made
     flat = flatten_description({"method": old})
     assert flat != flatten_description({"method": now})
-    assert with_present_names(flat) == flatten_description({"method": now})
+    assert migrate_names(flat) == flatten_description({"method": now})
     # The control: one that has the choice keeps it.
     clip["aggregate"] = {"kind": "MeanOverSenders"}
     assert Method.from_dict(old) != made
-    assert with_present_names(flatten_description(old)) == flatten_description(old)
+    assert migrate_names(flatten_description(old)) == flatten_description(old)
 
 
 def test_descriptions_with_names_of_before_are_read(monkeypatch) -> None:

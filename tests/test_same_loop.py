@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from processes import free_port, run_workers
-from thinwire.train.config import Periods, WarmupCosine
+from thinwire.train.config import Intervals, WarmupCosine
 from thinwire.train.trainer import train
 from training import corpus, records, tiny
 
@@ -27,7 +27,7 @@ def test_it_is_the_loop_of_thinwire_train(tiny, library: str, method: str, tmp_p
     config = tiny(
         method,
         schedule=WarmupCosine(warmup_steps=3),
-        periods=Periods(log_steps=1, evaluate_steps=12, checkpoint_steps=12),
+        periods=Intervals(log_steps=1, evaluate_steps=12, checkpoint_steps=12),
     )
     train(config, tmp_path / "run")
     wanted = [line["loss"] for line in records(tmp_path / "run")]
@@ -54,7 +54,7 @@ def test_it_is_the_loop_of_thinwire_train(tiny, library: str, method: str, tmp_p
 
 def test_another_rate_is_another_loop(tiny, tmp_path: Path) -> None:
     """The control: what the tolerances above must tell apart."""
-    config = tiny("diloco", periods=Periods(log_steps=1, evaluate_steps=12, checkpoint_steps=12))
+    config = tiny("diloco", periods=Intervals(log_steps=1, evaluate_steps=12, checkpoint_steps=12))
     other = dataclasses.replace(config, schedule=WarmupCosine(warmup_steps=21))
     losses = []
     for name, each in (("a", config), ("b", other)):

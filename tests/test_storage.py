@@ -17,7 +17,7 @@ def test_on_the_device_only_the_device_is_counted() -> None:
     kept = storage.keep(torch.ones(8))
     kept.store(kept.fetch().mul_(2))
     kept.release()
-    assert kept.resting().tolist() == [2.0] * 8
+    assert kept.stored().tolist() == [2.0] * 8
     assert (storage.ledger.device_bytes, storage.ledger.host_bytes) == (N_BYTES, 0)
     kept.discard()
     assert storage.ledger.device_bytes == 0
@@ -32,7 +32,7 @@ def test_on_the_host_only_what_is_fetched_takes_the_device() -> None:
     for each in kept:
         each.fetch().add_(1)
         each.release()
-    assert [each.resting().sum().item() for each in kept] == [0.0] * 3  # released, not stored
+    assert [each.stored().sum().item() for each in kept] == [0.0] * 3  # released, not stored
     assert (ledger.device_bytes, ledger.peak_device_bytes) == (0, N_BYTES)
     kept[0].prefetch()
     kept[1].prefetch()

@@ -14,7 +14,7 @@ import pytest
 from forked import Forked
 from processes import fork_ranks
 from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.trainer import resume
@@ -50,8 +50,8 @@ def tiny(tmp_path, corpus):
             workers=2,
             steps=12,
             global_batch=4,
-            periods=Periods(log_steps=3, evaluate_steps=6, checkpoint_steps=4),
-            machine=Machine(device="cpu", threads=1),
+            periods=Intervals(log_steps=3, evaluate_steps=6, checkpoint_steps=4),
+            machine=Runtime(device="cpu", threads=1),
         )
         if preset not in ("ddp", "demo"):
             changes = {"method": dataclasses.replace(config.method, sync_every=5), **changes}

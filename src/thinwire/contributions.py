@@ -126,13 +126,13 @@ class ContributionLog:
         self.counts = ContributionCounts.read({m: told[m] for m in members if m in told})
 
 
-class ToldContributions:
+class ContributionDeduplicator:
     """Counts what several workers tell of the same outer steps, each of them once.
 
     A worker repeats what it tells, and the others tell the same. What is told of an outer step is
     believed whichever worker says it: a dishonest one can accuse another.
 
-    >>> told = ToldContributions()
+    >>> told = ContributionDeduplicator()
     >>> for _ in range(2):
     ...     flaw = told.note([[7, "b", "clipped"], [8, "b", "clipped"]], among=["a", "b"])
     >>> told.counts.describe(), told.note([[9, "b", "late"]], among=["a", "b"])

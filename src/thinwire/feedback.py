@@ -160,10 +160,10 @@ class _Residual(FeedbackState):
         self._memory.prefetch()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"residual": self._memory.resting()}
+        return {"residual": self._memory.stored()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        memory = self._memory.resting()
+        memory = self._memory.stored()
         if list(state) != ["residual"] or state["residual"].shape != memory.shape:
             raise CheckpointError(
                 "load the state of error feedback",

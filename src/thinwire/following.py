@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from thinwire.eager import eager
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.nested_steps import is_nested_step
+from thinwire.no_compile import no_compile
 
 _KEY = "thinwire"
 _SCALED_STEP: CodeType = torch.amp.GradScaler.step.__code__
@@ -73,7 +73,7 @@ class OptimizerHooks:
                 self._is_inside = False
 
         # Where step() is compiled, its hooks would be, too.
-        self._following = last.register_step_post_hook(eager(after_step))
+        self._following = last.register_step_post_hook(no_compile(after_step))
 
     def unfollow(self) -> None:
         """Count no more steps."""

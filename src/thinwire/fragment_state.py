@@ -174,7 +174,7 @@ class FragmentState:
             del self.contributors[old]
 
     def rebase(self, name: str, local_delta: Tensor | None) -> None:
-        """Put the live weights on outer parameters that others moved.
+        """Put the local weights on outer parameters that others moved.
 
         Args:
             name: this worker's.

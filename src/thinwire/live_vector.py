@@ -1,4 +1,4 @@
-"""The live weights of a fragment as one vector that is never whole."""
+"""The local weights of a fragment as one vector that is never whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.live_weights import LiveWeights, local_shard
 
 
 class LiveVector:
-    """Some of a worker's live weights, laid one after the other.
+    """Some of a worker's local weights, laid one after the other.
 
     Args:
         live: the worker's.

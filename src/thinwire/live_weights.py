@@ -1,4 +1,4 @@
-"""A worker's live weights, read and written as flat fp32 vectors.
+"""A worker's local weights, read and written as flat fp32 vectors.
 
 Everything that crosses a wire is one vector per fragment, so the model's tensors are laid one after
 the other in the order of `named_parameters()`. A sharded tensor (a DTensor) takes part with the
@@ -114,7 +114,7 @@ class LiveWeights:
         return sum(local_shard(self.parameters[name]).numel() for name in names)
 
     def read(self, names: Sequence[str]) -> Tensor:
-        """The live weights of `names`, as a new fp32 vector."""
+        """The local weights of `names`, as a new fp32 vector."""
         return self.flatten(local_shard(self.parameters[name]) for name in names)
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
@@ -130,7 +130,7 @@ class LiveWeights:
         return {n: part.view(s.shape) for n, s, part in zip(names, shards, parts, strict=True)}
 
     def as_written(self, names: Sequence[str], flat: Tensor) -> Tensor:
-        """`flat` as `read` would return it after `write`: rounded to the live weights' dtypes."""
+        """`flat` as `read` would return it after `write`: rounded to the local weights' dtypes."""
         shards = {name: local_shard(self.parameters[name]) for name in names}
         if all(shard.dtype == torch.float32 for shard in shards.values()):
             return flat
@@ -138,7 +138,7 @@ class LiveWeights:
         return self.flatten(parts[name].to(shard.dtype) for name, shard in shards.items())
 
     def write(self, names: Sequence[str], flat: Tensor) -> None:
-        """Put `flat` into the live weights, rounded to their dtype."""
+        """Put `flat` into the local weights, rounded to their dtype."""
         self.mix(names, flat, 0.0)
 
     @torch.no_grad()
@@ -260,10 +260,10 @@ class LiveWeights:
         stepped = [p for group in groups for p in cast(list[Tensor], group["params"])]
         return next((p for p in stepped if p.requires_grad and id(p) not in mine), None)
 
-    def hold(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Replace the live weights by `values`; returns what puts them back.
+    def swap_in(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Replace the local weights by `values`; returns what puts them back.
 
-        Meanwhile the live weights are kept on the device of `values`.
+        Meanwhile the local weights are kept on the device of `values`.
         """
         names = list(values)
         kept = [local_shard(self.parameters[n]).to(v.device, copy=True) for n, v in values.items()]

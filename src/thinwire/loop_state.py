@@ -16,12 +16,12 @@ from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
 from thinwire.handshake import check_same_run
 from thinwire.membership import Answer, Progress, Replay, RoundRecord, SharedState, Snapshot
-from thinwire.method import with_present_names
+from thinwire.method import migrate_names
 from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.transport import RoundTag
 
-_GLANCE_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
+_STEP_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
 
 MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 """What taking over another worker's data may raise; the worker then asks for other data."""
@@ -53,36 +53,32 @@ class LoopState(SharedState):
         self._digest = (-1, "")
         self._last_seen = Progress(version=0, step=0, digest="")
 
-    def is_settled(self) -> bool:
+    def fully_synced(self) -> bool:
         """Whether all that was trained is in the outer parameters."""
         with self.lock:
             return not any(f.pending or f.sent_at_step < self.step for f in self.fragments)
 
     # -- for reading, from any thread --------------------------------------------------------------
 
-    def progress(self, *, anew: bool = False) -> Progress:
-        """How far this worker has come; safe from any thread."""
-        with self.lock:
+    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
+        """Outer step, inner step and digest of this worker; safe from any thread."""
+        if not self.lock.acquire(timeout=-1 if wait else _STEP_S):
+            return self._last_seen
+        try:
             if anew or self._digest[0] != self.version:
                 digests = b"".join(fragment.shared_digest() for fragment in self.fragments)
                 self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
-            return Progress(
+            self._last_seen = Progress(
                 version=self.version,
                 step=self.step,
                 digest=self._digest[1],
                 dealt=self.dealt,
                 # Together with the version: a peer that reads the last one knows it is the last.
-                over=self.ended_at_step == self.step and self.is_settled(),
+                over=self.ended_at_step == self.step and self.fully_synced(),
             )
-
-    def glance(self) -> Progress:
-        """How far this worker has come, without waiting for a step under way: as seen last then."""
-        if self.lock.acquire(timeout=_GLANCE_S):
-            try:
-                self._last_seen = self.progress()
-            finally:
-                self.lock.release()
-        return self._last_seen
+            return self._last_seen
+        finally:
+            self.lock.release()
 
     def shared_nbytes(self) -> int:
         """Bytes of a snapshot's tensors."""
@@ -122,7 +118,7 @@ class LoopState(SharedState):
             MismatchError: it is of another model or method; nothing has changed then.
         """
         facts = snapshot.facts
-        check_same_run(with_present_names(facts["run"]), self.description)
+        check_same_run(migrate_names(facts["run"]), self.description)
         shared = [_of_fragment(snapshot.tensors, index) for index in range(len(self.fragments))]
         with self.lock:
             workers = int(facts["workers"])

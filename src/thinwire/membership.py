@@ -213,7 +213,7 @@ class SharedState(ABC):
     """A worker's state as far as all workers share it, for reading; safe from any thread."""
 
     @abstractmethod
-    def progress(self, *, anew: bool = False) -> Progress:
+    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
         """How far this worker has come.
 
         Args:
@@ -222,11 +222,7 @@ class SharedState(ABC):
         """
 
     @abstractmethod
-    def glance(self) -> Progress:
-        """How far this worker has come, at once: perhaps as of before the step under way."""
-
-    @abstractmethod
-    def is_settled(self) -> bool:
+    def fully_synced(self) -> bool:
         """Whether all inner steps of the schedule so far are in the outer parameters."""
 
     @abstractmethod

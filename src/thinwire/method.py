@@ -31,7 +31,12 @@ from thinwire.handshake import first_difference, flatten_description
 from thinwire.inner import InnerOptimizer
 from thinwire.outer import Delay, OuterOptimizer, Overlap
 
-RENAMED_SLOTS = {"Direct": "GradientAveraging", "PerWorkers": "ByWorkerCount"}
+RENAMED_SLOTS = {
+    "Direct": "GradientAveraging",
+    "PerWorkers": "ByWorkerCount",
+    "Machine": "Runtime",
+    "Periods": "Intervals",
+}
 """Class names in descriptions written by earlier versions, and today's."""
 
 # What a slot that was added since was when there was no choice: (kind, slot): kind in the slot.
@@ -58,13 +63,13 @@ def describe(value: Any) -> Any:
     return {"kind": type(value).__name__} | describe(_fields(value))
 
 
-def with_present_names(description: Any) -> Any:
+def migrate_names(description: Any) -> Any:
     """A description written by an earlier version, with today's class names and slots.
 
     Args:
         description: nested, as `describe` returns it, or flat, keyed by paths such as "outer.kind".
 
-    >>> with_present_names({"outer": {"kind": "Direct"}})
+    >>> migrate_names({"outer": {"kind": "Direct"}})
     {'outer': {'kind': 'GradientAveraging'}}
     """
     if isinstance(description, Mapping):
@@ -72,7 +77,7 @@ def with_present_names(description: Any) -> Any:
         present = {
             key: RENAMED_SLOTS.get(value, value)
             if key.rpartition(".")[2] == "kind" and isinstance(value, str)
-            else with_present_names(value)
+            else migrate_names(value)
             for key, value in items
         }
         for (kind, slot), held in _SLOTS_ADDED.items():
@@ -82,7 +87,7 @@ def with_present_names(description: Any) -> Any:
                 present.setdefault(f"{key.removesuffix('kind')}{slot}.kind", held)
         return present
     if isinstance(description, list):
-        return [with_present_names(item) for item in cast(list[Any], description)]
+        return [migrate_names(item) for item in cast(list[Any], description)]
     return description
 
 
@@ -271,7 +276,7 @@ class Method:
         >>> Method.from_dict(describe(method)) == method
         True
         """
-        description = with_present_names(description)
+        description = migrate_names(description)
         try:
             fields = {
                 slot: _build(value, _MODULES.get(slot, ()))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from thinwire.codecs.kernels import kernel_backend
 from thinwire.contributions import ContributionLog
-from thinwire.eager import eager, prepare_eager
 from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
@@ -41,7 +40,8 @@ from thinwire.membership import (
     Snapshot,
     WorkerMetrics,
 )
-from thinwire.method import Method, with_present_names
+from thinwire.method import Method, migrate_names
+from thinwire.no_compile import no_compile, prepare_no_compile
 from thinwire.outer_parameters import OuterParameters
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
@@ -104,7 +104,7 @@ class OuterLoop:
     ) -> None:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         method.outer.check_rounds()
-        prepare_eager()
+        prepare_no_compile()
         self.method = method
         self._live = LiveWeights(model, optimizers)
         transport = default_transport() if transport is None else transport
@@ -175,7 +175,7 @@ class OuterLoop:
         self.begin()
         self.finish()
 
-    @eager
+    @no_compile
     def begin(self) -> None:
         """Count an inner step and send every fragment that is due.
 
@@ -192,7 +192,7 @@ class OuterLoop:
             plan = self._begin_round(Phase.ROUND)
         self._send_for(Phase.ROUND if plan is None else plan.phase)
 
-    @eager
+    @no_compile
     def begin_last(self) -> None:
         """Send every fragment that was trained since it was sent; all pending rounds are due."""
         # Another fragment than the one that the next step would have needed may come first.
@@ -203,7 +203,7 @@ class OuterLoop:
         is_over = self._plan is not None and self._plan.phase is Phase.DONE
         self._send_for(Phase.DONE if is_over else Phase.LAST)
 
-    @eager
+    @no_compile
     def finish(self) -> None:
         """Apply what is due: wait for all workers' payloads and take the outer step.
 
@@ -224,7 +224,7 @@ class OuterLoop:
         """
         self.begin_last()
         self.finish()
-        while not (self._state.is_settled() and self._membership.may_end()):
+        while not (self._state.fully_synced() and self._membership.may_end()):
             self.begin_last()
             self.finish()
 
@@ -567,7 +567,7 @@ class OuterLoop:
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Hold the outer parameters in the model for an evaluation, then the live weights again.
+        """Hold the outer parameters in the model for an evaluation, then the local weights again.
 
         They are those of `consensus()`: where `method.outer.has_own_anchors`, all workers must
         evaluate, or none.
@@ -586,10 +586,10 @@ class OuterLoop:
         self.end_evaluation()
         consensus = self._outer.consensus(version=self._state.version)
         # Not a context: what ends without end_evaluation() leaves the outer parameters in place.
-        self._evaluation.callback(self._live.hold(consensus))
+        self._evaluation.callback(self._live.swap_in(consensus))
 
     def end_evaluation(self) -> None:
-        """Put the live weights back; nothing if no evaluation was begun."""
+        """Put the local weights back; nothing if no evaluation was begun."""
         self._evaluation.close()
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -633,7 +633,7 @@ class OuterLoop:
 
         With as many workers as then, bit for bit. With another number of them, outer parameters and
         outer optimizers go on as they were; what was in flight is dropped, and the next round sends
-        it, for the live weights still hold it: load those, too. Where workers come and go the live
+        it, for the local weights still hold it: load those, too. Where workers come and go the live
         weights become the outer parameters, and joining then catches up with the others.
 
         Args:
@@ -659,7 +659,7 @@ class OuterLoop:
             if with_feedback and not self.load_feedback(state["feedback"]):
                 _LOG.warning("going on without error feedback: it is of another number of workers")
             return []
-        saved, present = with_present_names(state["run"]), self._state.description
+        saved, present = migrate_names(state["run"]), self._state.description
         other_count = saved.get("workers") != present.get("workers") and "workers" in saved
         if other_count:
             self.method.overlap.check_cancellable()
@@ -719,7 +719,7 @@ class OuterLoop:
         return self._state.load_feedback(feedback)
 
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
-        """Start from `shared_state()` of a worker of any world; the live weights become the anchor.
+        """Start from `shared_state()` of a worker of any world; the local weights become the anchor.
 
         Raises:
             MismatchError: it is of another model or method; names the field and both values.

@@ -36,7 +36,7 @@ class StoredTensor(ABC):
         """Let go of the fetched tensor, which was not changed."""
 
     @abstractmethod
-    def resting(self) -> Tensor:
+    def stored(self) -> Tensor:
         """The tensor where it rests, to be read only; valid until the next `store`."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class _OnDeviceTensor(StoredTensor):
     def release(self) -> None:
         pass
 
-    def resting(self) -> Tensor:
+    def stored(self) -> Tensor:
         return self._value
 
     def discard(self) -> None:
@@ -224,7 +224,7 @@ class _OnHostTensor(StoredTensor):
         self._fetched = self._arrived = None
         self._storage.prefetched.discard(self)
 
-    def resting(self) -> Tensor:
+    def stored(self) -> Tensor:
         return self._host
 
     def discard(self) -> None:
@@ -248,7 +248,7 @@ class OnHost(StatePlacement):
     >>> host = OnHost(torch.device("cpu"))
     >>> kept = host.keep(torch.ones(2))
     >>> kept.store(kept.fetch().mul_(3))
-    >>> kept.resting(), host.ledger.device_bytes, host.ledger.host_bytes
+    >>> kept.stored(), host.ledger.device_bytes, host.ledger.host_bytes
     (tensor([3., 3.]), 0, 8)
     """
 

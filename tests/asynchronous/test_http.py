@@ -78,7 +78,7 @@ def test_one_worker_over_http_has_the_bits_of_a_simulation(slots) -> None:
 def test_three_workers_at_once_finish_the_run() -> None:
     settings, told = method(), []
     server = server_of(settings, workers=3, total_steps=120)
-    with serving(server, tell=told.append) as http:
+    with serving(server, log=told.append) as http:
         peers = [Peer(settings, http.port, rank=rank) for rank in range(3)]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda p: p.client.work(p.train), peers))
@@ -110,7 +110,7 @@ def test_the_server_waits_until_workers_have_heard_that_it_is_over() -> None:
 
 def test_another_run_is_refused_by_the_field_that_differs() -> None:
     told: list[str] = []
-    with serving(server_of(method()), tell=told.append) as http:
+    with serving(server_of(method()), log=told.append) as http:
         stranger = Peer(method(), http.port)
         stranger.client._dialer = Dialer(Token("another token, long enough"))
         for peer, field in (
@@ -144,7 +144,7 @@ def meddled(monkeypatch, peer: Peer, *, damages: bool) -> None:
 def test_a_message_that_was_damaged_or_not_answered_is_sent_again(monkeypatch, damages) -> None:
     settings, told = method(), []
     server = server_of(settings)
-    with serving(server, tell=told.append) as http:
+    with serving(server, log=told.append) as http:
         peer = Peer(settings, http.port)
         meddled(monkeypatch, peer, damages=damages)
         peer.client.work(peer.train)
@@ -186,7 +186,7 @@ def test_a_server_that_comes_back_from_its_checkpoint_goes_on(tmp_path) -> None:
         if len(assignments) == 5:  # four arrived, three were written
             http._listener.close()  # as a kill would: nothing is written
             http = AsyncHttpServer(
-                second, TOKEN, host="127.0.0.1", port=port, checkpoint=file, tell=told.append
+                second, TOKEN, host="127.0.0.1", port=port, checkpoint=file, log=told.append
             )
 
     try:

@@ -12,7 +12,7 @@ from elastic_registry import Clock, at, client, registry_server
 from processes import free_port
 from thinwire.cli import main
 from thinwire.cli.status_page import bucket_page
-from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.bucket.roll import NewestState, View, WorkerReport
 from thinwire.elastic.bucket.watch import BucketStatus
 from thinwire.membership import Progress, WorkerMetrics
 
@@ -141,16 +141,18 @@ AT = Progress(version=7, step=35, digest="ab", dealt=14)
 METRICS = {"loss": 2.65432, "tokens_per_s": 12345.6, "sent_bytes": 106_000_000, "wait_s": 99.0}
 
 
-def roll(*names: str, **changes) -> Roll:
+def roll(*names: str, **changes) -> View:
     given = {"number": 9, "phase": "round", "position": AT, **changes}
-    return Roll(names=names or ("a:1", "b:1"), **given)
+    return View(names=names or ("a:1", "b:1"), **given)
 
 
-def call(name: str, **changes) -> Call:
-    return Call(**{"name": name, "phase": "round", "position": AT, **changes})
+def call(name: str, **changes) -> WorkerReport:
+    return WorkerReport(**{"name": name, "phase": "round", "position": AT, **changes})
 
 
-def of_bucket(newest: Roll | None, *calls: Call, age_s: float | None = 90.0) -> BucketStatus:
+def of_bucket(
+    newest: View | None, *calls: WorkerReport, age_s: float | None = 90.0
+) -> BucketStatus:
     return BucketStatus(roll=newest, roll_age_s=None if newest is None else age_s, calls=calls)
 
 
@@ -216,7 +218,7 @@ def test_a_run_that_has_not_begun_or_is_over_is_said_to_be() -> None:
     assert "run r in s3://x: 1 worker; no round has begun" in page
     assert bucket_page(of_bucket(None), "r").record["run"] is None
     # Over, it has the workers of its last round.
-    last = Roll(number=10, names=(), phase="done", position=AT, metrics={"a:1": METRICS, "b:1": {}})
+    last = View(number=10, names=(), phase="done", position=AT, metrics={"a:1": METRICS, "b:1": {}})
     assert "the run is over: outer step 7" in words(of_bucket(last))
     assert states(of_bucket(last)) == {"a": "finished", "b": "finished"}
     assert bucket_page(of_bucket(last), "r").record["run"]["over"]

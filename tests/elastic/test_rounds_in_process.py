@@ -534,7 +534,7 @@ def test_the_end_is_repeated_until_it_counts(name: str, hub) -> None:
     player.loop.flush()
     twin.loop.flush()
     assert not left
-    assert player.state.is_settled()
+    assert player.state.fully_synced()
     # mixing keeps a part of what was sent
     assert name == "streaming" or float(sum_of(player.unsent()).abs().max()) == 0
     if name == "plain":
@@ -662,7 +662,7 @@ def test_whoever_changes_after_the_last_full_round_costs_no_outer_step(
     # The control: a step that was trained since is one to be exchanged.
     assert {p.loop.stats.rounds for p in team} == {2 + more}
     assert {p.loop.digest() == digest for p in team} == {not more}
-    assert all(p.state.is_settled() for p in team)
+    assert all(p.state.fully_synced() for p in team)
     assert all(p.state.progress().over for p in team)
 
 

@@ -45,14 +45,11 @@ class Still(SharedState):
         self.loading, self.go = threading.Event(), threading.Event()
         self.asked_by: set[str] = set()
 
-    def progress(self, *, anew: bool = False) -> Progress:
+    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
         self.asked_by.add(threading.current_thread().name)
         return self.at
 
-    def glance(self) -> Progress:
-        return self.at
-
-    def is_settled(self) -> bool:
+    def fully_synced(self) -> bool:
         return True
 
     def shared_nbytes(self) -> int:

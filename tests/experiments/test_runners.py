@@ -17,7 +17,7 @@ from thinwire.experiments.runners import PlannedRun, no_observer
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.status import status_of
 from thinwire.train.checkpoints import locked
-from thinwire.train.config import Periods, TrainConfig, WarmupCosine
+from thinwire.train.config import Intervals, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
 from thinwire.train.observers import Observer
 from thinwire.train.recipes import laptop
@@ -47,7 +47,7 @@ def tiny(tmp_path) -> Callable[[str], TrainConfig]:
             method=dataclasses.replace(config.method, **slots),
             data=Data(corpus=str(text), sequence_length=8, validation_sequences=8),
             schedule=WarmupCosine(warmup_steps=2),
-            periods=Periods(checkpoint_steps=2),
+            periods=Intervals(checkpoint_steps=2),
             **{"workers": 1, "steps": 6, "global_batch": 2},
         )
 
@@ -140,7 +140,7 @@ class Heard(defaultdict):
 @pytest.mark.slow_cases("runner1")
 @pytest.mark.parametrize("runner", [SequentialRunner(), ParallelRunner(2)])
 def test_each_run_has_an_observer_that_is_shown_its_records(tmp_path, tiny, runner) -> None:
-    changes = {"periods": Periods(log_steps=2)}
+    changes = {"periods": Intervals(log_steps=2)}
     experiment = Experiment(recipe=tiny, methods=("diloco",), seeds=(0, 1), changes=changes)
     heard = Heard(list)
     compare(experiment, tmp_path / "out", heard.of, runner)

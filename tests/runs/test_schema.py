@@ -9,7 +9,7 @@ import pytest
 
 from run_folders import change, config_of, retell, runs_in, write_run
 from thinwire.errors import CheckpointError, MismatchError
-from thinwire.method import RENAMED_SLOTS, Method, with_present_names
+from thinwire.method import RENAMED_SLOTS, Method, migrate_names
 from thinwire.runs.find import find_runs
 from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields, read_finished, read_object
@@ -68,7 +68,7 @@ def test_a_class_that_was_renamed_makes_no_other_run(tmp_path, monkeypatch) -> N
     monkeypatch.setitem(RENAMED_SLOTS, "old", "new")
     old = {"name": "old", "kind": "old", "parts": [{"kind": "old", "kinds": "old"}]}
     new = {"name": "old", "kind": "new", "parts": [{"kind": "new", "kinds": "old"}]}
-    assert with_present_names(old) == new
+    assert migrate_names(old) == new
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 import thinwire as tw
 from thinwire.asynchronous import AsyncOptions, WorkerSpeeds
 from thinwire.train.asynchronous import AsyncTraining
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.trainer import train
 
 NESTEROV = tw.outer.SGD(lr=0.8, momentum=0.6, nesterov=True)
@@ -37,7 +37,7 @@ def run(config: TrainConfig, *speeds: float, stop: int | None = None, **options)
 
 def test_equal_workers_are_a_run_in_rounds(tiny, tmp_path) -> None:
     """Batches, clipping, schedule and evaluation are those of the trainer, and so is the loss."""
-    config = tiny("diloco", steps=20, periods=Periods(evaluate_steps=10))
+    config = tiny("diloco", steps=20, periods=Intervals(evaluate_steps=10))
     rounds = dataclasses.replace(config, method=dataclasses.replace(config.method, outer=NESTEROV))
     expected = train(rounds, tmp_path / "rounds")
     found = run(asynchronous(config), 3.0, 3.0)
@@ -86,7 +86,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny) -> None:
 
 def test_what_only_rounds_have_is_refused(tiny) -> None:
     config = asynchronous(tiny("diloco"))
-    machine = Machine(device="cpu", threads=1, compile=True)
+    machine = Runtime(device="cpu", threads=1, compile=True)
     with pytest.raises(tw.ConfigurationError, match="compiled model"):
         run(dataclasses.replace(config, machine=machine), 1.0, 1.0)
     with pytest.raises(tw.ConfigurationError, match="as many"):

@@ -23,7 +23,7 @@ from processes import free_port, rank_environment
 from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.fragments.layout import Layout, wire_order
 from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods, TrainConfig
+from thinwire.train.config import Intervals, Runtime, TrainConfig
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.trainer import resume, train
@@ -70,7 +70,7 @@ def test_a_run_leaves_config_metrics_summary_and_a_model_that_loads(tiny, tmp_pa
 
 def test_golden_metrics_of_the_first_steps(tiny, tmp_path) -> None:
     """Guards data order, initial weights, loss and optimizer against silent change."""
-    periods = Periods(log_steps=1)
+    periods = Intervals(log_steps=1)
     train(tiny("diloco", steps=2, periods=periods), tmp_path / "run")
     first, second = records(tmp_path / "run")
     assert first["loss"] == pytest.approx(5.53310, abs=2e-4)
@@ -102,7 +102,7 @@ def test_k_workers_under_ddp_compute_what_one_does(tiny, tmp_path) -> None:
 def test_equal_seeds_give_equal_digests_and_accumulation_and_bf16_change_the_rounding(
     tiny, tmp_path
 ) -> None:
-    half = Machine(device="cpu", threads=1, precision="bf16")
+    half = Runtime(device="cpu", threads=1, precision="bf16")
     changes = [{}, {}, {"seed": 1}, {"accumulate": 2}, {"machine": half}]
     runs = [train(tiny(**given), tmp_path / str(n)) for n, given in enumerate(changes)]
     same, again, *others = (run["outer_digest"] for run in runs)
@@ -234,7 +234,7 @@ def test_the_last_n_checkpoints_stay_and_stray_files_and_damaged_lines_stop_noth
     tiny, tmp_path, monkeypatch
 ) -> None:
     out = tmp_path / "run"
-    config = tiny(periods=Periods(log_steps=3, checkpoint_steps=2, keep_checkpoints=2))
+    config = tiny(periods=Intervals(log_steps=3, checkpoint_steps=2, keep_checkpoints=2))
     stop_after(config, out, monkeypatch, 9)
     stems = [f"step-{step:08}.worker-{worker}" for step in (6, 8) for worker in (0, 1)]
     names = sorted(p.name for p in (out / "checkpoints").iterdir())
@@ -393,7 +393,7 @@ def test_a_diverging_run_stops_with_parameter_and_step_and_keeps_its_checkpoint(
     # At 1e9 some processors' matrix products still come out finite.
     inner = tw.inner.SGD(lr=1e18)
     method = dataclasses.replace(recipes.laptop("diloco").method, inner=inner)
-    periods = Periods(checkpoint_steps=1)
+    periods = Intervals(checkpoint_steps=1)
     out = tmp_path / "run"
     with pytest.raises(tw.NonFiniteError, match=r"step \d+") as caught:
         train(tiny(method=method, clip_norm=0.0, periods=periods, steps=50), out)
@@ -427,7 +427,7 @@ def test_weights_that_are_not_finite_at_the_end_are_no_result(tiny, tmp_path, mo
 
 
 def test_ranks_that_were_given_other_arguments_do_not_start(tiny, tmp_path) -> None:
-    fewer = Machine(device="cpu", threads=2)  # hosts may have other numbers of cores
+    fewer = Runtime(device="cpu", threads=2)  # hosts may have other numbers of cores
     configs = [tiny(steps=12), tiny(steps=14, machine=fewer)]
     port, processes = free_port(), []
     for rank, config in enumerate(configs):
@@ -464,7 +464,7 @@ SHORT = Data(corpus="", sequence_length=16, validation_sequences=1)
             for field in ("workers", "steps", "global_batch", "accumulate")
         ),
         pytest.param(
-            {"machine": Machine(device="cuda")},
+            {"machine": Runtime(device="cuda")},
             tw.ConfigurationError,
             "device 'cuda'",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
@@ -492,7 +492,7 @@ def test_a_read_only_folder_is_an_error_at_the_start(tiny, tmp_path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", tw.presets.names())
 def test_a_gpu_trains_and_resumes_bit_for_bit(tiny, tmp_path, monkeypatch, method: str) -> None:
-    config = tiny(method, machine=Machine(device="cuda"))
+    config = tiny(method, machine=Runtime(device="cuda"))
     undisturbed = train(config, tmp_path / "undisturbed")
     stop_after(config, tmp_path / "run", monkeypatch, 6)
     assert resume(config, tmp_path / "run")["outer_digest"] == undisturbed["outer_digest"]

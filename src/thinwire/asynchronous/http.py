@@ -48,7 +48,7 @@ class AsyncHttpServer:
         port: 0 takes any that is free.
         checkpoint: file to which the server's state is written; None keeps it in memory only.
         checkpoint_arrivals: arrivals between two checkpoints; workers wait while one is written.
-        tell: called with a line when a worker joins, is refused, or arrives with stale work.
+        log: called with a line when a worker joins, is refused, or arrives with stale work.
 
     Attributes:
         port: that it listens on.
@@ -68,7 +68,7 @@ class AsyncHttpServer:
         port: int = 0,
         checkpoint: Path | None = None,
         checkpoint_arrivals: int = 1,
-        tell: Callable[[str], object] = lambda _: None,
+        log: Callable[[str], object] = lambda _: None,
     ) -> None:
         check(
             server.total_steps is None or not math.isinf(server.options.lost_after_s),
@@ -76,7 +76,7 @@ class AsyncHttpServer:
             because="steps that a dead worker was given would be waited for without a limit",
             do="pass AsyncOptions(lost_after_s=...), some times what a worker takes at most",
         )
-        self._server, self._tell = server, tell
+        self._server, self._tell = server, log
         self._checkpoint, self._every = checkpoint, checkpoint_arrivals
         # One lock for the state: workers reach it from threads.
         self._lock, self._finished = threading.Lock(), threading.Event()
@@ -92,7 +92,7 @@ class AsyncHttpServer:
                     do="restore the file, or remove it to begin anew",
                 ) from error
             server.load_state_dict(state, now_s=time.monotonic())
-            tell(f"going on from {server.version} arrivals")
+            log(f"going on from {server.version} arrivals")
         if server.is_finished:
             self._finished.set()
         routes = {
@@ -105,7 +105,7 @@ class AsyncHttpServer:
             routes,
             host=host,
             port=port,
-            on_refusal=lambda peer, why: tell(f"refused {peer}: {why}"),
+            on_refusal=lambda peer, why: log(f"refused {peer}: {why}"),
             largest_request=max(LARGEST_REQUEST, server.message_nbytes + _MARGIN),
             request_s=_REQUEST_S,
         )

@@ -92,7 +92,7 @@ class AsyncWorker:
         self.received_bytes += assignment.message.numel()
         names = self._vector.names
         self._live.write(names, flat)
-        # Rounding to the live weights' dtype is not movement.
+        # Rounding to the local weights' dtype is not movement.
         self._start.fetch()
         self._start.store(self._live.as_written(names, flat).clone())
         self.assignment = assignment
@@ -150,7 +150,7 @@ class AsyncWorker:
         """
         given = self.assignment
         return {
-            "start": self._start.resting(),
+            "start": self._start.stored(),
             "assignment": None
             if given is None
             else (given.round, given.anchor.hex(), given.steps, given.steps_done),
@@ -166,7 +166,7 @@ class AsyncWorker:
         Raises:
             CheckpointError: it is of another model, or no state of a worker.
         """
-        shape = self._start.resting().shape
+        shape = self._start.stored().shape
         check(
             "start" in state and state["start"].shape == shape,
             "load the state of an asynchronous worker",

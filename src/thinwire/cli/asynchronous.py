@@ -70,7 +70,7 @@ class ServeCommand:
                 grace_s=self.grace_s,
                 lost_after_s=self.lost_after_s,
             ),
-            tell=lambda line: say(console, line),
+            log=lambda line: say(console, line),
         )
         say(
             console,
@@ -112,7 +112,7 @@ class WorkCommand:
             find_token(self.token_file),
             self.server,
             give_up_s=self.give_up_s,
-            tell=lambda line: say(console, line),
+            log=lambda line: say(console, line),
         )
         say(console, f"worker {self.worker}: the run is finished")
 

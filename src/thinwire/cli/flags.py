@@ -104,10 +104,10 @@ _NONE = RateFlags()
 @cache
 def _paths() -> Mapping[str, str]:
     """Where in a configuration a flag's value goes."""
-    from thinwire.train.config import Machine, Periods, WarmupCosine
+    from thinwire.train.config import Intervals, Runtime, WarmupCosine
     from thinwire.train.data import Data
 
-    parts = {"data": Data, "schedule": WarmupCosine, "machine": Machine, "periods": Periods}
+    parts = {"data": Data, "schedule": WarmupCosine, "machine": Runtime, "periods": Intervals}
     # A flag has the name of the field that it sets; what is in no part is a field of TrainConfig.
     return {"model": "model.size"} | {
         field.name: f"{part}.{field.name}" for part, kind in parts.items() for field in fields(kind)

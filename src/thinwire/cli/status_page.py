@@ -17,7 +17,7 @@ from thinwire.membership import Progress, WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 
 if TYPE_CHECKING:
-    from thinwire.elastic.bucket.roll import Call, Roll
+    from thinwire.elastic.bucket.roll import View, WorkerReport
     from thinwire.elastic.bucket.watch import BucketStatus
     from thinwire.elastic.registry_server import RegistryReply
 
@@ -207,7 +207,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     )
 
 
-def _position(name: str | None, call: Call | None, roll: Roll | None) -> Progress | None:
+def _position(name: str | None, call: WorkerReport | None, roll: View | None) -> Progress | None:
     """How far a worker is; None where nothing tells."""
     if call is not None:
         return call.position
@@ -217,7 +217,7 @@ def _position(name: str | None, call: Call | None, roll: Roll | None) -> Progres
 
 
 def _worker_state(
-    name: str | None, call: Call | None, roll: Roll | None, *, is_awaited: bool
+    name: str | None, call: WorkerReport | None, roll: View | None, *, is_awaited: bool
 ) -> str:
     if roll is not None and roll.is_over:
         return "finished"

@@ -377,7 +377,7 @@ class RankSession:
 
     def note(self, kind: Any, **fields: Any) -> None:
         """Note an event of now."""
-        self.events.note(kind, round=self.state.glance().version, **fields)
+        self.events.note(kind, round=self.state.progress(wait=False).version, **fields)
 
     def _note_broken(self, why: str, lost_s: float) -> None:
         self._links_lost += 1

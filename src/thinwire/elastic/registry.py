@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thinwire.contributions import ToldContributions
+from thinwire.contributions import ContributionDeduplicator
 from thinwire.elastic.quorum import Member, identity_of
 from thinwire.handshake import first_difference
 from thinwire.membership import Progress, WorkerMetrics
@@ -195,7 +195,7 @@ class MemberRegistry:
     ) -> None:
         self.expiry_s = expiry_s
         self.run = KnownRun(allow_fork=allow_fork)
-        self.contributions = ToldContributions()
+        self.contributions = ContributionDeduplicator()
         self.refusals = 0
         self._allow_fork, self._clock = allow_fork, clock
         self._entries: dict[str, _RegisteredMember] = {}

@@ -136,7 +136,7 @@ class ElasticSession:
             silence=silence,
             refusal=(RefusedError,),
             give_up_s=self._settings.options.give_up_s,
-            tell=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
+            log=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
         )
 
     def _is_lighthouse_new(self) -> bool:
@@ -167,7 +167,7 @@ class ElasticSession:
         What the other ranks have after a round that has just counted is asked before the next one;
         until then the digest of the worker's state is not known, and is "".
         """
-        here, known = self._state.glance(), self._known_progress
+        here, known = self._state.progress(wait=False), self._known_progress
         if self._ranks.size == 1:
             return here
         return known if here.version <= known.version else replace(here, digest="", over=False)

@@ -202,7 +202,7 @@ def with_retry(
     give_up_s: float,
     first_s: float = 0.2,
     longest_s: float = 5.0,
-    tell: Callable[[str], object] = lambda _: None,
+    log: Callable[[str], object] = lambda _: None,
 ) -> T:
     """The result of `ask`, which is called again, with growing pauses, while nothing answers.
 
@@ -213,7 +213,7 @@ def with_retry(
         give_up_s: seconds without an answer, after which the error is raised.
         first_s: the first pause.
         longest_s: the longest pause.
-        tell: called once, with the reason of the first failure.
+        log: called once, with the reason of the first failure.
     """
     growing, began_s, told = pauses(first_s, longest_s), time.monotonic(), False
     while True:
@@ -226,7 +226,7 @@ def with_retry(
             if left_s <= 0:
                 raise
             if not told:
-                tell(error.because)
+                log(error.because)
             told = True
             time.sleep(min(next(growing), left_s))
 

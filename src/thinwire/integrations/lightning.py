@@ -130,7 +130,7 @@ class LightningCallback(Callback):
             self._outer.begin_evaluation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train on from the live weights."""
+        """Train on from the local weights."""
         if self._outer is not None:
             self._outer.end_evaluation()
 

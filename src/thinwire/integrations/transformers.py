@@ -102,7 +102,7 @@ class TransformersCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Train on from the live weights."""
+        """Train on from the local weights."""
         self.outer.end_evaluation()
 
     def on_train_end(

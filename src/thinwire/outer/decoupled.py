@@ -33,7 +33,7 @@ class _OwnDeltaState(OuterState):
         self._inner.on_sent(delta)
 
     def apply(self, mean: StreamedVector) -> None:
-        # Nothing was trained since Delta_k was sent, so the live weights still say what it is.
+        # Nothing was trained since Delta_k was sent, so the local weights still say what it is.
         blocks = partial(self._with_own, mean)
         self._inner.apply(ComputedVector(mean.numel, mean.device, blocks))
 
@@ -114,5 +114,5 @@ class DecoupledNesterov(OuterOptimizer):
         )
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
-        """A state whose anchor is the live weights as they are now."""
+        """A state whose anchor is the local weights as they are now."""
         return _OwnDeltaState(SGD(lr=self.lr).bind(context, overlap))

@@ -93,9 +93,9 @@ class FlatAnchor:
         finally:
             self._vector.release()
 
-    def resting(self) -> Tensor:
+    def stored(self) -> Tensor:
         """The vector where it rests, not to be changed."""
-        return self._vector.resting()
+        return self._vector.stored()
 
     def step(
         self,
@@ -119,7 +119,7 @@ class FlatAnchor:
                 self._step_part(part, values, vector, buffers, origin)
                 if self._is_compared and vector.is_cpu:  # while it is in a core's cache
                     sums.add(part, part.read(vector))
-                # Also if writing the live weights is interrupted, all parts take this step.
+                # Also if writing the local weights is interrupted, all parts take this step.
                 if failure is None:
                     try:
                         then(part, part.read(vector))
@@ -135,9 +135,9 @@ class FlatAnchor:
             raise failure
         if self._is_compared and not vector.is_cpu:
             # On its way while the worker trains on: no later round waits for it.
-            self._sums = HostCopy(column_sums(vector)), self.resting()._version
+            self._sums = HostCopy(column_sums(vector)), self.stored()._version
         if len(vector) and sums.numel == len(vector):
-            self._digest, self._digest_version = sums.digest(), self.resting()._version
+            self._digest, self._digest_version = sums.digest(), self.stored()._version
 
     def _step_part(
         self,
@@ -163,7 +163,7 @@ class FlatAnchor:
 
     def digest(self) -> bytes:
         """`anchor_digest` of the vector, which a step on a CPU has found beside its work."""
-        vector = self.resting()
+        vector = self.stored()
         # torch counts changes in place: also those that another made through a view.
         if self._sums is not None:
             (sums, self._digest_version), self._sums = self._sums, None
@@ -174,8 +174,8 @@ class FlatAnchor:
 
     def state_dict(self) -> dict[str, Tensor]:
         """`anchor` and the optimizer's buffers, where they rest."""
-        buffers = {key: kept.resting() for key, kept in self._buffers.items()} | self._scalars
-        return {"anchor": self.resting()} | {f"optimizer.{k}": v for k, v in buffers.items()}
+        buffers = {key: kept.stored() for key, kept in self._buffers.items()} | self._scalars
+        return {"anchor": self.stored()} | {f"optimizer.{k}": v for k, v in buffers.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state`.
@@ -200,4 +200,4 @@ class FlatAnchor:
 
 
 def _put(kept: StoredTensor, value: Tensor) -> None:
-    kept.store(value.to(kept.resting().device, copy=True))
+    kept.store(value.to(kept.stored().device, copy=True))

@@ -82,7 +82,7 @@ class Gossip(OuterOptimizer):
         )
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
-        """A state whose anchor is the live weights as they are now."""
+        """A state whose anchor is the local weights as they are now."""
         heavy_ball = SGD(lr=self.lr, momentum=self.momentum)
 
         def make() -> FlatAnchor:

@@ -19,11 +19,11 @@ from thinwire.blocks import (
     spans,
 )
 from thinwire.checksums import BlockSums
-from thinwire.eager import eager
 from thinwire.errors import ConfigurationError
 from thinwire.live_vector import LiveVector
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.nested_steps import is_nested_step
+from thinwire.no_compile import no_compile
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
@@ -56,7 +56,7 @@ class _GradientState(OuterState):
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
         # Where step() is compiled, its hooks would be, too.
-        hook = eager(_calling(capture))
+        hook = no_compile(_calling(capture))
         self._hooks = [o.register_step_pre_hook(hook) for o in live.optimizers]
         live.on_close(weakref.WeakMethod(self.release))
 

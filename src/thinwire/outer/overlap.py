@@ -61,7 +61,7 @@ class Overlap(ABC):
 
     @abstractmethod
     def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
-        """Join the live weights of `context` with outer parameters that `make` makes of them."""
+        """Join the local weights of `context` with outer parameters that `make` makes of them."""
 
 
 class _DelayState(OuterState):
@@ -99,7 +99,7 @@ class _DelayState(OuterState):
     def contribution(self, delta: LazyVector) -> LazyVector:
         if not self._vector.averages_weights:
             return delta
-        return _unrounded(self._live.open(), self._vector.resting())
+        return _unrounded(self._live.open(), self._vector.stored())
 
     @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
@@ -126,7 +126,7 @@ class _DelayState(OuterState):
         weights.close()
 
     def flat_anchor(self) -> Tensor:
-        return self._vector.resting()
+        return self._vector.stored()
 
     def digest(self) -> bytes:
         return self._vector.digest()
@@ -140,7 +140,7 @@ class _DelayState(OuterState):
 
 
 class _Movement(LazyVector):
-    """anchor - local, from the anchor as the live weights had it."""
+    """anchor - local, from the anchor as the local weights had it."""
 
     def __init__(self, weights: OpenWeights, anchor: Tensor, *, is_rounded: bool) -> None:
         super().__init__(weights.numel, weights.device)
@@ -158,7 +158,7 @@ class _Movement(LazyVector):
 
 
 def _unrounded(weights: OpenWeights, anchor: Tensor) -> LazyVector:
-    """The live weights, with what rounding to 16 bits took from them: that is no movement."""
+    """The local weights, with what rounding to 16 bits took from them: that is no movement."""
 
     def change(part: VectorPart, values: Tensor) -> Tensor:
         there = part.read(anchor).to(values.device)
@@ -258,7 +258,7 @@ class _EagerState(OuterState):
     def measure(self) -> Generator[LazyVector]:
         with self._own.reading() as own:
             moved = _Movement(self._live.open(), own, is_rounded=True).whole()
-        # Whole, because `on_sent` moves the live weights before it is encoded.
+        # Whole, because `on_sent` moves the local weights before it is encoded.
         yield DenseVector(moved)
 
     @torch.no_grad()
@@ -287,9 +287,9 @@ class _EagerState(OuterState):
         share = 1 / self._context.workers
         for part, values in mean.blocks():
             # From where they rest: whole, they would take room on the device.
-            values.sub_(part.read(answered.resting()).to(values.device), alpha=share)
+            values.sub_(part.read(answered.stored()).to(values.device), alpha=share)
             if latest is not None:
-                values.add_(part.read(latest.resting()).to(values.device), alpha=share)
+                values.add_(part.read(latest.stored()).to(values.device), alpha=share)
             yield part, values
 
     def _move_own(self, blocks: Callable[[], Iterator[tuple[VectorPart, Tensor]]]) -> None:
@@ -305,15 +305,15 @@ class _EagerState(OuterState):
         raise AssertionError("eager updates are refused where rounds may be cancelled")
 
     def flat_anchor(self) -> Tensor:
-        return self._shared.resting()
+        return self._shared.stored()
 
     def digest(self) -> bytes:
         return self._shared.digest()
 
     def state_dict(self) -> dict[str, Tensor]:
         own = {f"own.{key}": value for key, value in self._own.state_dict().items()}
-        blanks = (torch.zeros_like(self._shared.resting()) for _ in range(2))
-        sent = [*(kept.resting() for kept in self._sent), *blanks][:2]
+        blanks = (torch.zeros_like(self._shared.stored()) for _ in range(2))
+        sent = [*(kept.stored() for kept in self._sent), *blanks][:2]
         counts = {"sent.count": torch.tensor(len(self._sent))}
         return (
             self._shared.state_dict()
@@ -341,7 +341,7 @@ class _EagerState(OuterState):
     def memory(self) -> dict[str, int]:
         held = super().memory()
         blanks = 2 - len(self._sent)
-        held["outer state"] -= blanks * self._shared.resting().nbytes
+        held["outer state"] -= blanks * self._shared.stored().nbytes
         return held
 
 

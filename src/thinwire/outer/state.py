@@ -66,7 +66,7 @@ class OuterState(ABC):
 
     @abstractmethod
     def reset_live(self, local_delta: Tensor | None) -> None:
-        """Reset the live weights to `anchor - local_delta` [numel]; to the anchor if None."""
+        """Reset the local weights to `anchor - local_delta` [numel]; to the anchor if None."""
 
     @abstractmethod
     def flat_anchor(self) -> Tensor:

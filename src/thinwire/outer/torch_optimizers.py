@@ -27,7 +27,7 @@ class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
     """
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
-        """A state whose anchor is the live weights as they are now."""
+        """A state whose anchor is the local weights as they are now."""
 
         def make() -> FlatAnchor:
             start = context.live.read(context.names)

@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.handshake import flatten_description
-from thinwire.method import with_present_names
+from thinwire.method import migrate_names
 from thinwire.runs.schema import FinishedRun
 
 _COMMON = ("model", "data", "steps", "global_batch")
@@ -20,7 +20,7 @@ def common_fields(described: Mapping[str, Any]) -> dict[str, str]:
 
     They fix the model, the tokens that are read in all and in a step, and what is validated on.
     """
-    return flatten_description(with_present_names({name: described.get(name) for name in _COMMON}))
+    return flatten_description(migrate_names({name: described.get(name) for name in _COMMON}))
 
 
 def common_ground(run: FinishedRun) -> dict[str, str]:

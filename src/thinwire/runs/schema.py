@@ -12,7 +12,7 @@ import msgspec
 
 from thinwire.errors import CheckpointError
 from thinwire.handshake import flatten_description
-from thinwire.method import with_present_names
+from thinwire.method import migrate_names
 
 _DEEPEST: Final = 50
 _STATES: Final = ("live_weights", "inner_state", "anchor", "outer_state", "feedback")
@@ -201,7 +201,7 @@ def read_config(folder: Path) -> RunConfig:
     file = folder / "config.json"
     if not file.exists():
         raise _corrupt("config.json is missing")
-    described = with_present_names(read_object(file))
+    described = migrate_names(read_object(file))
     if described.get("kind") != "TrainConfig":
         raise _corrupt("its config.json is not that of a run of thinwire")
     fields = {"described": described, **described}
@@ -367,7 +367,7 @@ def identity_fields(description: Mapping[str, Any]) -> dict[str, str]:
     >>> identity_fields({"seed": 3, "machine": {"device": "cpu", "threads": 2}})
     {'seed': '3', 'machine.threads': '2'}
     """
-    flat = flatten_description(with_present_names(description))
+    flat = flatten_description(migrate_names(description))
     return {
         name: value
         for name, value in flat.items()

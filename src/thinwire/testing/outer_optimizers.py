@@ -49,7 +49,7 @@ class OuterContract(ABC):
         return live, self.make().bind(context, Delay())
 
     def test_collects_one_new_fp32_vector(self) -> None:
-        """Of the fragment's size, on the live weights' device, without a view into the model."""
+        """Of the fragment's size, on the local weights' device, without a view into the model."""
         live, state = self._bound()
         _move(live, 0)
         collected = state.pseudo_gradient()

@@ -302,7 +302,7 @@ def serve(
     host: str,
     port: int,
     options: AsyncOptions,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Hold theta until its workers have taken all steps; returns the summary.
 
@@ -315,7 +315,7 @@ def serve(
         host: address to listen on.
         port: 0 takes any that is free.
         options: how workers are treated; `lost_after_s` must be finite.
-        tell: called with a line for each event.
+        log: called with a line for each event.
 
     Raises:
         ThinwireError: what stopped the server.
@@ -333,9 +333,9 @@ def serve(
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         file = out / "server.pt"
-        http = AsyncHttpServer(server, token, host=host, port=port, checkpoint=file, tell=tell)
+        http = AsyncHttpServer(server, token, host=host, port=port, checkpoint=file, log=log)
         try:
-            tell(f"ready on port {http.port}")
+            log(f"ready on port {http.port}")
             http.wait()
             http.wait_until_told(options.lost_after_s)
         finally:
@@ -360,7 +360,7 @@ def work(
     address: str,
     *,
     give_up_s: float,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Train as worker `number` until the server at `address` says that the run is finished.
 
@@ -370,7 +370,7 @@ def work(
         token: of the run.
         address: HOST:PORT.
         give_up_s: seconds without an answer after which the error is raised.
-        tell: called with a line for each assignment.
+        log: called with a line for each assignment.
 
     Raises:
         ThinwireError: what stopped the worker.
@@ -380,6 +380,6 @@ def work(
 
     def train(assignment: Assignment) -> None:
         loss = trainee.train(assignment)
-        tell(f"exchange {assignment.round}: {assignment.steps} steps, loss {loss:.4f}")
+        log(f"exchange {assignment.round}: {assignment.steps} steps, loss {loss:.4f}")
 
     AsyncClient(trainee.worker, token, address, give_up_s=give_up_s).work(train)

@@ -1,6 +1,7 @@
 """The complete description of a training run."""
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -51,7 +52,7 @@ class WarmupCosine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Periods:
+class Intervals:
     """How often things happen, in inner steps; 0 means only at the end, unless said otherwise.
 
     Args:
@@ -73,7 +74,7 @@ class Periods:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class Runtime:
     """Where and in which precision the arithmetic happens.
 
     Args:
@@ -141,8 +142,8 @@ class TrainConfig:
     schedule: WarmupCosine = field(default_factory=WarmupCosine)
     clip_norm: float = 1.0
     seed: int = 0
-    periods: Periods = field(default_factory=Periods)
-    machine: Machine = field(default_factory=Machine)
+    periods: Intervals = field(default_factory=Intervals)
+    machine: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
         _check_range(1, workers=self.workers, steps=self.steps, global_batch=self.global_batch)
@@ -185,3 +186,12 @@ def _check_range(least: int, *, most: int = _MOST, **values: float) -> None:
                 because=f"it is not between {least} and {most:,}",
                 do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}",
             )
+
+
+def __getattr__(name: str) -> Any:
+    renamed = {"Machine": Runtime, "Periods": Intervals}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = renamed[name]
+    warnings.warn(f"{name} is {new.__name__} from 0.3 on", DeprecationWarning, stacklevel=2)
+    return new

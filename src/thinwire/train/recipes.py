@@ -10,7 +10,7 @@ from thinwire import inner, outer, presets
 from thinwire.errors import ConfigurationError, unknown_name
 from thinwire.feedback import DecoupledMomentum
 from thinwire.method import Method
-from thinwire.train.config import Periods, TrainConfig, WarmupCosine
+from thinwire.train.config import Intervals, TrainConfig, WarmupCosine
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 
@@ -29,7 +29,7 @@ def laptop(method: str) -> TrainConfig:
     """
     return TrainConfig(
         method=_laptop_method(method),
-        periods=Periods(log_steps=10, evaluate_steps=100, checkpoint_steps=100),
+        periods=Intervals(log_steps=10, evaluate_steps=100, checkpoint_steps=100),
     )
 
 
@@ -99,7 +99,7 @@ def paper(method: str) -> TrainConfig:
         steps=10_000,
         global_batch=512,
         schedule=WarmupCosine(warmup_steps=500),
-        periods=Periods(log_steps=10, evaluate_steps=500, checkpoint_steps=500),
+        periods=Intervals(log_steps=10, evaluate_steps=500, checkpoint_steps=500),
     )
 
 

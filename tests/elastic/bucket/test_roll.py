@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from thinwire.elastic.bucket.roll import (
-    Call,
     LoggedRound,
     NewestState,
-    Roll,
+    View,
+    WorkerReport,
     last_roll,
     latest_calls,
     next_roll,
@@ -25,32 +25,34 @@ def at(version: int = 0, digest: str = "", **fields) -> Progress:
     return Progress(version=version, step=10 * version, digest=digest or f"d{version}", **fields)
 
 
-def call(name: str, version: int = 0, digest: str = "", phase: str = "round", **fields) -> Call:
-    return Call(name=f"{name}:1", phase=phase, position=at(version, digest), **fields)
+def call(
+    name: str, version: int = 0, digest: str = "", phase: str = "round", **fields
+) -> WorkerReport:
+    return WorkerReport(name=f"{name}:1", phase=phase, position=at(version, digest), **fields)
 
 
 def logged(version: int, nbytes: int = 10) -> LoggedRound:
     return LoggedRound(version=version, place=f"p{version}", nbytes=nbytes, facts={"workers": 2})
 
 
-def first(*names: str, **fields) -> Roll:
+def first(*names: str, **fields) -> View:
     given = {"number": 1, "phase": "join", "position": at(0), **fields}
-    return Roll(names=tuple(f"{name}:1" for name in names), **given)
+    return View(names=tuple(f"{name}:1" for name in names), **given)
 
 
-def concluded(before: Roll | None, *calls: Call, me: str = "a", **fields) -> Roll | None:
+def concluded(before: View | None, *calls: WorkerReport, me: str = "a", **fields) -> View | None:
     rounds = fields.pop("rounds", [logged(version) for version in range(1, 9)])
     options = {"min_workers": 1, "largest_log": LARGEST, **fields}
     return next_roll(before, calls, rounds, me=f"{me}:1", **options)
 
 
-def written(*given, **fields) -> Roll:
+def written(*given, **fields) -> View:
     roll = concluded(*given, **fields)
     assert roll is not None
     return roll
 
 
-def names(roll: Roll) -> str:
+def names(roll: View) -> str:
     return "".join(name[0] for name in roll.names)
 
 
@@ -63,7 +65,7 @@ positions = st.builds(
 )
 states = st.builds(NewestState, version=versions, roll=versions, writer=texts)
 all_calls = st.builds(
-    Call,
+    WorkerReport,
     name=texts,
     phase=st.sampled_from(["join", "round", "last"]),
     position=positions,
@@ -75,7 +77,7 @@ all_calls = st.builds(
 )
 some = st.lists(texts, max_size=3).map(tuple)
 all_rolls = st.builds(
-    Roll,
+    View,
     number=versions,
     names=some,
     phase=st.sampled_from(["join", "round", "last", "done"]),
@@ -107,9 +109,9 @@ json_values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(all_calls, all_rolls)
-def test_a_call_and_a_roll_are_read_as_they_were_written(call: Call, roll: Roll) -> None:
-    assert Call.read(call.text()) == call
-    assert Roll.read(roll.text()) == roll
+def test_a_call_and_a_roll_are_read_as_they_were_written(call: WorkerReport, roll: View) -> None:
+    assert WorkerReport.read(call.text()) == call
+    assert View.read(roll.text()) == roll
 
 
 def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> None:
@@ -122,9 +124,11 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     roll += '"lacking": [], "rounds": [{"version": 3, "place": "x", "nbytes": 5, "facts": '
     roll += f'{{"kinds": {{"1": "clipped"}}}}}}], "state": {state}, "next_state": {state}, '
     roll += '"log_nbytes": 9, "round_s": null, "metrics": {"a:1": {"loss": NaN}}}'
-    assert Call.read(call).text() == call
-    assert Roll.read(roll).text() == roll
-    assert Call.read(call.replace("7", 'NaN, "loss": 2.5')).metrics == WorkerMetrics(loss=2.5)
+    assert WorkerReport.read(call).text() == call
+    assert View.read(roll).text() == roll
+    assert WorkerReport.read(call.replace("7", 'NaN, "loss": 2.5')).metrics == WorkerMetrics(
+        loss=2.5
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -134,8 +138,8 @@ def test_what_lies_in_a_store_since_before_is_read_and_written_the_same() -> Non
     st.data(),
 )
 def test_a_text_with_another_value_is_read_or_refused(field: str, value, data) -> None:
-    for kind in (Call, Roll):
-        source = call("a") if kind is Call else first("a")
+    for kind in (WorkerReport, View):
+        source = call("a") if kind is WorkerReport else first("a")
         told = json.loads(source.text()) | {field: value}
         inner = told.get("position")
         if inner and isinstance(inner, dict):
@@ -320,7 +324,7 @@ def test_another_worker_writes_each_time_and_none_that_is_behind() -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(data) -> None:
-    before: Roll | None = None
+    before: View | None = None
     versions = dict.fromkeys("abcd", 0)
     known: dict[int, LoggedRound] = {}
     dealt: set[int] = set()
@@ -348,7 +352,7 @@ def test_along_a_chain_of_rolls_no_share_is_dealt_twice_and_no_version_is_lost(d
         assert f"{writer}:1" in roll.names
         # All that may write conclude the same, but for a tie between digests.
         assert len({r.text() for r in found.values() if r.position == roll.position}) == 1
-        assert Roll.read(roll.text()) == roll
+        assert View.read(roll.text()) == roll
         ours = range(roll.position.dealt, roll.position.dealt + len(roll.names))
         assert not dealt & set(ours)
         dealt |= set(ours)

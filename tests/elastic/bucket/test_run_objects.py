@@ -10,7 +10,7 @@ import torch
 
 from bucket_workers import SECRET, flip, memory, names_in, obstore, read, write
 from thinwire.elastic.bucket import run_objects
-from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.bucket.roll import NewestState, View, WorkerReport
 from thinwire.elastic.bucket.run_objects import RunObjects, absent_message
 from thinwire.errors import MismatchError
 from thinwire.membership import Progress
@@ -41,12 +41,12 @@ def do(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-def roll(number: int) -> Roll:
-    return Roll(number=number, names=("a:1",), phase="join", position=AT)
+def roll(number: int) -> View:
+    return View(number=number, names=("a:1",), phase="join", position=AT)
 
 
-def call(name: str) -> Call:
-    return Call(name=name, phase="join", position=AT)
+def call(name: str) -> WorkerReport:
+    return WorkerReport(name=name, phase="join", position=AT)
 
 
 # -- rolls and calls -------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_other_names_beside_rolls_are_no_rolls(name: str, store) -> None:
     assert do(run.newest_roll(0, soon())) == 3
 
 
-def changed(what: Call | Roll, *pairs: tuple[str, str]) -> list[bytes]:
+def changed(what: WorkerReport | View, *pairs: tuple[str, str]) -> list[bytes]:
     return [what.text().replace(old, new).encode() for old, new in pairs]
 
 
@@ -111,14 +111,14 @@ def test_a_roll_is_written_once(token) -> None:
     assert do(run.put_roll(roll(1), soon()))
     # The same of a process whose connection was lost.
     assert do(run.put_roll(roll(1), soon()))
-    other = Roll(number=1, names=("b:1",), phase="join", position=AT)
+    other = View(number=1, names=("b:1",), phase="join", position=AT)
     assert not do(run.put_roll(other, soon()))
     assert do(run.roll(1, soon())) == roll(1)
 
 
 def test_a_call_is_replaced_and_forgotten(store) -> None:
     run = objects(store)
-    leaving = Call(name="a:1", phase="round", position=AT, leaves=True)
+    leaving = WorkerReport(name="a:1", phase="round", position=AT, leaves=True)
     for each in (call("a:1"), leaving):
         do(run.put_call(1, each, soon()))
     assert do(run.call(1, "a:1", soon())) == leaving

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.elastic.bucket.roll import Call, Roll
+from thinwire.elastic.bucket.roll import View, WorkerReport
 from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.bucket.watch import BucketWatch
 from thinwire.errors import ConfigurationError, MismatchError
@@ -20,7 +20,7 @@ TOKEN = Token("a secret of many characters")
 AT = Progress(version=3, step=15, digest="ab")
 
 
-def write(url: str, *rolls: Roll, calls: dict | None = None, token: Token | None = TOKEN) -> None:
+def write(url: str, *rolls: View, calls: dict | None = None, token: Token | None = TOKEN) -> None:
     objects = RunObjects(ObjectStore(url), "r", token)
 
     async def put() -> None:
@@ -33,14 +33,14 @@ def write(url: str, *rolls: Roll, calls: dict | None = None, token: Token | None
     asyncio.run(put())
 
 
-def roll(number: int, **changes) -> Roll:
-    return Roll(
+def roll(number: int, **changes) -> View:
+    return View(
         **{"number": number, "names": ("a:1",), "phase": "round", "position": AT, **changes}
     )
 
 
-def call(name: str) -> Call:
-    return Call(name=name, phase="round", position=AT)
+def call(name: str) -> WorkerReport:
+    return WorkerReport(name=name, phase="round", position=AT)
 
 
 def files(folder: Path) -> dict[Path, bytes]:

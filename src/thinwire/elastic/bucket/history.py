@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from thinwire.elastic.bucket.roll import LoggedRound, NewestState, Roll
+from thinwire.elastic.bucket.roll import LoggedRound, NewestState, View
 from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.elastic.snapshot import unpack
 from thinwire.elastic.timeouts import Timeouts
@@ -58,7 +58,7 @@ class RunHistory:
         run: Callable[[Coroutine[Any, Any, Any]], Any],
         give_up_s: float,
     ) -> None:
-        self.roll: Roll | None = None
+        self.roll: View | None = None
         self.rounds: dict[int, LoggedRound] = {}
         self.digests: dict[int, str] = {}
         self._objects, self._timeouts, self._state = objects, timeouts, state
@@ -74,7 +74,7 @@ class RunHistory:
             if number > known:
                 self.learn(*self._rolls([number]))
 
-    def learn(self, roll: Roll) -> None:
+    def learn(self, roll: View) -> None:
         """Take `roll` for the newest, with the rounds that it tells of."""
         if self._timeouts.round_s is None and roll.round_s is not None:
             self._timeouts.finished_round(roll.round_s)
@@ -99,7 +99,7 @@ class RunHistory:
         self.learn(newest)
         self._read_up_to = newest.number
 
-    def _rolls(self, numbers: Sequence[int]) -> list[Roll]:
+    def _rolls(self, numbers: Sequence[int]) -> list[View]:
         until_s = self._until_s()
         found = self._run(together(*(self._objects.roll(n, until_s) for n in numbers)))
         gone = [number for number, roll in zip(numbers, found, strict=True) if roll is None]
@@ -118,7 +118,7 @@ class RunHistory:
         here = self._state.progress()
         return (here.version, here.digest) == (position.version, position.digest)
 
-    def lead_to(self, roll: Roll) -> Steps[str]:
+    def lead_to(self, roll: View) -> Steps[str]:
         """Get to where `roll` is, and say how: by the rounds that were missed, or by a snapshot and
         the rounds after it; empty if nothing leads there."""
         here = self._state.progress()
@@ -157,7 +157,7 @@ class RunHistory:
             return None
         return RoundRecord(version=round.version, facts=round.facts, messages=messages)
 
-    def _load(self, roll: Roll) -> Steps[bool]:
+    def _load(self, roll: View) -> Steps[bool]:
         """Take the newest snapshot, and the outer steps after it."""
         largest = 2 * self._state.shared_nbytes() + _HEADROOM_BYTES
         for state in (roll.next_state, roll.state):
@@ -177,13 +177,13 @@ class RunHistory:
             self._unusable.add(state)
         return False
 
-    async def has_come(self, roll: Roll) -> bool:
+    async def has_come(self, roll: View) -> bool:
         """Whether the snapshot is there that was being written when `roll` was."""
         return self.may_come(roll) and await self._objects.has_state(
             roll.next_state, self._until_s()
         )
 
-    def may_come(self, roll: Roll) -> bool:
+    def may_come(self, roll: View) -> bool:
         """Whether a snapshot was being written when `roll` was, that may be usable."""
         return bool(roll.next_state.writer) and roll.next_state not in self._unusable
 

@@ -52,7 +52,7 @@ class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     facts: Mapping[str, Any]
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker says of itself before a roll.
 
     Args:
@@ -67,8 +67,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         metrics: what it measured so far.
 
     >>> position = Progress(version=3, step=30, digest="ab")
-    >>> call = Call(name="a:1", phase="round", position=position)
-    >>> Call.read(call.text()) == call
+    >>> call = WorkerReport(name="a:1", phase="round", position=position)
+    >>> WorkerReport.read(call.text()) == call
     True
     """
 
@@ -102,7 +102,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return call
 
 
-class Roll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who takes part from now on.
 
     Args:
@@ -121,9 +121,9 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         round_s: the usual length of a round, for workers that have measured none.
         metrics: of the workers, by name.
 
-    >>> roll = Roll(number=1, names=("a:1",), phase="join", position=Progress(
+    >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
     ...     version=0, step=0, digest="ab"))
-    >>> Roll.read(roll.text()) == roll
+    >>> View.read(roll.text()) == roll
     True
     """
 
@@ -146,7 +146,7 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Whether it is the run's end."""
         return self.phase == Phase.DONE.value
 
-    def changes(self, before: "Roll | None") -> bool:
+    def changes(self, before: "View | None") -> bool:
         """Whether what is under way since the roll `before` is given up."""
         if before is None or before.number != self.number - 1:
             return True
@@ -166,29 +166,30 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return read_as(cls, text)
 
 
-def latest_calls(calls: Sequence[Call]) -> list[Call]:
+def latest_calls(calls: Sequence[WorkerReport]) -> list[WorkerReport]:
     """One call for each identity: of a worker that was started again, that of its last process.
 
     >>> at = Progress(version=0, step=0, digest="ab")
-    >>> calls = [Call(name=name, phase="join", position=at) for name in ("a:1", "a:2", "b:1")]
+    >>> names = ("a:1", "a:2", "b:1")
+    >>> calls = [WorkerReport(name=name, phase="join", position=at) for name in names]
     >>> [call.name for call in latest_calls(calls)]
     ['a:2', 'b:1']
     """
-    latest: dict[str, Call] = {}
+    latest: dict[str, WorkerReport] = {}
     for call in sorted(calls, key=lambda call: call.name):
         latest[identity_of(call.name)] = call
     return list(latest.values())
 
 
 def next_roll(
-    before: Roll | None,
-    calls: Sequence[Call],
+    before: View | None,
+    calls: Sequence[WorkerReport],
     rounds: Sequence[LoggedRound],
     *,
     me: str,
     min_workers: int,
     largest_log: int,
-) -> Roll | None:
+) -> View | None:
     """The roll after `before`, as worker `me` concludes it; None if it must not conclude one.
 
     The state that has come furthest is the run's, and among states that came equally far the one
@@ -227,7 +228,7 @@ def next_roll(
     known_states = [call.state for call in there] + ([before.state] if before else [])
     state = max(known_states, key=lambda s: (s.version, s.roll, s.writer))
     measured = [call.round_s for call in members if call.round_s is not None]
-    roll = Roll(
+    roll = View(
         number=1 if before is None else before.number + 1,
         names=tuple(call.name for call in members),
         phase=phase,
@@ -244,7 +245,7 @@ def next_roll(
     return msgspec.structs.replace(roll, next_state=_next_state(roll, before, largest_log))
 
 
-def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -> Roll:
+def last_roll(before: View, position: Progress, rounds: Sequence[LoggedRound]) -> View:
     """The end of a run: its last outer steps were those of `rounds`.
 
     Args:
@@ -253,7 +254,7 @@ def last_roll(before: Roll, position: Progress, rounds: Sequence[LoggedRound]) -
         rounds: the outer steps since `before`.
     """
     known = _leading_to(position.version, rounds, before)
-    return Roll(
+    return View(
         number=before.number + 1,
         names=(),
         phase=Phase.DONE.value,
@@ -272,14 +273,14 @@ def _is_at(a: Progress, b: Progress) -> bool:
     return (a.version, a.digest) == (b.version, b.digest)
 
 
-def _follows(position: Progress, before: Roll | None) -> bool:
+def _follows(position: Progress, before: View | None) -> bool:
     """Whether a worker that is so far can go on with the run."""
     if before is None:
         return True
     return _is_at(position, before.position) or position.version > before.position.version
 
 
-def _dealt(before: Roll | None, fit: Sequence[Call]) -> int:
+def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:
     """The data shares handed out before this roll; its own are the next ones."""
     if before is None:
         return max(call.position.dealt for call in fit)
@@ -287,7 +288,7 @@ def _dealt(before: Roll | None, fit: Sequence[Call]) -> int:
 
 
 def _leading_to(
-    version: int, rounds: Sequence[LoggedRound], before: Roll | None
+    version: int, rounds: Sequence[LoggedRound], before: View | None
 ) -> list[LoggedRound]:
     """Those of `rounds` that lead to `version` without a gap, oldest first."""
     least = 0 if before is None else before.position.version
@@ -299,14 +300,14 @@ def _leading_to(
     return found[::-1]
 
 
-def _log_nbytes(before: Roll | None, state: NewestState, rounds: Sequence[LoggedRound]) -> int:
+def _log_nbytes(before: View | None, state: NewestState, rounds: Sequence[LoggedRound]) -> int:
     new = sum(round.nbytes for round in rounds)
     if before is None or state.version > before.state.version:
         return new
     return before.log_nbytes + new
 
 
-def _next_state(roll: Roll, before: Roll | None, largest_log: int) -> NewestState:
+def _next_state(roll: View, before: View | None, largest_log: int) -> NewestState:
     """Which snapshot is to be written: one at a time, and each time by another worker."""
     if roll.state.version == roll.position.version:
         return _NO_STATE

@@ -26,7 +26,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from thinwire.elastic.bucket.roll import Call, NewestState, Roll
+from thinwire.elastic.bucket.roll import NewestState, View, WorkerReport
 from thinwire.elastic.quorum import read_as
 from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
@@ -103,7 +103,7 @@ class RunObjects:
 
     # -- rolls and calls ---------------------------------------------------------------------------
 
-    async def roll(self, number: int, until_s: float) -> Roll | None:
+    async def roll(self, number: int, until_s: float) -> View | None:
         """Roll `number`; None if it is not written yet."""
         key = self.roll_key(number)
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
@@ -111,11 +111,11 @@ class RunObjects:
             return None
         told = self.sealed.opened(raw, key)
         try:
-            return Roll.read(b"" if told is None else told.numpy().tobytes())
+            return View.read(b"" if told is None else told.numpy().tobytes())
         except ValueError as error:
             raise self._unreadable(key) from error
 
-    async def put_roll(self, roll: Roll, until_s: float) -> bool:
+    async def put_roll(self, roll: View, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
         told, key = bytes_tensor(roll.text().encode()), self.roll_key(roll.number)
         return await self.sealed.put(key, told, until_s)
@@ -129,18 +129,18 @@ class RunObjects:
         numbers = (key.removeprefix(prefix) for key in found)
         return max([after, *(int(text) for text in numbers if re.fullmatch(r"[0-9]{8,18}", text))])
 
-    async def put_call(self, number: int, call: Call, until_s: float) -> None:
+    async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
         """Say what `call` does before roll `number`, in place of what was said before."""
         told = bytes_tensor(call.text().encode())
         await self.sealed.replace(self._call_key(number, call.name), told, until_s)
 
-    async def call(self, number: int, name: str, until_s: float) -> Call | None:
+    async def call(self, number: int, name: str, until_s: float) -> WorkerReport | None:
         """What worker `name` says before roll `number`; None if it is not there yet."""
         return await self._call(self._call_key(number, name), until_s)
 
     async def further_calls(
         self, number: int, known: Collection[str], until_s: float
-    ) -> list[Call]:
+    ) -> list[WorkerReport]:
         """What all workers but those named `known` say before roll `number`."""
         skipped = {self._call_key(number, name) for name in known}
         listed = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
@@ -152,11 +152,11 @@ class RunObjects:
         """Delete what worker `name` said before roll `number`, which is there by now."""
         await self.store.delete([self._call_key(number, name)])
 
-    async def _call(self, key: str, until_s: float) -> Call | None:
+    async def _call(self, key: str, until_s: float) -> WorkerReport | None:
         raw = await self.store.get(key, until_s, nbytes=_SMALL)
         told = None if raw is None else self.sealed.opened(raw, key)
         try:
-            call = Call.read(b"" if told is None else told.numpy().tobytes())
+            call = WorkerReport.read(b"" if told is None else told.numpy().tobytes())
         except ValueError:
             call = None
         # Nor is one that was copied from another worker's place.

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from thinwire.elastic.bucket.group import KEPT_ROLLS, BucketGroup
 from thinwire.elastic.bucket.history import LoopThread, RunHistory, Steps
 from thinwire.elastic.bucket.roll import (
-    Call,
     LoggedRound,
     NewestState,
-    Roll,
+    View,
+    WorkerReport,
     last_roll,
     latest_calls,
     next_roll,
@@ -91,14 +91,14 @@ class BucketSession:
         self._snapshot_after = snapshot_after
         self._thread = LoopThread()
         self._history = RunHistory(objects, timeouts, state, self._run, options.give_up_s)
-        self._entered: Roll | None = None  # the last that this worker took part in
+        self._entered: View | None = None  # the last that this worker took part in
         self._lacks = self._is_stale = self._has_called = self._has_ended = False
         self._written = NewestState()
         self._writing: concurrent.futures.Future[None] | None = None
         self._metrics = WorkerMetrics()
 
     @property
-    def _roll(self) -> Roll | None:
+    def _roll(self) -> View | None:
         return self._history.roll
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
@@ -183,7 +183,7 @@ class BucketSession:
         self._timeouts.round_began()
         yield Go(self._enter(roll, began_s))
 
-    def _meet(self, phase: Phase) -> Roll | None:
+    def _meet(self, phase: Phase) -> View | None:
         """Wait for the next roll, and write it if that is for this worker to do.
 
         Returns:
@@ -193,7 +193,7 @@ class BucketSession:
         run, objects = self._run, self._objects
         self._has_called = True
         run(objects.put_call(number, self._call(phase), self._until_s()))
-        meeting = _RollCall(turn_s=self._turn_s(), listing_s=self._turn_length_s())
+        meeting = _Meeting(turn_s=self._turn_s(), listing_s=self._turn_length_s())
         while (roll := run(meeting.timed(objects.roll(number, self._until_s())))) is None:
             self._check_asked_to_leave()
             if meeting.waited_s >= meeting.turn_s:
@@ -206,7 +206,7 @@ class BucketSession:
             time.sleep(next(growing))
         return roll
 
-    async def _conclude(self, number: int, phase: Phase, meeting: _RollCall) -> Roll | None:
+    async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> View | None:
         """Write the next roll if all are there that are to be waited for, or it was long enough."""
         until_s, waited_s = self._until_s(), meeting.waited_s
         expected = () if self._roll is None else self._roll.names
@@ -246,14 +246,14 @@ class BucketSession:
             return roll
         return await self._objects.roll(number, until_s)
 
-    def _call(self, phase: Phase) -> Call:
-        return Call(
+    def _call(self, phase: Phase) -> WorkerReport:
+        return WorkerReport(
             name=self.name,
             phase=phase.value,
             position=self._state.progress(),
             lacks=self._lacks,
             round_s=self._timeouts.round_s,
-            settled=self._state.is_settled(),
+            settled=self._state.fully_synced(),
             state=self._written,
             metrics=self._metrics,
         )
@@ -285,7 +285,7 @@ class BucketSession:
         # The others know more than a newcomer does.
         return self._patience_s() + len(identities) * self._turn_length_s()
 
-    def _check_waits_in_vain(self, meeting: _RollCall) -> None:
+    def _check_waits_in_vain(self, meeting: _Meeting) -> None:
         waited_s = meeting.waited_s
         if waited_s <= max(self._options.give_up_s, 3 * self._timeouts.late()):
             return
@@ -310,7 +310,7 @@ class BucketSession:
             )
         # Anything else is a slow round of others, which this worker waits for.
 
-    def _check_superseded(self, roll: Roll) -> None:
+    def _check_superseded(self, roll: View) -> None:
         mine = identity_of(self.name)
         check(
             all(identity_of(name) != mine or name <= self.name for name in roll.names),
@@ -320,7 +320,7 @@ class BucketSession:
             kind=MismatchError,
         )
 
-    def _enter(self, roll: Roll, began_s: float) -> RoundPlan:
+    def _enter(self, roll: View, began_s: float) -> RoundPlan:
         before, changed = self._entered, roll.changes(self._entered)
         lost_s, was = time.monotonic() - began_s, () if before is None else before.names
         note_who_came_and_went(self._note, self.name, roll.names, was, lost_s)
@@ -344,7 +344,7 @@ class BucketSession:
             dealt=roll.position.dealt,
         )
 
-    def _end(self, roll: Roll) -> Go | Over:
+    def _end(self, roll: View) -> Go | Over:
         check(
             not self._lacks,
             "end with the others",
@@ -363,7 +363,7 @@ class BucketSession:
             dealt=roll.position.dealt,
         )
         entered = self._entered
-        if entered is not None and entered.number == roll.number - 1 and self._state.is_settled():
+        if entered is not None and entered.number == roll.number - 1 and self._state.fully_synced():
             # It has gone all the way with the others, and has nothing left to drop.
             names, dealt = entered.names, entered.position.dealt
             return Go(replace(plan, phase=Phase.LAST, changed=False, names=names, dealt=dealt))
@@ -371,7 +371,7 @@ class BucketSession:
         self.names, self.rank = tuple(plan.names), 0
         return Over(plan)
 
-    def _wait_for_snapshot(self, roll: Roll) -> bool:
+    def _wait_for_snapshot(self, roll: View) -> bool:
         """Wait for the snapshot that was being written for this worker when the run ended."""
         until_s = self._until_s()
         while self.name in roll.lacking and time.monotonic() < until_s:
@@ -385,7 +385,7 @@ class BucketSession:
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _get_to(self, roll: Roll | None) -> Steps[bool]:
+    def _get_to(self, roll: View | None) -> Steps[bool]:
         """Get to where `roll` is, if anything leads there."""
         if roll is None or self._history.is_at(roll.position):
             self._lacks = False
@@ -466,14 +466,14 @@ class BucketSession:
     # -- notes -------------------------------------------------------------------------------------
 
     def _note(self, kind: Any, **fields: Any) -> None:
-        self._events.note(kind, round=self._state.glance().version, **fields)
+        self._events.note(kind, round=self._state.progress(wait=False).version, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Leave the run; what was written stays."""
         self._close_group()
-        here = self._state.glance()
+        here = self._state.progress(wait=False)
         try:
             if here.over and self._writing and self._entered and self._entered.lacking:
                 # Another worker waits for the snapshot that this one writes.
@@ -482,7 +482,9 @@ class BucketSession:
                     if self._asked_to_leave() or time.monotonic() > until_s:
                         break
             elif not here.over and self._has_called:
-                call = Call(name=self.name, phase=Phase.ROUND.value, position=here, leaves=True)
+                call = WorkerReport(
+                    name=self.name, phase=Phase.ROUND.value, position=here, leaves=True
+                )
                 until_s = time.monotonic() + self._timeouts.floor_s
                 self._thread.run(self._objects.put_call(self._next_number(), call, until_s))
         except ThinwireError as error:
@@ -499,7 +501,7 @@ class BucketSession:
         return time.monotonic() + self._options.give_up_s
 
 
-class _RollCall:
+class _Meeting:
     """What is known while a worker waits for a roll.
 
     Args:
@@ -509,7 +511,7 @@ class _RollCall:
 
     def __init__(self, *, turn_s: float, listing_s: float) -> None:
         self.turn_s, self.listing_s, self.last_arrival_s = turn_s, listing_s, 0.0
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, WorkerReport] = {}
         self._began_s = time.monotonic()
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from thinwire.elastic.bucket.roll import Call, Roll, latest_calls
+from thinwire.elastic.bucket.roll import View, WorkerReport, latest_calls
 from thinwire.elastic.bucket.run_objects import RunObjects
 from thinwire.errors import ConfigurationError, MismatchError
 from thinwire.security.token import Token
@@ -29,9 +29,9 @@ class BucketStatus:
         calls: what workers say before the next roll, one for each identity.
     """
 
-    roll: Roll | None
+    roll: View | None
     roll_age_s: float | None
-    calls: tuple[Call, ...]
+    calls: tuple[WorkerReport, ...]
 
 
 class BucketWatch:
@@ -82,7 +82,7 @@ class BucketWatch:
             written_s = await objects.store.written_s(objects.roll_key(self._number), until_s)
             # Clocks may differ.
             roll_age_s = None if written_s is None else max(0.0, time.time() - written_s)
-        calls: list[Call] = []
+        calls: list[WorkerReport] = []
         if roll is None or not roll.is_over:
             calls = latest_calls(await objects.further_calls(self._number + 1, (), until_s))
         if roll is None and not calls:

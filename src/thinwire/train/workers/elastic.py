@@ -261,7 +261,7 @@ class ElasticWorker(WorkerGroup):
             "optimizer": plain(worker.optimizer.state_dict()),
             "random": worker.stream.state_dict(),
             # As before sending what is in flight: a worker that resumes has lost that round, but
-            # its live weights still hold the work, and the next round sends it.
+            # its local weights still hold the work, and the next round sends it.
             "feedback": [dict(held) for held in self._outer.unsent_feedback()],
             "steps_taken": self.steps_taken,
         }

@@ -18,7 +18,7 @@ from thinwire.handshake import digest
 from thinwire.live_weights import local_shard
 from thinwire.nested_steps import is_nested_step
 from thinwire.outer_loop import OuterLoop
-from thinwire.train.config import Machine, TrainConfig
+from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import ShareBatches, WorkerBatches
 from thinwire.train.models import save_pretrained
@@ -100,7 +100,7 @@ class RandomStream:
             torch.cuda.set_rng_state(states["cuda"], self._cuda)
 
 
-def autocast(machine: Machine, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(machine: Runtime, device: torch.device) -> AbstractContextManager[Any]:
     """The precision of forward passes."""
     if machine.precision == "fp32":
         return nullcontext()

@@ -14,17 +14,17 @@ R = TypeVar("R")
 _untraced: Callable[..., Any] | None = None
 
 
-def eager(function: Callable[P, R]) -> Callable[P, R]:
+def no_compile(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, run as it is written also where its caller is compiled.
 
     What torch.compile traces may round otherwise: the bits of a round, and of what is sent, would
-    depend on whether and where a worker compiles. Holds from `prepare_eager()` on.
+    depend on whether and where a worker compiles. Holds from `prepare_no_compile()` on.
 
     Args:
         function: any; what it calls is not traced, either.
 
-    >>> prepare_eager()
-    >>> eager(round)(2.5)
+    >>> prepare_no_compile()
+    >>> no_compile(round)(2.5)
     2
     """
 
@@ -37,8 +37,8 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def prepare_eager() -> None:
-    """Make ready what `eager` needs: a second's import, which making any optimizer costs, too."""
+def prepare_no_compile() -> None:
+    """Make ready what `no_compile` needs: a second's import, as for any optimizer."""
     global _untraced
     if _untraced is None:
         _untraced = torch.compiler.disable(_call)
