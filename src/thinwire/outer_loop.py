@@ -719,7 +719,7 @@ class OuterLoop:
         return self._state.load_feedback(feedback)
 
     def load_shared_state(self, state: Mapping[str, Any]) -> None:
-        """Start from `shared_state()` of a worker of any world; the local weights become the anchor.
+        """Start from `shared_state()` of any worker; the local weights become the anchor.
 
         Raises:
             MismatchError: it is of another model or method; names the field and both values.
