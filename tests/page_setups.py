@@ -124,7 +124,7 @@ def mesh(folder: Path) -> Iterator[Names]:
 
 def trains_shards(names: Names) -> bool:
     """A rank keeps half of the model; after a round both workers have the same half."""
-    ranks, outer = names["star"], names["outer"]
+    ranks, outer = names["mesh"], names["outer"]
     for step in range(4):
         descend(names["model"]((ranks.get_local_rank("worker"), step)).loss, names["optimizer"])
         outer.step()

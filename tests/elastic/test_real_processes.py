@@ -299,7 +299,12 @@ def test_a_damaged_contribution_is_left_out_by_name_and_comes_in_the_next_round(
     ]
     for number, damage in enumerate(damages):
         team.start(f"w{number}", damage=damage)
-    reasons = {4: ("w1", "checksum"), 6: ("w2", "checksum"), 8: ("w2", "bytes of|found")}
+    # Its sender has it as it was, and hears of the damage from the others.
+    reasons = {
+        4: ("w1", "checksum|found"),
+        6: ("w2", "checksum|found"),
+        8: ("w2", "bytes of|found"),
+    }
     for worker in team.finish():
         assert worker.last("left_out") == {"1": 1, "2": 2}, team.report()
         assert worker.last("contributions") == {"w1": {"damaged": 1}, "w2": {"damaged": 2}}
