@@ -46,7 +46,8 @@ class Still(SharedState):
         self.asked_by: set[str] = set()
 
     def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
-        self.asked_by.add(threading.current_thread().name)
+        if wait:
+            self.asked_by.add(threading.current_thread().name)
         return self.at
 
     def fully_synced(self) -> bool:

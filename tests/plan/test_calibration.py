@@ -120,11 +120,11 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "fields", "reason"),
     [
-        ("config.json", {"global_batch": "4"}, "has global_batch '4'"),
-        ("config.json", {"data": {}}, "data.sequence_length"),
+        ("config.json", {"global_batch": "4"}, "$.global_batch"),
+        ("config.json", {"data": {}}, "field `sequence_length`"),
         ("config.json", {"machine": {"worker_size": 2}}, "2 ranks each"),
         ("summary.json", {"workers_here": None}, "no workers_here, as those of older versions"),
-        ("summary.json", {"steps": math.nan}, "has steps nan"),
+        ("summary.json", {"steps": math.nan}, "NaN and Infinity are no JSON"),
         ("summary.json", {"parameters": 7}, "the run had 7"),
         ("summary.json", {"received_bytes_per_worker": 8}, "sent and 8 received"),
     ],

@@ -329,7 +329,8 @@ def _parsed(text: bytes, kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
-        raise _corrupt(f"{where} cannot be read: {error}") from error
+        hint = " (NaN and Infinity are no JSON)" if b"NaN" in text or b"Infinity" in text else ""
+        raise _corrupt(f"{where} cannot be read: {error}{hint}") from error
 
 
 def _typed(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
