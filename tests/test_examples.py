@@ -137,7 +137,7 @@ def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert digests("resumed") == straight
 
 
-@pytest.mark.slow_cases("hugging_face")
+@pytest.mark.slow
 @pytest.mark.parametrize("example", TOGETHER, ids=lambda p: p.stem)
 def test_example_under_torchrun(example: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -267,6 +267,7 @@ def test_a_plan_starts_without_what_is_slow() -> None:
     assert not loaded & {"transformers", "datasets", "tokenizers", "torch.distributed.fsdp"}
 
 
+@pytest.mark.slow_cases("sizes2")
 @pytest.mark.parametrize("sizes", [("1e15", "1", "8"), ("1e14", "10", "8"), ("1T", "1k", "1k")])
 def test_the_largest_plan_comes_to_an_end(sizes, capsys) -> None:
     """It lays out nothing: by a look at every row it takes minutes, and then all memory."""

@@ -369,7 +369,7 @@ METHODS = {
 }
 
 
-@pytest.mark.slow_cases(but=("streaming]",))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_survives_a_kill_and_a_restart(team: Team, name: str) -> None:
     """In streaming runs, fragments are in flight at any step."""

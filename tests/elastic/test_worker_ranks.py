@@ -20,7 +20,7 @@ METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
 SHARDED = {"ranks": 2, "layers": 4, "step_s": 0.02, "among": 2}
 
 
-@pytest.mark.slow_cases(but=("diloco-1-landed]",))
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["landed", "started"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
