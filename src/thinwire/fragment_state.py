@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,6 @@ class FragmentState:
         # What was sent up to `applied_at_step` is in outer steps: cancelling goes back there.
         self.sent_at_step = self.applied_at_step = 0
         self.contributors: dict[int, Sequence[str]] = {}
-        self.watcher: Callable[[Tensor], None] | None = None
         self._saved_rounds = saved_rounds
         # The number of a round that this worker gave up, and its feedback, had the round counted.
         self._abandoned: tuple[int, Mapping[str, Tensor]] | None = None
@@ -97,8 +96,6 @@ class FragmentState:
         feedback_before: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Send `delta`, taken from the outer parameters with digest `anchor` after inner `step`."""
-        if self.watcher is not None:
-            self.watcher(delta.whole())
         tag = self._next_tag(anchor)
         messages = self.exchange.encode(self.outer.contribution(delta), tag)
         self._start(messages, tag, step, due_step, feedback_before)

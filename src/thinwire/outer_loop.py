@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -512,16 +512,6 @@ class OuterLoop:
             "inner state": sum(tensor.nbytes for tensor in self._live.inner_state()),
             **{state: sum(held[state] for held in fragments) for state in fragments[0]},
         }
-
-    def watch(self, watcher: Callable[[int, Tensor], None]) -> None:
-        """Show `watcher` every pseudo-gradient before it is encoded.
-
-        Args:
-            watcher: called with the fragment's index and fp32 [numel], which it must not change or
-                keep.
-        """
-        for index, fragment in enumerate(self._state.fragments):
-            fragment.watcher = partial(watcher, index)
 
     def anchor(self) -> dict[str, Tensor]:
         """The outer parameters as a state dict of the model (fp32; buffers are this worker's).

@@ -183,13 +183,6 @@ def test_control_without_a_pull_the_anchors_drift_apart() -> None:
     assert apart > 3 * spread(Team(method(), adamw, 4).train(90))
 
 
-def test_a_watcher_sees_pseudo_gradients() -> None:
-    team, seen = Team(method(sync_every=1), sgd, 2), []
-    team.loops[0].watch(lambda index, delta: seen.append(delta.clone()))
-    size = torch.cat([*map(torch.flatten, team.train(2).anchor())]).norm()
-    assert all(0 < delta.norm() < 0.1 * size for delta in seen)
-
-
 def test_a_resumed_run_gives_every_worker_its_own_anchor_back() -> None:
     team = Team(method(), adamw, 3).train(7)
     resumed = Team(method(), adamw, 3).load(team.states())
