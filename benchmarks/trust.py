@@ -17,7 +17,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,14 @@ from torch import Tensor
 import thinwire as tw
 from setting import setting
 from thinwire.aggregate import Aggregate
-from thinwire.blocks import DenseVector, LazyVector, StreamedVector
-from thinwire.codecs import Codec
+from thinwire.blocks import DenseVector
 from thinwire.errors import NonFiniteError
-from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, RoundResult, Sizes
-from thinwire.fragments.layout import Layout
+from thinwire.exchange import ExchangeContext, ExchangeState, Gather
 from thinwire.runs.folder import write_json
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.launch import assemble
 from thinwire.train.recipes import laptop
 from thinwire.train.workers.group import WorkerGroup
-from thinwire.transport import Posts, RoundTag
 
 HERE = Path(__file__)
 STEPS, COST_STEPS, SEEDS, EVALUATED = 120, 400, (0, 1, 2), 256
@@ -89,70 +86,31 @@ BEHAVIOURS: Mapping[str, Callable[[Tensor, Seen], Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneDishonest(Exchange):
+class OneDishonest(Gather):
     """A gather in which the last worker does not send what it has trained."""
 
     behaviour: str
     seen: Seen = field(compare=False, metadata={"describe": False})
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
-        is_last = context.rank == context.workers - 1
-        if not is_last:
-            state = tw.Gather().bind(context)
-            return Changed(state, self._watched) if context.rank == 0 else state
-        # It would not refuse itself what is not finite.
-        state = tw.Gather().bind(dataclasses.replace(context, refuses_own=False))
-        behave = BEHAVIOURS[self.behaviour]
-        return Changed(state, lambda own: behave(own, self.seen))
+        if context.rank == context.workers - 1:
+            behave = BEHAVIOURS[self.behaviour]
+            # It would not refuse itself what is not finite.
+            context = dataclasses.replace(context, refuses_own=False)
+            return changed(Gather.bind(self, context), lambda own: behave(own, self.seen))
+        state = Gather.bind(self, context)
+        return changed(state, self._watched) if context.rank == 0 else state
 
     def _watched(self, own: Tensor) -> Tensor:
         self.seen.of_another = own.clone()
         return own
 
-    def sizes(
-        self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
-    ) -> Sizes:
-        return tw.Gather().sizes(codec, layout, aggregate, workers=workers, rank=rank)
 
-
-class Changed(ExchangeState):
-    """An exchange whose worker sends `change` of its contribution."""
-
-    def __init__(self, state: ExchangeState, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(state.sizes)
-        self._state, self._change = state, change
-
-    def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
-        return self._state.encode(DenseVector(self._change(delta.whole())), tag)
-
-    def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
-        return self._state.empty_messages(tag)
-
-    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
-        return self._state.run(messages, tag)
-
-    def absorb(self, mean: StreamedVector) -> StreamedVector:
-        return self._state.absorb(mean)
-
-    def replay_mean(
-        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
-    ) -> StreamedVector:
-        return self._state.replay_mean(messages, tag, left_out=left_out)
-
-    def prefetch(self) -> None:
-        self._state.prefetch()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._state.load_state_dict(state)
-
-    def feedback_vector(self) -> Tensor | None:
-        return self._state.feedback_vector()
-
-    def load_feedback_vector(self, vector: Tensor) -> None:
-        self._state.load_feedback_vector(vector)
+def changed(state: ExchangeState, change: Callable[[Tensor], Tensor]) -> ExchangeState:
+    """`state`, whose worker sends `change` of its contribution."""
+    encode = state.encode
+    state.encode = lambda delta, tag: encode(DenseVector(change(delta.whole())), tag)
+    return state
 
 
 # -- one run ---------------------------------------------------------------------------------------

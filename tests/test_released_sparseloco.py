@@ -60,7 +60,7 @@ def train(
         seen.append((decoded, split(mean.whole())))
         return mean, unusable
 
-    monkeypatch.setattr("thinwire.exchange.gather.aggregate_valid", watched)
+    monkeypatch.setattr("thinwire.exchange.state.aggregate_valid", watched)
     codec = tw.codecs.TopK(k=K, values=values, groups=tw.codecs.Blocks())
     method = tw.presets.sparseloco(sync_every=1, codec=codec, aggregate=rule)
 

@@ -373,7 +373,7 @@ def test_workers_of_one_process_make_a_mean_once_where_it_pays(
         made.append(1)
         return aggregate_valid(*given, **more)
 
-    monkeypatch.setattr("thinwire.exchange.gather.aggregate_valid", counted)
+    monkeypatch.setattr("thinwire.exchange.state.aggregate_valid", counted)
     method = diloco(codec=codecs.Quantise(bits=2), sync_every=1, exchange=tw.Gather())
     team = Team(method, adamw, workers).train(3)
     assert len(made) == 3 * times

@@ -1,4 +1,3 @@
-import dataclasses
 import zlib
 
 import pytest
@@ -32,7 +31,7 @@ def opened(message: torch.Tensor, expected: Header = HEADER) -> torch.Tensor:
 
 
 def sealed_with(**changes: object) -> torch.Tensor:
-    return sealed(BODY, dataclasses.replace(HEADER, **changes))
+    return sealed(BODY, HEADER._replace(**changes))
 
 
 def test_what_was_sealed_is_opened_without_a_copy() -> None:

@@ -8,7 +8,6 @@ from thinwire import codecs
 from thinwire.blocks import DenseVector
 from thinwire.exchange import Pairs
 from thinwire.exchange.pairs import peers_of
-from thinwire.exchange.votes import ballot_nbytes
 from thinwire.fragments.layout import Layout
 from thinwire.transport import Metered, in_process
 
@@ -55,7 +54,7 @@ def test_votes_come_on_top(exchange, workers: int) -> None:
     for state, meter in zip(states, meters, strict=True):
         sent = meter.counters.sent_bytes - state.sizes.sent_nbytes
         received = meter.counters.received_bytes - state.sizes.received_nbytes
-        assert (sent, received) == (ballot_nbytes(workers), (workers - 1) * ballot_nbytes(workers))
+        assert (sent, received) == (workers, (workers - 1) * workers)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES[:3], ids=repr)

@@ -18,7 +18,6 @@ from thinwire.exchange.message import (
     blank_message,
     body_of,
     examine,
-    header_of,
     open_message,
     seal,
 )
@@ -84,7 +83,7 @@ class ModelVector:
     def exchange_state(self, rank: int) -> ExchangeState:
         """Codec and feedback of worker `rank`, which makes messages of its pseudo-gradients."""
         # The server takes part, too: even a lone worker's message leaves its process.
-        return self._builder.exchange_state(self._fragment, workers=2, rank=rank)
+        return self._builder.exchange_state(self._fragment, workers=rank + 2, rank=rank)
 
     # -- theta, from the server to a worker --------------------------------------------------------
 
@@ -105,23 +104,16 @@ class ModelVector:
         return self._plain.decode(body.to(self._device))
 
     def _anchor_header(self, round: int, anchor: bytes) -> Header:
-        return header_of(
-            self._plain, fragment=0, round=round, sender=0, kind=Kind.ANCHOR, anchor=anchor
-        )
+        plain = self._plain
+        return Header(0, Kind.ANCHOR, 0, round, 0, plain.layout.numel, anchor, plain.id)
 
     # -- a pseudo-gradient, from a worker to the server --------------------------------------------
 
     @torch.no_grad()
     def open_delta(self, message: Tensor, origin: Origin) -> StreamedVector | Rejection:
         """What the aggregate makes of one message, [numel], or why it cannot be used."""
-        expected = header_of(
-            self._codec,
-            fragment=0,
-            round=origin.round,
-            sender=origin.sender,
-            kind=Kind.WHOLE,
-            anchor=origin.anchor,
-        )
+        sender, numel, codec = origin.sender, self._layout.numel, self._codec.id
+        expected = Header(0, Kind.WHOLE, 0, origin.round, sender, numel, origin.anchor, codec)
         rejection = examine(message, expected, body_nbytes=self._codec.nbytes)
         if rejection is not None:
             return rejection

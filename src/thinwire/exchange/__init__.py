@@ -6,18 +6,10 @@ reduce-scatter  every worker sends each shard to its owner, who combines, encode
 pairs           every worker swaps with one other, drawn anew each round: one payload received
 """
 
-from thinwire.exchange.automatic import Automatic
-from thinwire.exchange.base import (
-    Exchange,
-    ExchangeContext,
-    ExchangeState,
-    Pattern,
-    RoundResult,
-    Sizes,
-)
-from thinwire.exchange.gather import Gather
+from thinwire.exchange.base import ExchangeContext, Pattern, RoundResult, Sizes
+from thinwire.exchange.kinds import Automatic, Exchange, Gather, ReduceScatter
 from thinwire.exchange.pairs import Pairs
-from thinwire.exchange.reduce_scatter import ReduceScatter
+from thinwire.exchange.state import ExchangeState
 
 __all__ = [
     "Automatic",

@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.checksums import checksum
-from thinwire.codecs import BoundCodec
 from thinwire.errors import ExchangeError, MismatchError
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.storage import StatePlacement
@@ -25,26 +23,10 @@ HEADER_NBYTES = 64
 _MAGIC, _VERSION = b"TWIR", 2
 # Of version 1, whose body checksum is the CRC-32 of the body itself, are messages in checkpoints.
 _READABLE = (1, _VERSION)
-# `_Fields` in order; the header's own checksum follows.
+# Magic, version, length of the header, codec, `Header` up to the sender, checksum of the body,
+# elements, anchor; the header's own checksum follows.
 _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
-
-
-class _Fields(NamedTuple):
-    """The fields of a header, in the order in which they lie in a message."""
-
-    magic: bytes
-    version: int
-    header_nbytes: int
-    codec: bytes
-    fragment: int
-    kind: int
-    shard: int
-    round: int
-    sender: int
-    body_checksum: int
-    elements: int
-    anchor: bytes
 
 
 class Kind:
@@ -76,12 +58,10 @@ class Origin(NamedTuple):
     anchor: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a message says of its body.
 
     Args:
-        codec: its id; eight bytes of its SHA-256 travel.
         fragment: index of the fragment.
         kind: of `Kind`.
         shard: which shard; 0 for a whole pseudo-gradient.
@@ -90,9 +70,9 @@ class Header:
         elements: numbers in the body.
         anchor: digest of the outer parameters that the sender started from, 8 bytes; zeros where
             every worker has its own.
+        codec: its id; eight bytes of its SHA-256 travel.
     """
 
-    codec: str
     fragment: int
     kind: int
     shard: int
@@ -100,29 +80,17 @@ class Header:
     sender: int
     elements: int
     anchor: bytes
+    codec: str
 
 
-def header_of(
-    codec: BoundCodec,
-    *,
-    fragment: int,
-    round: int,
-    sender: int,
-    kind: int,
-    anchor: bytes,
-    shard: int = 0,
-) -> Header:
-    """What the message of `sender` must say in exchange `round`."""
-    return Header(
-        codec=codec.id,
-        fragment=fragment,
-        kind=kind,
-        shard=shard,
-        round=round,
-        sender=sender,
-        elements=codec.layout.numel,
-        anchor=anchor,
-    )
+class _Found(NamedTuple):
+    """A header as it arrived."""
+
+    version: int
+    codec: bytes
+    body_checksum: int
+    place: tuple[int, int, int, int, int, int]  # as in `Header`
+    anchor: bytes
 
 
 def blank_message(body_nbytes: int, storage: StatePlacement) -> Tensor:
@@ -145,22 +113,9 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
     """
     if body_checksum is None:
         body_checksum = checksum(message[HEADER_NBYTES:])
-    start = _FIELDS.pack(
-        *_Fields(
-            magic=_MAGIC,
-            version=_VERSION,
-            header_nbytes=HEADER_NBYTES,
-            codec=_codec_digest(header.codec),
-            fragment=header.fragment,
-            kind=header.kind,
-            shard=header.shard,
-            round=header.round,
-            sender=header.sender,
-            body_checksum=body_checksum,
-            elements=header.elements,
-            anchor=header.anchor,
-        )
-    )
+    codec, place = _codec_digest(header.codec), header[:5]
+    end = body_checksum, header.elements, header.anchor
+    start = _FIELDS.pack(_MAGIC, _VERSION, HEADER_NBYTES, codec, *place, *end)
     start = start.ljust(HEADER_NBYTES - _CHECKSUM.size, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
     message[:HEADER_NBYTES] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
@@ -175,12 +130,8 @@ def read_origin(message: Tensor) -> Origin:
     Raises:
         ExchangeError: it has no whole header, or a damaged one.
     """
-    whose = "read where a message comes from"
-    _check_vector(whose, message)
-    if len(message) < HEADER_NBYTES:
-        raise _refused(whose, f"it has {len(message)} bytes, and a header {HEADER_NBYTES}")
-    found = _read_form(whose, message[:HEADER_NBYTES].cpu().numpy().tobytes())
-    return Origin(sender=found.sender, round=found.round, anchor=found.anchor)
+    found = _read_fields("read where a message comes from", message, HEADER_NBYTES)
+    return Origin(sender=found.place[4], round=found.place[3], anchor=found.anchor)
 
 
 def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tensor:
@@ -196,23 +147,21 @@ def open_message(message: Tensor, expected: Header, *, body_nbytes: int) -> Tens
         MismatchError: the sender's anchor is another one: replicas have drifted.
     """
     whose = f"use the message of worker {expected.sender} for round {expected.round}"
-    _check_vector(whose, message)
-    truncated = f"it has {len(message)} bytes of {HEADER_NBYTES + body_nbytes}"
-    if not len(message):
-        truncated += ": it was forged or changed on its way"
-    if len(message) < HEADER_NBYTES:
-        raise _refused(whose, truncated)
-    head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
-    body = body_of(message, body_nbytes)
-    found = _read_form(whose, head)
-    # Before the length: a worker that lags by a fragment sends a message of another length, and the
-    # error should say which fragment it is of.
-    _check_place(whose, found, expected)
-    if len(message) < HEADER_NBYTES + body_nbytes:
-        raise _refused(whose, truncated)
-    mine = checksum(body) if found.version > 1 else zlib.crc32(body.cpu().contiguous().numpy().data)
-    if found.body_checksum != mine:
-        raise _refused(whose, "its body does not match its checksum")
+    nbytes = HEADER_NBYTES + body_nbytes
+    found, body = _read_fields(whose, message, nbytes), message[HEADER_NBYTES:nbytes]
+    is_first = found.version == 1
+    arrived = zlib.crc32(body.cpu().contiguous().numpy().data) if is_first else checksum(body)
+    places = zip(Header._fields, expected, found.place, strict=False)
+    is_same_codec = found.codec == _codec_digest(expected.codec)
+    _check(
+        whose,
+        (is_same_codec, f"it was written by another codec than {expected.codec!r}"),
+        # Before the length: a worker that lags by a fragment sends a message of another length, and
+        # the error should say which fragment it is of.
+        *[(theirs == mine, f"its {name} is {theirs}, not {mine}") for name, mine, theirs in places],
+        (len(message) >= nbytes, f"it has {len(message)} bytes of {nbytes}"),
+        (found.body_checksum == arrived, "its body does not match its checksum"),
+    )
     if found.anchor != expected.anchor:
         raise MismatchError(
             f"{whose}: replicas have drifted",
@@ -239,58 +188,48 @@ def examine(message: Tensor, expected: Header, *, body_nbytes: int) -> Rejection
     except MismatchError as error:
         return Rejection(reason=RejectReason.DRIFTED, detail=error.because)
     except ExchangeError as error:
-        empty = replace(expected, kind=Kind.NOTHING)
-        if expected.kind != Kind.MEAN and _opens(message, empty, body_nbytes):
+        empty = expected._replace(kind=Kind.NOTHING)
+        is_own = expected.kind not in (Kind.MEAN, Kind.NOTHING)
+        if is_own and examine(message, empty, body_nbytes=body_nbytes) is None:
             return Rejection(reason=RejectReason.EMPTY)
         return Rejection(reason=RejectReason.DAMAGED, detail=error.because)
     return None
 
 
-def _opens(message: Tensor, expected: Header, body_nbytes: int) -> bool:
-    try:
-        open_message(message, expected, body_nbytes=body_nbytes)
-    except (ExchangeError, MismatchError):
-        return False
-    return True
-
-
-def _check_vector(whose: str, message: Tensor) -> None:
-    if message.dtype != torch.uint8 or message.dim() != 1:
-        dtype = str(message.dtype).removeprefix("torch.")
-        raise _refused(whose, f"it is {dtype} {list(message.shape)}, not a vector of uint8")
-
-
-def _read_form(whose: str, head: bytes) -> _Fields:
-    found = _Fields(*_FIELDS.unpack_from(head))
-    if found.magic != _MAGIC:
-        raise _refused(whose, f"it is not a thinwire message: it starts with {found.magic!r}")
-    if found.version not in _READABLE:
-        raise _refused(whose, f"its format is version {found.version}, not {_VERSION}")
-    if found.header_nbytes != HEADER_NBYTES:
-        raise _refused(whose, f"its header has {found.header_nbytes} bytes, not {HEADER_NBYTES}")
+def _read_fields(whose: str, message: Tensor, nbytes: int) -> _Found:
+    """The header of `message`, which has `nbytes` if it is whole."""
+    is_vector = message.dtype == torch.uint8 and message.dim() == 1
+    form = f"{str(message.dtype).removeprefix('torch.')} {list(message.shape)}"
+    forged = "" if message.numel() else ": it was forged or changed on its way"
+    _check(
+        whose,
+        (is_vector, f"it is {form}, not a vector of uint8"),
+        (len(message) >= HEADER_NBYTES, f"it has {len(message)} bytes of {nbytes}{forged}"),
+    )
+    head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
+    magic, version, size, codec, *place, body_checksum, elements, anchor = _FIELDS.unpack_from(head)
     checked = HEADER_NBYTES - _CHECKSUM.size
-    if zlib.crc32(head[:checked]) != _CHECKSUM.unpack_from(head, checked)[0]:
-        raise _refused(whose, "its header does not match its checksum")
-    return found
-
-
-def _check_place(whose: str, found: _Fields, expected: Header) -> None:
-    if found.codec != _codec_digest(expected.codec):
-        raise _refused(whose, f"it was written by another codec than {expected.codec!r}")
-    for name in ("fragment", "kind", "shard", "round", "sender", "elements"):
-        mine, theirs = getattr(expected, name), getattr(found, name)
-        if mine != theirs:
-            raise _refused(whose, f"its {name} is {theirs}, not {mine}")
+    is_whole = zlib.crc32(head[:checked]) == _CHECKSUM.unpack_from(head, checked)[0]
+    _check(
+        whose,
+        (magic == _MAGIC, f"it is not a thinwire message: it starts with {magic!r}"),
+        (version in _READABLE, f"its format is version {version}, not {_VERSION}"),
+        (size == HEADER_NBYTES, f"its header has {size} bytes, not {HEADER_NBYTES}"),
+        (is_whole, "its header does not match its checksum"),
+    )
+    return _Found(version, codec, body_checksum, (*place, elements), anchor)
 
 
 def _codec_digest(id: str) -> bytes:
     return hashlib.sha256(id.encode()).digest()[:8]
 
 
-def _refused(whose: str, because: str) -> ExchangeError:
-    return ExchangeError(
-        whose,
-        because=because,
-        do="check the link, and that all workers run the same method and thinwire version; the "
-        "message was not used",
-    )
+def _check(whose: str, *reasons: tuple[bool, str]) -> None:
+    for ok, because in reasons:
+        if not ok:
+            raise ExchangeError(
+                whose,
+                because=because,
+                do="check the link, and that all workers run the same method and thinwire version; "
+                "the message was not used",
+            )

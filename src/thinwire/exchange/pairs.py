@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from thinwire.aggregate import Aggregate
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigurationError
-from thinwire.exchange.base import Exchange, ExchangeContext, ExchangeState, Sizes
-from thinwire.exchange.gather import Gather, GatherState
+from thinwire.errors import check
+from thinwire.exchange.base import ExchangeContext, Sizes
+from thinwire.exchange.kinds import Exchange, Gather
+from thinwire.exchange.state import ExchangeState
 from thinwire.fragments.layout import Layout
 
 
@@ -52,25 +54,25 @@ class Pairs(Exchange):
 
     seed: int = 0
 
+    def owners(self, rank: int, workers: int, round: int) -> Mapping[int, int]:
+        """A worker and its peer of the round combine both payloads."""
+        peer = peers_of(workers, round=round, seed=self.seed)[rank]
+        return dict.fromkeys(sorted({rank, peer}), 0)
+
     def bind(self, context: ExchangeContext) -> ExchangeState:
-        """A state with one codec and one feedback for the whole fragment.
+        """A fresh exchange state for one fragment.
 
         Raises:
             ConfigurationError: workers come and go; their anchors must be equal.
         """
-        if context.drops_bad_messages:
-            raise ConfigurationError(
-                "average in pairs among workers that come and go",
-                because="a newcomer takes over the outer parameters of all, and in pairs they "
-                "differ from worker to worker",
-                do="take tw.Gather(), or a fixed number of workers",
-            )
-        workers, rank = context.workers, context.rank
-        return GatherState(
-            context,
-            self.sizes_in(context),
-            lambda round: sorted({rank, peers_of(workers, round=round, seed=self.seed)[rank]}),
+        check(
+            not context.drops_bad_messages,
+            "average in pairs among workers that come and go",
+            because="a newcomer takes over the outer parameters of all, and in pairs they differ "
+            "from worker to worker",
+            do="take tw.Gather(), or a fixed number of workers",
         )
+        return Exchange.bind(self, context)
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int

@@ -12,7 +12,7 @@ from thinwire.transport import Post, Received, to_all
 
 
 def agree(
-    found: Mapping[int, Rejection], *, rank: int, workers: int, votes: bool
+    found: Mapping[int, Rejection], *, rank: int, workers: int
 ) -> Generator[Post, Received, dict[int, Rejection]]:
     """Whose messages no worker uses: those that any worker rejected.
 
@@ -20,18 +20,10 @@ def agree(
         found: what this worker rejected, by rank of the sender.
         rank: this worker's.
         workers: K.
-        votes: whether they may have been given different bytes; if not, all found the same.
     """
-    if not votes:
-        return dict(found)
     mine = ballot(found, workers)
     ballots = {rank: mine, **(yield to_all(mine, rank, workers))}
     return tally([ballots[worker] for worker in range(workers)], found)
-
-
-def ballot_nbytes(workers: int) -> int:
-    """Bytes of one worker's vote."""
-    return workers
 
 
 def ballot(found: Mapping[int, Rejection], workers: int) -> Tensor:
@@ -61,11 +53,10 @@ def tally(votes: Sequence[Tensor], found: Mapping[int, Rejection]) -> dict[int, 
     worst = table.max(0).values.tolist()
     agreed: dict[int, Rejection] = {}
     for sender, code in enumerate(worst):
-        if code == RejectReason.NONE:
-            continue
         own = found.get(sender)
         if own is not None and own.reason == code:
             agreed[sender] = own
+        if code == RejectReason.NONE or sender in agreed:
             continue
         finders = (table[:, sender] == code).nonzero().flatten().tolist()
         # A code of a later version is no reason to use the message.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from thinwire.errors import check
 from thinwire.exchange import Pattern
-from thinwire.exchange.votes import ballot_nbytes
 from thinwire.method import Method
 from thinwire.plan.shape import Shape
 
@@ -199,7 +198,8 @@ def traffic(
         do="pass workers >= 1 and 0 <= rank < workers",
     )
     added_nbytes = added_nbytes if workers > 1 else 0
-    vote_nbytes = votes * (ballot_nbytes(workers) + added_nbytes) if workers > 1 else 0
+    # A vote has a byte for each sender.
+    vote_nbytes = votes * (workers + added_nbytes) if workers > 1 else 0
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
         layout = shape.layout(fragment.names)

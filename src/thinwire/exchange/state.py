@@ -1,0 +1,455 @@
+"""One round of an exchange: shards go to those that combine them, and results come back."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.aggregate import Payloads, aggregate_valid, clipped_of, combined
+from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVector, VectorPart
+from thinwire.checksums import checksums, refuse_vector
+from thinwire.codecs import BoundCodec
+from thinwire.errors import NonFiniteError, RoundDiscarded, check
+from thinwire.exchange.base import ExchangeContext, RoundResult, Sizes
+from thinwire.exchange.message import (
+    HEADER_NBYTES,
+    Header,
+    Kind,
+    blank_message,
+    body_of,
+    examine,
+    open_message,
+    seal,
+)
+from thinwire.exchange.same_work import is_same_work, warn_of_same_work
+from thinwire.exchange.votes import agree
+from thinwire.feedback import Feedback, FeedbackState
+from thinwire.rejection import MessageKind, Rejection, check_round_counts
+from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt
+
+Owners = Mapping[int, int]
+"""The shard that each worker combines, by rank, of the workers that exchange with one of them."""
+
+# Workers of one process that would rather decode all payloads each than share a vector.
+_FEW = 2
+_MESSAGE_KINDS = (MessageKind.WHOLE, MessageKind.SHARD, MessageKind.RESULT)  # in the order of Kind
+
+
+class _Arrived(NamedTuple):
+    """The answer to a post, judged.
+
+    Args:
+        answer: to the post.
+        messages: by sender, this worker's own included, in rank order.
+        rejected: why a message is not used, by sender.
+        bodies: opens the others, by sender; raises the error of one that is bad.
+        checked: the sender whose message was checked before it was sent: this worker, or none.
+    """
+
+    answer: Received
+    messages: dict[int, Tensor]
+    rejected: dict[int, Rejection]
+    bodies: Callable[[], dict[int, Tensor]]
+    checked: int | None
+
+
+class ExchangeState:
+    """The exchange of one fragment on one worker: it keeps the error feedback between rounds.
+
+    A vector that all combine is one shard, of which no result goes back.
+
+    Args:
+        context: fragment, method and workers.
+        sizes: of the messages; their names number the shards.
+        owners: by round, the workers that exchange with this one, itself included, in rank order.
+        owner_feedback: of the shard that this worker combines, if there are several.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        sizes: Sizes,
+        owners: Callable[[int], Owners],
+        owner_feedback: Feedback,
+    ) -> None:
+        self.sizes, self._context, self._owners = sizes, context, owners
+        self._names, storage = list(sizes.messages), context.storage
+        layout, shards = context.layout, len(self._names)
+        pieces = layout.cut(shards) if shards > 1 else [(0, layout)]
+        self._places = [slice(start, start + piece.numel) for start, piece in pieces]
+        self._codecs = [context.codec.bind(piece, device=storage.device) for _, piece in pieces]
+        for codec in self._codecs:
+            codec.prepare(storage.device)
+        self._feedback = [context.feedback.bind(piece.numel, storage) for _, piece in pieces]
+        self._owner: _OwnerFeedback | None = None
+        self._parts: dict[str, FeedbackState | _OwnerFeedback] = {"": self._feedback[0]}
+        if len(pieces) > 1:
+            owned = owner_feedback.bind(pieces[context.rank][1].numel, storage)
+            self._owner = _OwnerFeedback(owned)
+            named = zip(self._names, self._feedback, strict=True)
+            self._parts = {f"{name}.": part for name, part in (*named, ("owner", self._owner))}
+        # A lone worker sends its message to no other, so the message needs no header.
+        self._alone = context.workers == 1
+        self._drops = context.drops_bad_messages and not self._alone
+        self._compares, self._is_same = context.warns_of_same_work, False
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def encode(self, delta: LazyVector, tag: RoundTag) -> dict[str, Tensor]:
+        """The messages for `delta` ([numel], finite), by name.
+
+        Feedback keeps what they lack.
+        """
+        storage, refuses = self._context.storage, self._context.refuses_own
+        messages = [blank_message(codec.nbytes, storage) for codec in self._codecs]
+        bodies = [message[HEADER_NBYTES:] for message in messages]
+        # Before the feedback of any shard has changed; that of a single one looks itself.
+        if self._owner and refuses and storage.device.type == "cpu" and not delta.is_finite():
+            refuse_vector()
+        parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
+        totals = [
+            feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
+            for body, at, codec, feedback in parts
+        ]
+        total = torch.stack(totals).sum() if refuses else None
+        found = checksums([] if self._alone else bodies, total)
+        if self._alone:
+            return {self._names[0]: bodies[0]}
+        return self._sealed(messages, tag, Kind.SHARD if self._owner else Kind.WHOLE, found)
+
+    def empty_messages(self, tag: RoundTag) -> dict[str, Tensor]:
+        """Messages of a worker that has nothing to contribute; they are never averaged."""
+        sizes = [HEADER_NBYTES + codec.nbytes for codec in self._codecs]
+        messages = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in sizes]
+        found = checksums([message[HEADER_NBYTES:] for message in messages])
+        return self._sealed(messages, tag, Kind.NOTHING, found)
+
+    def blank(self) -> dict[str, Tensor]:
+        """Messages of the names and sizes that `encode` makes, all zeros."""
+        sizes = self.sizes.messages.items()
+        return {name: torch.zeros(nbytes, dtype=torch.uint8) for name, nbytes in sizes}
+
+    def _sealed(
+        self, messages: Sequence[Tensor], tag: RoundTag, kind: int, found: Sequence[int]
+    ) -> dict[str, Tensor]:
+        for shard, (message, body_checksum) in enumerate(zip(messages, found, strict=True)):
+            seal(message, self._header(tag, self._context.rank, shard, kind), body_checksum)
+        return dict(zip(self._names, messages, strict=True))
+
+    def _header(self, tag: RoundTag, sender: int, shard: int, kind: int) -> Header:
+        codec, fragment = self._codecs[shard], self._context.fragment
+        anchor = bytes(8) if self._context.has_own_anchors else tag.anchor
+        numel = codec.layout.numel
+        return Header(fragment, kind, shard, tag.round, sender, numel, anchor, codec.id)
+
+    def _body(self, message: Tensor, header: Header, *, is_checked: bool = False) -> Tensor:
+        """The body of `message`; if it is bad and was not checked before, its error is raised."""
+        nbytes = self._codecs[header.shard].nbytes
+        if self._alone:
+            return message
+        if is_checked:
+            return body_of(message, nbytes)
+        return open_message(message, header, body_nbytes=nbytes)
+
+    # -- a round -----------------------------------------------------------------------------------
+
+    def run(self, messages: Mapping[str, Tensor], tag: RoundTag) -> Posts[RoundResult]:
+        """The exchange itself, from the messages of this worker to the mean.
+
+        A worker that resumes passes the messages that it had sent before.
+        """
+        rank, owner, owners = self._context.rank, self._owner, self._owners(tag.round)
+        loads = owner.loads if owner else 0
+        to = {peer: messages[self._names[shard]] for peer, shard in owners.items()}
+        shard, kind = owners[rank], Kind.SHARD if owner else Kind.WHOLE
+        headers = {sender: self._header(tag, sender, shard, kind) for sender in owners}
+        arrived = yield from self._arrived(to, headers, tag)
+        # From here on this may run in a thread of the transport, or in that of the caller.
+        if owner is None:
+
+            def finish() -> RoundResult:
+                key = ("mean", tag, *arrived.rejected)
+                result = _once(arrived, key, lambda: self._combined(arrived, shard, tag))
+                self._warn()
+                return replace(result, left_out={**arrived.rejected, **result.left_out})
+
+            return finish
+        mine = self._combined(arrived, shard, tag)
+        message = self._result(mine.mean.whole(), owner, tag, loads)
+        headers = {peer: self._header(tag, peer, peer, Kind.MEAN) for peer in owners}
+        results = yield from self._arrived(dict.fromkeys(owners, message), headers, tag)
+        # The message holds it now.
+        mine = replace(mine, mean=DenseVector(message[:0]), messages=[*results.messages.values()])
+
+        def join() -> RoundResult:
+            return replace(mine, mean=self._joined(list(results.bodies().values()), tag))
+
+        joined = attempt(lambda: _once(results, ("mean", tag), join))
+
+        def finish_shards() -> RoundResult:
+            self._warn()
+            owner.before.popleft()  # it need not be sent again
+            return replace(mine, mean=joined().mean)
+
+        return finish_shards
+
+    def _arrived(
+        self, to: Mapping[int, Tensor], headers: Mapping[int, Header], tag: RoundTag
+    ) -> Generator[Post, Received, _Arrived]:
+        """Post a message to each worker in `to`, and judge what comes of them by `headers`."""
+        context, rank, drops = self._context, self._context.rank, self._drops
+        own = to[rank]
+        post = {peer: message for peer, message in to.items() if self._alone or peer != rank}
+        take = {peer: own.numel() for peer in to if peer != rank}
+        answer = yield Post(post, take, allow_missing=drops)
+        by_rank = {rank: own, **answer}
+        messages = {sender: by_rank[sender] for sender in headers}
+        rejected: dict[int, Rejection] = {}
+        if drops:
+            kind = _MESSAGE_KINDS[headers[rank].kind]
+            for sender, header in headers.items():
+                nbytes = self._codecs[header.shard].nbytes
+                if found := examine(messages[sender], header, body_nbytes=nbytes):
+                    rejected[sender] = found
+            # A message may be damaged on its way to some workers only. They then vote, so that all
+            # of them leave out the same ones and get equal means. A shard has one receiver.
+            if context.votes and kind is not MessageKind.SHARD:
+                rejected = yield from agree(rejected, rank=rank, workers=context.workers)
+            check_round_counts(rejected, kind, what=tag, workers=context.workers)
+        # This worker's own message, if it is as it was sent, was checked before. Where workers vote
+        # on what to leave out, each judges its own as the others do.
+        checked = rank if context.refuses_own and not drops and messages[rank] is own else None
+
+        def bodies() -> dict[int, Tensor]:
+            return {
+                sender: self._body(messages[sender], header, is_checked=drops or sender == checked)
+                for sender, header in headers.items()
+                if sender not in rejected
+            }
+
+        # In the transport's thread; an error belongs to the caller, and is no fault of the link.
+        return _Arrived(answer, messages, rejected, attempt(bodies), checked)
+
+    @torch.no_grad()
+    def _combined(self, arrived: _Arrived, shard: int, tag: RoundTag) -> RoundResult:
+        """The mean of a shard that arrived, less what is not usable."""
+        bodies, aggregate = arrived.bodies(), self._context.aggregate
+        senders, payloads = list(bodies), self._payloads(list(bodies.values()), shard, tag)
+        mine = None if arrived.checked is None else senders.index(arrived.checked)
+        device = self._context.storage.device
+        mean, unusable = aggregate_valid(aggregate, payloads, device, mine=mine)
+        if self._compares and payloads.workers > 1:
+            self._compares, self._is_same = False, is_same_work(payloads)
+        clipped = clipped_of(aggregate, payloads, unusable)
+        return RoundResult(
+            mean=mean,
+            left_out=arrived.rejected | {senders[at]: why for at, why in unusable.items()},
+            messages=list(arrived.messages.values()),
+            clipped={senders[at]: factor for at, factor in clipped.items()},
+        )
+
+    def _payloads(self, bodies: Sequence[Tensor], shard: int, tag: RoundTag) -> Payloads:
+        return Payloads(coder=self._codecs[shard], payloads=bodies, round=tag.round)
+
+    def _warn(self) -> None:
+        if self._is_same:
+            self._is_same = False
+            warn_of_same_work()
+
+    @torch.no_grad()
+    def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, loads: int) -> Tensor:
+        """The message of the shard that this worker combined."""
+        rank, storage = self._context.rank, self._context.storage
+        codec = self._codecs[rank]
+        end = HEADER_NBYTES + codec.nbytes
+        # Results travel in an all-gather, which takes equal sizes.
+        padded = storage.buffers.take(self.sizes.result_nbytes, storage.device)
+        padded[end:] = 0
+        owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, loads=loads)
+        seal(padded[:end], self._header(tag, rank, rank, Kind.MEAN))
+        return padded
+
+    @torch.no_grad()
+    def _joined(self, bodies: Sequence[Tensor], tag: RoundTag) -> StreamedVector:
+        """The mean that the owners made, shard by shard.
+
+        Raises:
+            NonFiniteError: a shard is not finite; only its owner has made it, so it cannot be left
+                out.
+        """
+        shards = [self._payloads([body], owner, tag) for owner, body in enumerate(bodies)]
+        bad = [
+            owner
+            for owner, shard in enumerate(shards)
+            if not math.isfinite(shard.largest()) and not shard.is_finite(0)
+        ]
+        whose = ", ".join(map(str, bad))
+        check(
+            not bad,
+            f"use the combined shards of worker {whose} for round {tag.round}",
+            because="they hold NaN or an infinity",
+            do="resume from the last checkpoint with a lower inner learning rate",
+            kind=NonFiniteError,
+        )
+        blocks, device = partial(self._decoded, bodies, tag), self._context.storage.device
+        return ComputedVector(self._context.layout.numel, device, blocks)
+
+    def _decoded(
+        self, bodies: Sequence[Tensor], tag: RoundTag
+    ) -> Iterator[tuple[VectorPart, Tensor]]:
+        device = self._context.storage.device
+        for where, codec, body in zip(self._places, self._codecs, bodies, strict=True):
+            for piece in codec.pieces:
+                values = piece.codec.decode(body[piece.where].to(device), round=tag.round)
+                # A decoded number may lie in the payload, which is not to be changed.
+                yield piece.part.shifted(where.start), values.clone()
+
+    def replay_mean(
+        self, messages: Sequence[Tensor], tag: RoundTag, *, left_out: Collection[int]
+    ) -> StreamedVector:
+        """The mean that others made of `messages` in a round that this worker missed.
+
+        Args:
+            messages: of that round's `RoundResult`.
+            tag: of that round; `anchor` is that of this worker, which had got as far.
+            left_out: ranks that are not in it.
+        """
+        if self._owner:  # owners left them out of what they sent
+            headers = [self._header(tag, r, r, Kind.MEAN) for r in range(len(messages))]
+            return self._joined(list(map(self._body, messages, headers)), tag)
+        bodies = [
+            self._body(message, self._header(tag, sender, 0, Kind.WHOLE))
+            for sender, message in enumerate(messages)
+            if sender not in left_out
+        ]
+        # Which messages were left out is known: no other turns out to be unusable.
+        device = self._context.storage.device
+        return combined(self._context.aggregate, self._payloads(bodies, 0, tag), device)
+
+    # -- feedback: one for each shard, and the owner's ---------------------------------------------
+
+    def absorb(self, mean: StreamedVector) -> StreamedVector:
+        """What the outer optimizer applies, by feedback's rule.
+
+        Called once for each result that is applied, in their order; it is read once.
+        """
+        if not self._owner:
+            return self._feedback[0].absorb(mean)
+        if not self._context.feedback.gives_momentum:
+            return mean
+        whole, shards = mean.whole(), zip(self._places, self._feedback, strict=True)
+        absorbed = [feedback.absorb(DenseVector(whole[at])).whole() for at, feedback in shards]
+        return DenseVector(torch.cat(absorbed))
+
+    def prefetch(self) -> None:
+        """Begin to bring to the device what `encode` needs."""
+        for feedback in self._feedback:
+            feedback.prefetch()
+
+    def feedback(self) -> dict[str, Tensor]:
+        """A copy of feedback as it is now."""
+        now = self._owner.state_dict(now=True) if self._owner else {}
+        before = {key: value.clone() for key, value in self.state_dict().items()}
+        return before | {f"owner.{key}": value for key, value in now.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Feedback as it was before what is in flight: a worker that resumes sends that again."""
+        states = {prefix: part.state_dict() for prefix, part in self._parts.items()}
+        return {
+            prefix + key: value for prefix, state in states.items() for key, value in state.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`."""
+        for prefix, part in self._parts.items():
+            part.load_state_dict(
+                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            )
+
+    def feedback_vector(self) -> Tensor | None:
+        """What earlier rounds left to be sent (fp32 [numel], a copy), whatever K; None if nothing.
+
+        A shard's owner also keeps what the mean lacks. It counts K times here, because a worker's
+        pseudo-gradient has a weight of 1/K in the mean.
+        """
+        states = [feedback.state_dict() for feedback in self._feedback]
+        owner = self._owner.state_dict() if self._owner else {}
+        if not owner and not all(states):
+            return None
+        whole = torch.zeros(self._context.layout.numel)
+        for at, state in zip(self._places, states, strict=True):
+            if state:
+                whole[at] = state["residual"]
+        if owner:
+            whole[self._places[self._context.rank]] += len(states) * owner["residual"].cpu()
+        return whole
+
+    def load_feedback_vector(self, vector: Tensor) -> None:
+        """Continue from what `feedback_vector` returned, perhaps for another K."""
+        for at, feedback in zip(self._places, self._feedback, strict=True):
+            feedback.load_state_dict({"residual": vector[at]})
+
+
+def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
+    """What `make` returns; made by one worker for all of its process, where that pays."""
+    if not isinstance(arrived.answer, SharedAnswer) or len(arrived.messages) <= _FEW:
+        return make()
+
+    def dense() -> RoundResult:
+        result = make()
+        return replace(result, mean=DenseVector(result.mean.whole()))
+
+    return arrived.answer.once(key, dense)
+
+
+class _OwnerFeedback:
+    """The error feedback of the shard that this worker owns, safe from any thread.
+
+    A transport may combine the shard in a thread of its own while the loop saves a checkpoint, or
+    cancels the round. A checkpoint has the feedback as it was before the oldest exchange in flight:
+    a worker that resumes sends that one again.
+    """
+
+    def __init__(self, feedback: FeedbackState) -> None:
+        self._feedback, self._lock = feedback, threading.RLock()
+        # A copy for each exchange in flight that has encoded, the oldest first.
+        self.before: deque[dict[str, Tensor]] = deque()
+        # An exchange of a cancelled round may still be running when the feedback that it began with
+        # has been put back. It must not encode into that, so it remembers which load it belongs to.
+        self.loads = 0
+
+    def encode_to(
+        self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, loads: int
+    ) -> None:
+        """Encode `mean` and keep what is lost, for an exchange that began after `loads` loads."""
+        with self._lock:
+            check(
+                loads == self.loads,
+                "combine a shard",
+                because="its round was cancelled meanwhile",
+                do="nothing: the next round sends it again",
+                kind=RoundDiscarded,
+            )
+            self.before.append(self.state_dict(now=True))
+            self._feedback.encode_to(out, DenseVector(mean), codec, round=round)
+
+    def state_dict(self, *, now: bool = False) -> dict[str, Tensor]:
+        """A copy, for the next shard may be encoded while a checkpoint is being written."""
+        with self._lock:
+            if self.before and not now:
+                return self.before[0]
+            return {key: value.clone() for key, value in self._feedback.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        with self._lock:
+            self.before.clear()
+            self.loads += 1
+            self._feedback.load_state_dict(state)
