@@ -24,7 +24,7 @@ def test_what_is_sent_is_what_lay_there_when_it_was_asked_for(copied: bool, monk
         group = gloo_group(store, rank, 2, host="127.0.0.1", timeout_s=20)
         sent = [payload(rank, 7), payload(10 * rank)]
         posts = [Post({1 - rank: each}, {1 - rank: each.numel()}) for each in sent]
-        waits = [GlooMessages(group, 0, n).start(post, 0) for n, post in enumerate(posts, start=1)]
+        waits = [GlooMessages(group, n).start(post, 0) for n, post in enumerate(posts, start=1)]
         if copied:  # an encoder's next round
             for each in sent:
                 each.fill_(99)

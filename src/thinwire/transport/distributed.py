@@ -25,10 +25,10 @@ from thinwire.transport.base import (
     run_alone,
     to_all,
 )
-from thinwire.transport.collectives import Collectives, twin_of
+from thinwire.transport.collectives import Collectives, timeout_of, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
+from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.gloo_messages import GlooMessages
-from thinwire.transport.message_series import MessageSeries
 from thinwire.transport.progress_thread import Future, ProgressThread, Task
 
 if TYPE_CHECKING:
@@ -95,9 +95,17 @@ class _Shared:
         self.store: Any = None
         # Nothing but an error message is poorer without the store.
         with suppress(RuntimeError, ValueError, OSError):
-            store = group.get_group_store() if hasattr(group, "get_group_store") else None
             # A wait for a key blocks a connection: not the one that torch uses.
-            self.store = None if store is None else store.clone()
+            self.store = group.get_group_store().clone()
+
+    def own_group(self, group: Any, name: str) -> Any:
+        """A gloo group of the ranks of `group` for one transport: all of them call this."""
+        if not is_known(group):
+            return group
+        stores: Any = dist
+        store = stores.PrefixStore(name, self.store or group.get_group_store())
+        timeout_s = timeout_of(group, torch.device("cpu")).total_seconds()
+        return gloo_group(store, group.rank(), group.size(), timeout_s=timeout_s)
 
 
 class _DistributedTask(Task):
@@ -110,12 +118,10 @@ class _DistributedTask(Task):
         tag: RoundTag,
         running: RunningExchange[Any],
         first: Wait,
-        series: MessageSeries,
     ) -> None:
         super().__init__(tag, Future(running, backend.sync_stream()))
         self._transport = transport  # is not closed while this is under way
         self._backend, self._running, self._first = backend, running, first
-        self._series = series
 
     def carry(self) -> Sequence[Tensor]:
         wait, step = self._first, 0
@@ -126,7 +132,6 @@ class _DistributedTask(Task):
             with self._backend.computing():
                 self._running.answer(received)
                 if self._running.post is None:
-                    self._series.end()
                     return list(received.values())
                 step += 1
                 with self._transport.naming(self.tag):
@@ -169,13 +174,13 @@ class Distributed(Transport):
                 do="call torch.distributed.init_process_group() before tw.transport.Distributed(); "
                 "if they are all one worker, connect it by tw.transport.Rendezvous",
             )
-        self._series = MessageSeries()
-        self._place = 0  # among the transports that have begun exchanges on the group
+        # Over gloo. A ring of messages that were left under way must not reach another transport.
+        self._own: list[Any] = []
         self._counts: ExchangeCounts | None = None
         self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
-        self._closing = weakref.finalize(self, _end, self._progress, self._series)
+        self._closing = weakref.finalize(self, _end, self._progress, self._own)
 
     @property
     def rank(self) -> int:
@@ -193,8 +198,8 @@ class Distributed(Transport):
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Over gloo in tagged messages, over other backends in collectives.
 
-        Over gloo the first exchange waits until all ranks have begun theirs: they agree on a number
-        for its messages, of which there are 63 for the transports that are alive on a group.
+        Over gloo the first exchange waits until all ranks have begun theirs: they connect.
+        Transports of one group begin in the same order on all ranks.
 
         What `posts` computes after its first post runs in another thread, and must not start
         exchanges.
@@ -216,7 +221,7 @@ class Distributed(Transport):
         # wherever their progress threads are.
         with self.naming(tag):
             wait = backend.start(first, 0)
-        task = _DistributedTask(self, backend, tag, running, wait, self._series)
+        task = _DistributedTask(self, backend, tag, running, wait)
         self._progress.submit(task)
         return task.future
 
@@ -255,19 +260,15 @@ class Distributed(Transport):
             # Not before the first exchange: some rank may build a transport and never use it.
             if (shared := _SHARED.get(group)) is None:
                 shared = _SHARED[group] = _Shared(group)
-            self._place = shared.transports
+            name = f"thinwire{shared.transports}"
             shared.transports += 1
-            self._counts = ExchangeCounts(
-                shared.store, f"thinwire{self._place}", self.rank, self.world_size
-            )
-        self._counts.begin()
-        if _backend_name(group) == "gloo":
-            series = self._series.number
-            if series is None:
+            if _backend_name(group) == "gloo":
                 with self.naming(tag):
-                    series = self._series.take_number(group, place=self._place)
-            return GlooMessages(group, series, self._series.begin())
-        self._series.begin()
+                    self._own.append(shared.own_group(group, name))
+            self._counts = ExchangeCounts(shared.store, name, self.rank, self.world_size)
+        self._counts.begin()
+        if self._own:
+            return GlooMessages(self._own[0], self._counts.begun)
         # All ranks make the second group together, so not when one of them gets to need it. A
         # gather has one post; with two workers the first one of a reduction looks the same.
         may_go_on = self.world_size == 2 or not first.is_to_all(self.world_size)
@@ -284,9 +285,10 @@ class Distributed(Transport):
         return twin
 
 
-def _end(progress: ProgressThread, series: MessageSeries) -> None:
+def _end(progress: ProgressThread, own: list[Any]) -> None:
     progress.close()
-    series.close()
+    if progress.is_own_process:  # a child has none of the group's threads, and cannot end them
+        own.clear()
 
 
 def group_of(group: Any) -> Any:
@@ -306,11 +308,16 @@ def group_of(group: Any) -> Any:
     return group.get_group()
 
 
-def _backend_name(group: Any) -> str:
+def is_known(group: Any) -> bool:
+    """Whether torch.distributed knows `group`; any other is a single transport's."""
     try:
-        return dist.get_backend(group)
-    except ValueError:  # one that torch.distributed does not know of
-        return group.name()
+        return bool(dist.get_process_group_ranks(group))
+    except KeyError:
+        return False
+
+
+def _backend_name(group: Any) -> str:
+    return dist.get_backend(group) if is_known(group) else group.name()
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:

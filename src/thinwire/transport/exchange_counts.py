@@ -24,14 +24,14 @@ class ExchangeCounts:
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix, self._rank, self._world_size = prefix, rank, world_size
-        self._begun = 0
+        self.begun = 0
 
     def begin(self) -> None:
         """Note that this worker has begun an exchange."""
-        self._begun += 1
+        self.begun += 1
         if self._store is not None:
             with self._or_without():
-                self._store.set(f"{self._prefix}/{self._rank}", str(self._begun))
+                self._store.set(f"{self._prefix}/{self._rank}", str(self.begun))
 
     def differences(self) -> str:
         """How the others differ from this worker, or nothing if that cannot be known.
@@ -46,9 +46,9 @@ class ExchangeCounts:
         notes = {rank: self._read(rank, until_s) for rank in others}
         known = {rank: note for rank, note in notes.items() if note is not None}
         different = [
-            f"worker {rank} has begun {begun} exchanges, this worker {self._begun}"
+            f"worker {rank} has begun {begun} exchanges, this worker {self.begun}"
             for rank, begun in known.items()
-            if begun < self._begun
+            if begun < self.begun
         ]
         if len(known) == len(others) and not different:
             return "all workers have begun as many exchanges"

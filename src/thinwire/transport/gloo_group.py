@@ -8,14 +8,16 @@ import torch
 import torch.distributed as dist
 
 
-def gloo_group(store: Any, rank: int, world_size: int, *, host: str, timeout_s: float) -> Any:
+def gloo_group(
+    store: Any, rank: int, world_size: int, *, host: str | None = None, timeout_s: float
+) -> Any:
     """A process group over gloo, apart from the default one and from all that are made of it.
 
     Args:
         store: through which its ranks find each other; nothing else is in it.
         rank: of this process.
         world_size: the number of ranks.
-        host: address of this machine on which it listens: not what the host's name means.
+        host: address of this machine on which it listens; None is that of torch's own groups.
         timeout_s: of its messages.
 
     Raises:
@@ -25,9 +27,12 @@ def gloo_group(store: Any, rank: int, world_size: int, *, host: str, timeout_s: 
     1
     """
     kinds: Any = dist
-    options = kinds.ProcessGroupGloo._Options()
-    options._devices = [kinds.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = datetime.timedelta(seconds=timeout_s)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    options = timeout
+    if host is not None:
+        options = kinds.ProcessGroupGloo._Options()
+        options._devices = [kinds.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timeout
     group = kinds.ProcessGroup(store, rank, world_size)
     group._set_default_backend(kinds.ProcessGroup.BackendType.GLOO)
     backend = kinds.ProcessGroupGloo(store, rank, world_size, options)

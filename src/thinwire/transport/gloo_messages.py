@@ -22,8 +22,6 @@ from thinwire.host_copy import HostCopy, lies_on_gpu
 from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import Post, Received
 
-_SERIES_BITS = 6
-SERIES_COUNT = 1 << _SERIES_BITS
 _MOST_STEPS = 3
 _ABORT = 3  # the step number of a message that is never sent
 
@@ -51,16 +49,13 @@ class GlooMessages(Backend):
     """One exchange in messages.
 
     Args:
-        group: a gloo group (torch.distributed.ProcessGroup).
-        series: of this transport among those on the group, below `SERIES_COUNT`.
-        number: of the exchange within the series.
+        group: a gloo group (torch.distributed.ProcessGroup) that no other transport uses.
+        number: of the exchange.
         timeout_s: for each request; None is the group's, for each message.
     """
 
-    def __init__(
-        self, group: Any, series: int, number: int, *, timeout_s: float | None = None
-    ) -> None:
-        self._group, self._series, self._number = group, series, number
+    def __init__(self, group: Any, number: int, *, timeout_s: float | None = None) -> None:
+        self._group, self._number = group, number
         self._rank, self._world_size = group.rank(), group.size()
         self._timeout_s = timeout_s
 
@@ -147,15 +142,11 @@ class GlooMessages(Backend):
         return self._group.recv([payload], peer, tag)
 
     def _tag(self, nbytes: int, step: _Step) -> int:
-        """31 bits: a one (tags of others are small), series 6, number 9, step 2, digest 13.
+        """30 bits: number 15, step 2, digest 13.
 
-        Those of up to 512 exchanges under way differ surely, those of other sizes or kinds nearly
-        so: two workers of which one gathers and one swaps would take each other's payloads.
+        Those of up to 32,768 exchanges under way differ surely, those of other sizes or kinds
+        nearly so: two workers of which one gathers and one swaps would take each other's payloads.
         """
         number, kind = step
         digest = zlib.crc32(f"{self._number} {nbytes} {kind}".encode()) & 0x1FFF
-        fields = ((self._series, _SERIES_BITS), (self._number, 9), (number, 2), (digest, 13))
-        tag = 1
-        for value, bits in fields:
-            tag = tag << bits | value % (1 << bits)
-        return tag
+        return (self._number & 0x7FFF) << 15 | number << 13 | digest

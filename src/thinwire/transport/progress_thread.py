@@ -136,6 +136,11 @@ class ProgressThread:
         self._current: Task | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this process made it, and was not forked from the one that did."""
+        return os.getpid() == self._process
+
     def submit(self, task: Task) -> None:
         """Run `task` after those submitted before."""
         with self._ordering:
@@ -159,7 +164,7 @@ class ProgressThread:
         this must have run by then. In a process that was forked from the one that made it, nothing
         happens: what is under way is not the child's.
         """
-        if os.getpid() != self._process:
+        if not self.is_own_process:
             return
         with self._ordering:
             self._closing.set()

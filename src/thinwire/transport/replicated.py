@@ -23,7 +23,7 @@ from thinwire.transport.base import (
     wrapped,
 )
 from thinwire.transport.collectives import timeout_of
-from thinwire.transport.distributed import device_of, group_of, naming_failures
+from thinwire.transport.distributed import device_of, group_of, is_known, naming_failures
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ def _checked(group: Any) -> Any:
         because = f"it is a mesh of {group.ndim} dimensions, and one of them has a worker's ranks"
     elif (found := group_of(group)) == dist.GroupMember.NON_GROUP_MEMBER:
         because = "this rank is not in the group"
-    elif isinstance(found, dist.ProcessGroup) and _is_known(found):
+    elif isinstance(found, dist.ProcessGroup) and is_known(found):
         return found
     raise ConfigurationError(
         "divide what a worker sends among the ranks of ddp_group",
@@ -183,10 +183,3 @@ def _checked(group: Any) -> Any:
         do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
         "others, on each of them; or leave out ddp_group: every rank then sends all",
     )
-
-
-def _is_known(group: Any) -> bool:
-    try:
-        return bool(dist.get_process_group_ranks(group))
-    except KeyError:
-        return False

@@ -1,4 +1,4 @@
-"""What the ranks of test_message_series.py do: `python series_ranks.py CASE`."""
+"""What the ranks of test_one_group.py do: `python one_group_ranks.py CASE`."""
 
 import datetime
 import os
@@ -8,14 +8,13 @@ import torch
 import torch.distributed as dist
 
 import thinwire as tw
-from ranks import TAG, gather
+from ranks import gather
 from thinwire.transport import Distributed
 from toy import Team, adamw, build_model, descend, loss
 
 METHOD = tw.presets.diloco(sync_every=2, overlap=tw.Delay(tau=1))
 LOOPS = 20
 STEPS = 6
-NUMBERS = 63
 
 
 class InTheMiddleError(Exception):
@@ -98,7 +97,7 @@ def left_under_way() -> None:
     if rank == 1:
         _pending = begun(left, 77)
     del left
-    for number in range(NUMBERS + 10):
+    for number in range(LOOPS):
         transport = Distributed()
         for exchange in range(3):
             found = exchanged(transport, (number + exchange + rank) % 70)
@@ -106,43 +105,6 @@ def left_under_way() -> None:
     print("done", flush=True)
     dist.barrier()
     os._exit(0)
-
-
-def too_many() -> None:
-    """Rank 0 keeps all it has built, the others few; then rank 0 closes some and drops others."""
-    rank = dist.get_rank()
-    kept = []
-    for number in range(NUMBERS):
-        transport = Distributed()
-        exchanged(transport, number)
-        if rank == 0 or number < 3:
-            kept.append(transport)
-    for _ in range(2):
-        try:
-            tw.OuterLoop(build_model(), [], METHOD, transport=Distributed())
-        except tw.ConfigurationError as error:
-            print(error)
-    kept[3 if rank == 0 else 0].close()
-    print(exchanged(Distributed(), 5))
-    if rank == 0:
-        # Only the collector of cycles finds it.
-        kept[4].itself = kept[4]
-        del kept[4], transport
-    print(exchanged(Distributed(), 6))
-
-
-def other_order() -> None:
-    """Rank 1 was interrupted in the first exchange of a transport, as rank 0 was not."""
-    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
-    if dist.get_rank() == 1:
-        from thinwire.transport import distributed
-
-        distributed._SHARED[group] = distributed._Shared(group)
-        distributed._SHARED[group].transports = 1
-    try:
-        Distributed(group).announce(b"", TAG)
-    except tw.MismatchError as error:
-        print(error)
 
 
 def closed() -> None:
