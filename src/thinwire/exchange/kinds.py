@@ -35,13 +35,7 @@ class Exchange:
 
     def bind(self, context: ExchangeContext) -> ExchangeState:
         """A fresh exchange state for one fragment."""
-        rank, workers = context.rank, context.workers
-        sizes = self.sizes(
-            context.codec, context.layout, context.aggregate, workers=workers, rank=rank
-        )
-        return ExchangeState(
-            context, sizes, lambda round: self.owners(rank, workers, round), self.owner_feedback
-        )
+        return ExchangeState(context, self)
 
     def sizes(
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
@@ -56,10 +50,11 @@ class Exchange:
         """
         del aggregate
         owners = self.owners(rank, workers, round=1)
-        header_nbytes = HEADER_NBYTES if workers > 1 else 0
         shards = 1 + max(owners.values())
         pieces = layout.cut(shards) if shards > 1 else [(0, layout)]
-        nbytes = [header_nbytes + codec.payload_nbytes(piece) for _, piece in pieces]
+        nbytes = [
+            HEADER_NBYTES * (workers > 1) + codec.payload_nbytes(piece) for _, piece in pieces
+        ]
         others, is_cut = len(owners) - 1, len(pieces) > 1
         # Results travel in an all-gather, which takes equal sizes.
         result_nbytes = max(nbytes) if is_cut else 0

@@ -27,6 +27,7 @@ _READABLE = (1, _VERSION)
 # elements, anchor; the header's own checksum follows.
 _FIELDS = struct.Struct("<4sHH8sIHHQIIQ8s")
 _CHECKSUM = struct.Struct("<I")
+_CHECKED = HEADER_NBYTES - _CHECKSUM.size
 
 
 class Kind:
@@ -113,10 +114,8 @@ def seal(message: Tensor, header: Header, body_checksum: int | None = None) -> T
     """
     if body_checksum is None:
         body_checksum = checksum(message[HEADER_NBYTES:])
-    codec, place = _codec_digest(header.codec), header[:5]
-    end = body_checksum, header.elements, header.anchor
-    start = _FIELDS.pack(_MAGIC, _VERSION, HEADER_NBYTES, codec, *place, *end)
-    start = start.ljust(HEADER_NBYTES - _CHECKSUM.size, b"\0")
+    head = (_MAGIC, _VERSION, HEADER_NBYTES, _codec_digest(header.codec))
+    start = _FIELDS.pack(*head, *header[:5], body_checksum, *header[5:7]).ljust(_CHECKED, b"\0")
     start += _CHECKSUM.pack(zlib.crc32(start))
     message[:HEADER_NBYTES] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
     return message
@@ -208,8 +207,7 @@ def _read_fields(whose: str, message: Tensor, nbytes: int) -> _Found:
     )
     head = message[:HEADER_NBYTES].cpu().numpy().tobytes()
     magic, version, size, codec, *place, body_checksum, elements, anchor = _FIELDS.unpack_from(head)
-    checked = HEADER_NBYTES - _CHECKSUM.size
-    is_whole = zlib.crc32(head[:checked]) == _CHECKSUM.unpack_from(head, checked)[0]
+    is_whole = zlib.crc32(head[:_CHECKED]) == _CHECKSUM.unpack_from(head, _CHECKED)[0]
     _check(
         whose,
         (magic == _MAGIC, f"it is not a thinwire message: it starts with {magic!r}"),

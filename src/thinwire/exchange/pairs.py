@@ -78,6 +78,5 @@ class Pairs(Exchange):
         self, codec: Codec, layout: Layout, aggregate: Aggregate, *, workers: int, rank: int
     ) -> Sizes:
         """One message each way. With odd K one worker, drawn each round, sends none."""
-        whole = Gather().sizes(codec, layout, aggregate, workers=min(workers, 2), rank=0)
-        del rank
+        whole = Gather().sizes(codec, layout, aggregate, workers=min(workers, 2), rank=rank % 2)
         return replace(whole, pattern="pairs")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from thinwire.blocks import ComputedVector, DenseVector, LazyVector, StreamedVec
 from thinwire.checksums import checksums, refuse_vector
 from thinwire.codecs import BoundCodec
 from thinwire.errors import NonFiniteError, RoundDiscarded, check
-from thinwire.exchange.base import ExchangeContext, RoundResult, Sizes
+from thinwire.exchange.base import ExchangeContext, RoundResult
 from thinwire.exchange.message import (
     HEADER_NBYTES,
     Header,
@@ -31,15 +31,13 @@ from thinwire.exchange.message import (
 )
 from thinwire.exchange.same_work import is_same_work, warn_of_same_work
 from thinwire.exchange.votes import agree
-from thinwire.feedback import Feedback, FeedbackState
+from thinwire.feedback import FeedbackState
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt
 
-Owners = Mapping[int, int]
-"""The shard that each worker combines, by rank, of the workers that exchange with one of them."""
+if TYPE_CHECKING:
+    from thinwire.exchange.kinds import Exchange
 
-# Workers of one process that would rather decode all payloads each than share a vector.
-_FEW = 2
 _MESSAGE_KINDS = (MessageKind.WHOLE, MessageKind.SHARD, MessageKind.RESULT)  # in the order of Kind
 
 
@@ -68,36 +66,31 @@ class ExchangeState:
 
     Args:
         context: fragment, method and workers.
-        sizes: of the messages; their names number the shards.
-        owners: by round, the workers that exchange with this one, itself included, in rank order.
-        owner_feedback: of the shard that this worker combines, if there are several.
+        exchange: which shard each worker combines.
     """
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        sizes: Sizes,
-        owners: Callable[[int], Owners],
-        owner_feedback: Feedback,
-    ) -> None:
-        self.sizes, self._context, self._owners = sizes, context, owners
-        self._names, storage = list(sizes.messages), context.storage
-        layout, shards = context.layout, len(self._names)
+    def __init__(self, context: ExchangeContext, exchange: Exchange) -> None:
+        codec, workers, rank = context.codec, context.workers, context.rank
+        layout, storage = context.layout, context.storage
+        self._context, self._exchange, self._device = context, exchange, storage.device
+        self.sizes = exchange.sizes(codec, layout, context.aggregate, workers=workers, rank=rank)
+        self._names = list(self.sizes.messages)
+        shards = len(self._names)
         pieces = layout.cut(shards) if shards > 1 else [(0, layout)]
         self._places = [slice(start, start + piece.numel) for start, piece in pieces]
-        self._codecs = [context.codec.bind(piece, device=storage.device) for _, piece in pieces]
-        for codec in self._codecs:
-            codec.prepare(storage.device)
+        self._codecs = [codec.bind(piece, device=self._device) for _, piece in pieces]
+        for bound in self._codecs:
+            bound.prepare(self._device)
         self._feedback = [context.feedback.bind(piece.numel, storage) for _, piece in pieces]
         self._owner: _OwnerFeedback | None = None
         self._parts: dict[str, FeedbackState | _OwnerFeedback] = {"": self._feedback[0]}
         if len(pieces) > 1:
-            owned = owner_feedback.bind(pieces[context.rank][1].numel, storage)
+            owned = exchange.owner_feedback.bind(pieces[rank][1].numel, storage)
             self._owner = _OwnerFeedback(owned)
             named = zip(self._names, self._feedback, strict=True)
             self._parts = {f"{name}.": part for name, part in (*named, ("owner", self._owner))}
         # A lone worker sends its message to no other, so the message needs no header.
-        self._alone = context.workers == 1
+        self._alone = workers == 1
         self._drops = context.drops_bad_messages and not self._alone
         self._compares, self._is_same = context.warns_of_same_work, False
 
@@ -112,7 +105,7 @@ class ExchangeState:
         messages = [blank_message(codec.nbytes, storage) for codec in self._codecs]
         bodies = [message[HEADER_NBYTES:] for message in messages]
         # Before the feedback of any shard has changed; that of a single one looks itself.
-        if self._owner and refuses and storage.device.type == "cpu" and not delta.is_finite():
+        if self._owner and refuses and self._device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
         totals = [
@@ -152,9 +145,9 @@ class ExchangeState:
 
     def _body(self, message: Tensor, header: Header, *, is_checked: bool = False) -> Tensor:
         """The body of `message`; if it is bad and was not checked before, its error is raised."""
-        nbytes = self._codecs[header.shard].nbytes
         if self._alone:
             return message
+        nbytes = self._codecs[header.shard].nbytes
         if is_checked:
             return body_of(message, nbytes)
         return open_message(message, header, body_nbytes=nbytes)
@@ -166,8 +159,9 @@ class ExchangeState:
 
         A worker that resumes passes the messages that it had sent before.
         """
-        rank, owner, owners = self._context.rank, self._owner, self._owners(tag.round)
-        loads = owner.loads if owner else 0
+        rank, owner = self._context.rank, self._owner
+        owners = self._exchange.owners(rank, self._context.workers, tag.round)
+        before = owner.before if owner else None
         to = {peer: messages[self._names[shard]] for peer, shard in owners.items()}
         shard, kind = owners[rank], Kind.SHARD if owner else Kind.WHOLE
         headers = {sender: self._header(tag, sender, shard, kind) for sender in owners}
@@ -183,7 +177,7 @@ class ExchangeState:
 
             return finish
         mine = self._combined(arrived, shard, tag)
-        message = self._result(mine.mean.whole(), owner, tag, loads)
+        message = self._result(mine.mean.whole(), owner, tag, before)
         headers = {peer: self._header(tag, peer, peer, Kind.MEAN) for peer in owners}
         results = yield from self._arrived(dict.fromkeys(owners, message), headers, tag)
         # The message holds it now.
@@ -210,8 +204,7 @@ class ExchangeState:
         post = {peer: message for peer, message in to.items() if self._alone or peer != rank}
         take = {peer: own.numel() for peer in to if peer != rank}
         answer = yield Post(post, take, allow_missing=drops)
-        by_rank = {rank: own, **answer}
-        messages = {sender: by_rank[sender] for sender in headers}
+        messages = dict(sorted({rank: own, **answer}.items()))
         rejected: dict[int, Rejection] = {}
         if drops:
             kind = _MESSAGE_KINDS[headers[rank].kind]
@@ -244,8 +237,7 @@ class ExchangeState:
         bodies, aggregate = arrived.bodies(), self._context.aggregate
         senders, payloads = list(bodies), self._payloads(list(bodies.values()), shard, tag)
         mine = None if arrived.checked is None else senders.index(arrived.checked)
-        device = self._context.storage.device
-        mean, unusable = aggregate_valid(aggregate, payloads, device, mine=mine)
+        mean, unusable = aggregate_valid(aggregate, payloads, self._device, mine=mine)
         if self._compares and payloads.workers > 1:
             self._compares, self._is_same = False, is_same_work(payloads)
         clipped = clipped_of(aggregate, payloads, unusable)
@@ -265,15 +257,15 @@ class ExchangeState:
             warn_of_same_work()
 
     @torch.no_grad()
-    def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, loads: int) -> Tensor:
+    def _result(self, mean: Tensor, owner: _OwnerFeedback, tag: RoundTag, before: object) -> Tensor:
         """The message of the shard that this worker combined."""
         rank, storage = self._context.rank, self._context.storage
         codec = self._codecs[rank]
         end = HEADER_NBYTES + codec.nbytes
         # Results travel in an all-gather, which takes equal sizes.
-        padded = storage.buffers.take(self.sizes.result_nbytes, storage.device)
+        padded = storage.buffers.take(self.sizes.result_nbytes, self._device)
         padded[end:] = 0
-        owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, loads=loads)
+        owner.encode_to(padded[HEADER_NBYTES:end], mean, codec, round=tag.round, before=before)
         seal(padded[:end], self._header(tag, rank, rank, Kind.MEAN))
         return padded
 
@@ -291,24 +283,22 @@ class ExchangeState:
             for owner, shard in enumerate(shards)
             if not math.isfinite(shard.largest()) and not shard.is_finite(0)
         ]
-        whose = ", ".join(map(str, bad))
         check(
             not bad,
-            f"use the combined shards of worker {whose} for round {tag.round}",
+            f"use the combined shards of worker {', '.join(map(str, bad))} for round {tag.round}",
             because="they hold NaN or an infinity",
             do="resume from the last checkpoint with a lower inner learning rate",
             kind=NonFiniteError,
         )
-        blocks, device = partial(self._decoded, bodies, tag), self._context.storage.device
-        return ComputedVector(self._context.layout.numel, device, blocks)
+        blocks = partial(self._decoded, bodies, tag)
+        return ComputedVector(self._context.layout.numel, self._device, blocks)
 
     def _decoded(
         self, bodies: Sequence[Tensor], tag: RoundTag
     ) -> Iterator[tuple[VectorPart, Tensor]]:
-        device = self._context.storage.device
         for where, codec, body in zip(self._places, self._codecs, bodies, strict=True):
             for piece in codec.pieces:
-                values = piece.codec.decode(body[piece.where].to(device), round=tag.round)
+                values = piece.codec.decode(body[piece.where].to(self._device), round=tag.round)
                 # A decoded number may lie in the payload, which is not to be changed.
                 yield piece.part.shifted(where.start), values.clone()
 
@@ -331,8 +321,8 @@ class ExchangeState:
             if sender not in left_out
         ]
         # Which messages were left out is known: no other turns out to be unusable.
-        device = self._context.storage.device
-        return combined(self._context.aggregate, self._payloads(bodies, 0, tag), device)
+        payloads = self._payloads(bodies, 0, tag)
+        return combined(self._context.aggregate, payloads, self._device)
 
     # -- feedback: one for each shard, and the owner's ---------------------------------------------
 
@@ -386,8 +376,7 @@ class ExchangeState:
             return None
         whole = torch.zeros(self._context.layout.numel)
         for at, state in zip(self._places, states, strict=True):
-            if state:
-                whole[at] = state["residual"]
+            whole[at] = state.get("residual", whole[at])
         if owner:
             whole[self._places[self._context.rank]] += len(states) * owner["residual"].cpu()
         return whole
@@ -400,7 +389,8 @@ class ExchangeState:
 
 def _once(arrived: _Arrived, key: object, make: Callable[[], RoundResult]) -> RoundResult:
     """What `make` returns; made by one worker for all of its process, where that pays."""
-    if not isinstance(arrived.answer, SharedAnswer) or len(arrived.messages) <= _FEW:
+    # Two workers would rather decode both payloads each than share a vector.
+    if not isinstance(arrived.answer, SharedAnswer) or len(arrived.answer) < 2:
         return make()
 
     def dense() -> RoundResult:
@@ -420,19 +410,18 @@ class _OwnerFeedback:
 
     def __init__(self, feedback: FeedbackState) -> None:
         self._feedback, self._lock = feedback, threading.RLock()
-        # A copy for each exchange in flight that has encoded, the oldest first.
+        # A copy for each exchange in flight that has encoded, the oldest first. Another list after
+        # each load: an exchange of a cancelled round may still be running when the feedback that it
+        # began with has been put back, and must not encode into that.
         self.before: deque[dict[str, Tensor]] = deque()
-        # An exchange of a cancelled round may still be running when the feedback that it began with
-        # has been put back. It must not encode into that, so it remembers which load it belongs to.
-        self.loads = 0
 
     def encode_to(
-        self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, loads: int
+        self, out: Tensor, mean: Tensor, codec: BoundCodec, *, round: int, before: object
     ) -> None:
-        """Encode `mean` and keep what is lost, for an exchange that began after `loads` loads."""
+        """Encode `mean` and keep what is lost, for an exchange that began with `before`."""
         with self._lock:
             check(
-                loads == self.loads,
+                before is self.before,
                 "combine a shard",
                 because="its round was cancelled meanwhile",
                 do="nothing: the next round sends it again",
@@ -450,6 +439,5 @@ class _OwnerFeedback:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         with self._lock:
-            self.before.clear()
-            self.loads += 1
+            self.before = deque()
             self._feedback.load_state_dict(state)

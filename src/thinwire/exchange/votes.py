@@ -50,18 +50,16 @@ def tally(votes: Sequence[Tensor], found: Mapping[int, Rejection]) -> dict[int, 
     'its message did not arrive as it was sent (worker 1 found)'
     """
     table = torch.stack([vote.cpu() for vote in votes])
-    worst = table.max(0).values.tolist()
     agreed: dict[int, Rejection] = {}
-    for sender, code in enumerate(worst):
+    for sender, code in enumerate(table.max(0).values.tolist()):
         own = found.get(sender)
         if own is not None and own.reason == code:
             agreed[sender] = own
-        if code == RejectReason.NONE or sender in agreed:
-            continue
-        finders = (table[:, sender] == code).nonzero().flatten().tolist()
-        # A code of a later version is no reason to use the message.
-        reason = RejectReason(code) if code in set(RejectReason) else RejectReason.DAMAGED
-        expected = reason is RejectReason.EMPTY
-        detail = "" if expected else f"worker {', '.join(map(str, finders))} found"
-        agreed[sender] = Rejection(reason=reason, detail=detail)
+        elif code:
+            finders = (table[:, sender] == code).nonzero().flatten().tolist()
+            # A code of a later version is no reason to use the message.
+            reason = RejectReason(code) if code in set(RejectReason) else RejectReason.DAMAGED
+            detail = f"worker {', '.join(map(str, finders))} found"
+            expected = reason is RejectReason.EMPTY
+            agreed[sender] = Rejection(reason=reason, detail="" if expected else detail)
     return agreed

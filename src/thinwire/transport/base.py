@@ -309,14 +309,14 @@ class WrappedTransport(Transport):
         """The wrapped transport's."""
         return self._inner.world_size
 
-    @abstractmethod
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Have the wrapped transport run `posts`, or another exchange made of them.
+        """Have the wrapped transport run `posts`; a subclass, another exchange made of them.
 
         Args:
             posts: the exchange, not started yet.
             tag: which one, for error messages.
         """
+        return self._inner.run(posts, tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Announce over the wrapped transport."""

@@ -5,14 +5,14 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError, check
 from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import (
     FinishedRound,
@@ -40,10 +40,6 @@ _SHARED: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Shared]" = weakref.WeakK
 """By group, for as long as it is there."""
 
 
-def _nothing_known() -> str:
-    return ""
-
-
 def reason_of(error: Exception) -> str:
     """What `error` says, without where in gloo it was said.
 
@@ -57,7 +53,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def naming_failures(
-    what: RoundTag | str, differences: Callable[[], str] = _nothing_known
+    what: RoundTag | str, differences: Callable[[], str] | None = None
 ) -> Generator[None]:
     """Turn what a backend throws inside into an error that says what was being exchanged.
 
@@ -73,12 +69,11 @@ def naming_failures(
         reason = reason_of(error)
         silent = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = ExchangeTimeout if silent else ExchangeError
-        known = differences()
+        known = differences() if differences else ""
+        peer = "a peer stayed silent" if silent else "a peer is gone"
         raise kind(
             f"exchange {what}",
-            because=(f"{known}: " if known else "")
-            + ("a peer stayed silent: " if silent else "a peer is gone: ")
-            + reason,
+            because=": ".join(filter(None, (known, peer, reason))),
             do="restart the workers from their last checkpoint; if the link is merely slow, give "
             "the process group a longer timeout",
         ) from error
@@ -167,13 +162,13 @@ class Distributed(Transport):
         self._group = group_of(group)
         self._is_alone = group is None and not (dist.is_available() and dist.is_initialized())
         started = int(os.environ.get("WORLD_SIZE", "1"))
-        if started > 1 and self._is_alone:
-            raise ConfigurationError(
-                "connect the workers",
-                because=f"torchrun started {started} processes but there is no process group",
-                do="call torch.distributed.init_process_group() before tw.transport.Distributed(); "
-                "if they are all one worker, connect it by tw.transport.Rendezvous",
-            )
+        check(
+            started == 1 or not self._is_alone,
+            "connect the workers",
+            because=f"torchrun started {started} processes but there is no process group",
+            do="call torch.distributed.init_process_group() before tw.transport.Distributed(); if "
+            "they are all one worker, connect it by tw.transport.Rendezvous",
+        )
         # Over gloo. A ring of messages that were left under way must not reach another transport.
         self._own: list[Any] = []
         self._counts: ExchangeCounts | None = None
@@ -206,12 +201,13 @@ class Distributed(Transport):
         """
         if self.world_size == 1:
             return run_alone(posts)
-        if not self._closing.alive:
-            raise ExchangeError(
-                f"exchange {tag}",
-                because="its transport was closed",
-                do="build another one, on all workers",
-            )
+        check(
+            self._closing.alive,
+            f"exchange {tag}",
+            because="its transport was closed",
+            do="build another one, on all workers",
+            kind=ExchangeError,
+        )
         running = RunningExchange(posts)
         first = running.post
         if first is None:
@@ -232,12 +228,9 @@ class Distributed(Transport):
         """
         self._closing()
 
-    @contextmanager
-    def naming(self, tag: RoundTag) -> Generator[None]:
+    def naming(self, tag: RoundTag) -> AbstractContextManager[None]:
         """Turn a failure inside into an error that also says which worker is behind, if known."""
-        differences = _nothing_known if self._counts is None else self._counts.differences
-        with naming_failures(tag, differences):
-            yield
+        return naming_failures(tag, self._counts and self._counts.differences)
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         """Gather all cards; an all-gather takes one length, so lengths go first."""

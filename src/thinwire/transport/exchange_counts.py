@@ -1,9 +1,8 @@
 """Which worker is behind: every worker notes in the group's store what it has begun."""
 
-import contextlib
 import datetime
 import time
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Any
 
 _READ_S = 2.0
@@ -29,9 +28,7 @@ class ExchangeCounts:
     def begin(self) -> None:
         """Note that this worker has begun an exchange."""
         self.begun += 1
-        if self._store is not None:
-            with self._or_without():
-                self._store.set(f"{self._prefix}/{self._rank}", str(self.begun))
+        self._use(lambda store: store.set(f"{self._prefix}/{self._rank}", str(self.begun)))
 
     def differences(self) -> str:
         """How the others differ from this worker, or nothing if that cannot be known.
@@ -58,17 +55,15 @@ class ExchangeCounts:
 
     def _read(self, rank: int, until_s: float) -> int | None:
         left_s = until_s - time.perf_counter()
-        if self._store is None or left_s <= 0:
+        if left_s <= 0:
             return None
-        with self._or_without():
-            self._store.set_timeout(datetime.timedelta(seconds=left_s))
-            return int(self._store.get(f"{self._prefix}/{rank}"))
-        return None
+        self._use(lambda store: store.set_timeout(datetime.timedelta(seconds=left_s)))
+        found = self._use(lambda store: store.get(f"{self._prefix}/{rank}"))
+        return None if found is None else int(found)
 
-    @contextlib.contextmanager
-    def _or_without(self) -> Generator[None]:
-        """Go on without the store if it is gone: a step must not fail for want of a note."""
+    def _use(self, work: Callable[[Any], Any]) -> Any:
+        """What `work` returns; None without a store: a step must not fail for want of a note."""
         try:
-            yield
+            return None if self._store is None else work(self._store)
         except (RuntimeError, ValueError, OSError):
             self._store = None

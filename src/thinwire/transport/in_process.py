@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.errors import ExchangeError, ExchangeTimeout, check
 from thinwire.transport.base import (
     FinishedRound,
     Post,
@@ -92,50 +92,15 @@ def _advance(meeting: _Meeting, tag: RoundTag) -> None:
         meeting.error = error
 
 
+@dataclass(eq=False)  # state, as above
 class _Hub:
     """Where the workers meet: exchange n of each worker goes to meeting n."""
 
-    def __init__(self, workers: int, timeout_s: float) -> None:
-        self.workers = workers
-        self.timeout_s = timeout_s
-        self.arrived = threading.Condition()
-        self.announced: dict[int, bytes] = {}
-        self.meetings: dict[int, _Meeting] = {}
-
-    def put(self, number: int, rank: int, running: RunningExchange[Any]) -> _Meeting:
-        with self.arrived:
-            meeting = self.meetings.setdefault(number, _Meeting())
-            meeting.running[rank] = running
-            if len(meeting.running) == self.workers:
-                meeting.complete_s = time.perf_counter()
-                # The rounds hold on to it; no other worker will ask for it.
-                del self.meetings[number]
-            self.arrived.notify_all()
-            return meeting
-
-    def take(self, meeting: _Meeting, tag: RoundTag) -> None:
-        """Return once everything of `meeting` has been carried."""
-        with self.arrived:
-            complete = self.arrived.wait_for(
-                lambda: len(meeting.running) == self.workers, self.timeout_s
-            )
-            if not complete:
-                raise self._missing(meeting, tag)
-            # The first thread to get here carries for all; the others find nothing left to carry.
-            if meeting.error is None:
-                _advance(meeting, tag)
-        if meeting.error is not None:
-            raise meeting.error
-
-    def _missing(self, meeting: _Meeting, tag: RoundTag) -> ExchangeTimeout:
-        missing = [str(rank) for rank in range(self.workers) if rank not in meeting.running]
-        return ExchangeTimeout(
-            f"exchange {tag}",
-            because=f"worker {', '.join(missing)} of {self.workers} has not sent it"
-            + (f" within {self.timeout_s:g} s" if self.timeout_s else ""),
-            do="call begin() on all workers and then finish() on all, or give each worker a thread "
-            "and in_process() a timeout_s",
-        )
+    workers: int
+    timeout_s: float
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+    announced: dict[int, bytes] = field(default_factory=dict)
+    meetings: dict[int, _Meeting] = field(default_factory=dict)
 
 
 class _InProcessRound(Round[T]):
@@ -145,7 +110,24 @@ class _InProcessRound(Round[T]):
         self._hub, self._meeting, self._tag, self._running = hub, meeting, tag, running
 
     def wait(self) -> T:
-        self._hub.take(self._meeting, self._tag)
+        hub, meeting = self._hub, self._meeting
+        with hub.arrived:
+            hub.arrived.wait_for(lambda: len(meeting.running) == hub.workers, hub.timeout_s)
+            missing = [str(rank) for rank in range(hub.workers) if rank not in meeting.running]
+            within = f" within {hub.timeout_s:g} s" if hub.timeout_s else ""
+            check(
+                not missing,
+                f"exchange {self._tag}",
+                because=f"worker {', '.join(missing)} of {hub.workers} has not sent it{within}",
+                do="call begin() on all workers and then finish() on all, or give each worker a "
+                "thread and in_process() a timeout_s",
+                kind=ExchangeTimeout,
+            )
+            # The first thread to get here carries for all; the others find nothing left to carry.
+            if meeting.error is None:
+                _advance(meeting, self._tag)
+        if meeting.error is not None:
+            raise meeting.error
         return self._running.finish()
 
     def arrived_s(self) -> float | None:
@@ -176,8 +158,16 @@ class _InProcess(Transport):
         if running.post is None:
             return FinishedRound(running)
         number, self._next_meeting = self._next_meeting, self._next_meeting + 1
-        meeting = self._hub.put(number, self._rank, running)
-        return _InProcessRound(self._hub, meeting, tag, running)
+        hub = self._hub
+        with hub.arrived:
+            meeting = hub.meetings.setdefault(number, _Meeting())
+            meeting.running[self._rank] = running
+            if len(meeting.running) == hub.workers:
+                meeting.complete_s = time.perf_counter()
+                # The rounds hold on to it; no other worker will ask for it.
+                del hub.meetings[number]
+            hub.arrived.notify_all()
+        return _InProcessRound(hub, meeting, tag, running)
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
@@ -197,11 +187,11 @@ def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:
     >>> [t.rank for t in in_process(3)]
     [0, 1, 2]
     """
-    if workers < 1 or timeout_s < 0:
-        raise ConfigurationError(
-            f"connect {workers} workers with a timeout of {timeout_s:g} s",
-            because="workers must be >= 1 and timeout_s >= 0",
-            do="pass workers >= 1 and timeout_s >= 0",
-        )
+    check(
+        workers >= 1 and timeout_s >= 0,
+        f"connect {workers} workers with a timeout of {timeout_s:g} s",
+        because="workers must be >= 1 and timeout_s >= 0",
+        do="pass workers >= 1 and timeout_s >= 0",
+    )
     hub = _Hub(workers, timeout_s)
     return [_InProcess(hub, rank) for rank in range(workers)]

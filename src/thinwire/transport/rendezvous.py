@@ -4,32 +4,25 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch.distributed as dist
 
-from thinwire.errors import (
-    ConfigurationError,
-    ExchangeError,
-    ExchangeTimeout,
-    MismatchError,
-    ThinwireError,
-)
+from thinwire.errors import ConfigurationError, ExchangeTimeout, MismatchError, check
 from thinwire.transport.address import local_address, split_address
-from thinwire.transport.base import Posts, Round, RoundTag, Transport, run_alone
-from thinwire.transport.distributed import Distributed, reason_of
+from thinwire.transport.base import Transport, WrappedTransport
+from thinwire.transport.distributed import Distributed, naming_failures, reason_of
 from thinwire.transport.gloo_group import gloo_group, listening_store
+from thinwire.transport.in_process import in_process
 from thinwire.transport.sealed import sealed_by_default
-
-T = TypeVar("T")
 
 _ADDRESS, _WORKER, _WORKERS = "THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"
 _POLL_S = 0.02
+_GONE = "worker 0, which they meet at, or another one is gone"
 
 
-class Rendezvous(Transport):
+class Rendezvous(WrappedTransport):
     """K workers over gloo, apart from torch.distributed's default process group.
 
     That group belongs to the trainer: a worker may be one process, or what torchrun started on a
@@ -69,32 +62,27 @@ class Rendezvous(Transport):
         host: str | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        if not 0 <= worker < workers:
-            raise ConfigurationError(
-                f"be worker {worker} of {workers}",
-                because="workers are numbered from 0",
-                do=f"pass a worker from 0 to {max(0, workers - 1)} and the number of all workers",
-            )
-        self._worker, self._workers = worker, workers
-        self._store: Any = None
-        self._inner: Distributed | None = None
+        check(
+            0 <= worker < workers,
+            f"be worker {worker} of {workers}",
+            because="workers are numbered from 0",
+            do=f"pass a worker from 0 to {max(0, workers - 1)} and the number of all workers",
+        )
+        super().__init__(in_process(1)[0])
         meeting_host, port = split_address(address)
         if workers == 1:
             return
-        mine = _own_rank() if rank is None else rank
-        many = _own_ranks() if ranks is None else ranks
+        own_rank, own_ranks = _own_place()
+        mine, many = own_rank if rank is None else rank, own_ranks if ranks is None else ranks
         until_s = time.monotonic() + timeout_s
-        self._store = _open_store(meeting_host, port, serves=worker == mine == 0, until_s=until_s)
-        with _naming_failures():
-            _check_in(self._store, worker, workers, mine, many, until_s=until_s)
+        store = _open_store(meeting_host, port, serves=worker == mine == 0, until_s=until_s)
+        self._store = store  # worker 0's serves the others
+        with naming_failures("anything before all have met", lambda: _GONE):
+            _check_in(store, (worker, mine), workers, many, until_s=until_s)
             stores: Any = dist
-            group = gloo_group(
-                stores.PrefixStore(f"rank{mine}", self._store),
-                worker,
-                workers,
-                host=local_address(meeting_host) if host is None else host,
-                timeout_s=timeout_s,
-            )
+            own = stores.PrefixStore(f"rank{mine}", store)
+            host = local_address(meeting_host) if host is None else host
+            group = gloo_group(own, worker, workers, host=host, timeout_s=timeout_s)
         self._inner = Distributed(group)
 
     @classmethod
@@ -108,78 +96,39 @@ class Rendezvous(Transport):
             ConfigurationError: one of them is missing or no number; and what the class raises.
         """
         missing = [name for name in (_ADDRESS, _WORKER, _WORKERS) if not os.environ.get(name)]
-        if missing:
-            raise ConfigurationError(
-                "meet the other workers",
-                because=f"{missing[0]} is not set",
-                do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
-            )
-        return cls(
-            os.environ[_ADDRESS],
-            worker=_number(_WORKER),
-            workers=_number(_WORKERS),
-            timeout_s=timeout_s,
+        check(
+            not missing,
+            "meet the other workers",
+            because=f"{missing[0] if missing else ''} is not set",
+            do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
         )
-
-    @property
-    def rank(self) -> int:
-        """This worker's number."""
-        return self._worker
-
-    @property
-    def world_size(self) -> int:
-        """The number of workers."""
-        return self._workers
-
-    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """In tagged messages between the same ranks of the workers."""
-        return run_alone(posts) if self._inner is None else self._inner.run(posts, tag)
-
-    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Gather the cards of the same rank of all workers."""
-        return {0: card} if self._inner is None else self._inner.announce(card, tag)
-
-    def close(self) -> None:
-        """Leave the others; exchanges under way fail."""
-        if self._inner is not None:
-            self._inner.close()
+        worker, workers = _number(_WORKER), _number(_WORKERS)
+        return cls(os.environ[_ADDRESS], worker=worker, workers=workers, timeout_s=timeout_s)
 
 
-def _own_rank() -> int:
-    joined = dist.is_available() and dist.is_initialized()
-    return dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
-
-
-def _own_ranks() -> int:
-    joined = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+def _own_place() -> tuple[int, int]:
+    """This process's rank, and how many there are, by the default group or by torchrun."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _number(name: str) -> int:
     text = os.environ[name]
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigurationError(
-            f"take {text!r} for {name}", because="it is no number", do="export one, such as 0"
-        )
+    is_number = text.isascii() and text.isdigit()
+    because = "it is no number"
+    check(is_number, f"take {text!r} for {name}", because=because, do="export one, such as 0")
     return int(text)
 
 
 def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
     left_s = max(1.0, until_s - time.monotonic())
     stores: Any = dist
-    if not serves:
-        try:
-            return stores.TCPStore(
-                host, port, is_master=False, timeout=datetime.timedelta(seconds=left_s)
-            )
-        except (RuntimeError, ValueError) as error:
-            raise ExchangeTimeout(
-                f"reach worker 0 at {host}:{port} within {left_s:.0f} s",
-                because=reason_of(error),
-                do="start it, and see that this machine reaches that port",
-            ) from error
     try:
-        return listening_store(host, port, timeout_s=left_s)
+        if serves:
+            return listening_store(host, port, timeout_s=left_s)
+        timeout = datetime.timedelta(seconds=left_s)
+        return stores.TCPStore(host, port, is_master=False, timeout=timeout)
     except OSError as error:
         raise ConfigurationError(
             f"listen at {host}:{port} as worker 0",
@@ -187,64 +136,56 @@ def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
             do="pass an address of this machine and a free port, or give this machine another "
             "worker number",
         ) from error
+    except (RuntimeError, ValueError) as error:
+        raise ExchangeTimeout(
+            f"reach worker 0 at {host}:{port} within {left_s:.0f} s",
+            because=reason_of(error),
+            do="start it, and see that this machine reaches that port",
+        ) from error
 
 
 def _check_in(
-    store: Any, worker: int, workers: int, rank: int, ranks: int, *, until_s: float
+    store: Any, place: tuple[int, int], workers: int, ranks: int, *, until_s: float
 ) -> None:
-    """Say who is here, and wait for the same rank of all other workers."""
+    """Write who is here, and wait for the same rank of all other workers."""
+    worker, rank = place
     mine = {"workers": workers, "ranks": ranks}
-    if store.add(f"taken/{worker}/{rank}", 1) > 1:
-        raise MismatchError(
-            f"take part as worker {worker}, rank {rank}",
-            because="another process has that place, or one that has ended had it in this run",
-            do="give every worker a number of its own; after a failure start all workers again",
-        )
+    check(
+        store.add(f"taken/{worker}/{rank}", 1) == 1,
+        f"take part as worker {worker}, rank {rank}",
+        because="another process has that place, or one that has ended had it in this run",
+        do="give every worker a number of its own; after a failure start all workers again",
+        kind=MismatchError,
+    )
     store.set(f"here/{worker}/{rank}", json.dumps(mine))
     for other in range(workers):
         same, first = f"here/{other}/{rank}", f"here/{other}/0"
         # A worker of another size may not have that rank.
-        found = _wait_for(store, [same, first], other, until_s)
-        theirs = json.loads(store.get(found))
+        theirs = json.loads(store.get(_wait_for(store, [same, first], other, until_s)))
         for field, value in mine.items():
-            if theirs[field] != value:
-                raise MismatchError(
-                    f"work with worker {other}",
-                    because=f"it was started with {field}={theirs[field]} and worker {worker} with "
-                    f"{field}={value}",
-                    do=f"start all workers with the same number of {field}",
-                )
+            check(
+                theirs[field] == value,
+                f"work with worker {other}",
+                because=f"it was started with {field}={theirs[field]} and worker {worker} with "
+                f"{field}={value}",
+                do=f"start all workers with the same number of {field}",
+                kind=MismatchError,
+            )
         _wait_for(store, [same], other, until_s)
 
 
 def _wait_for(store: Any, keys: Sequence[str], worker: int, until_s: float) -> str:
     """The first of `keys` that is there."""
-    while True:
-        for key in keys:
-            if store.check([key]):
-                return key
-        if time.monotonic() > until_s:
-            raise ExchangeTimeout(
-                f"meet worker {worker}",
-                because="it has not come in time",
-                do=f"start worker {worker}, with the same address and the same number of workers",
-            )
+    while not (there := [key for key in keys if store.check([key])]):
+        check(
+            time.monotonic() < until_s,
+            f"meet worker {worker}",
+            because="it has not come in time",
+            do=f"start worker {worker}, with the same address and the same number of workers",
+            kind=ExchangeTimeout,
+        )
         time.sleep(_POLL_S)
-
-
-@contextmanager
-def _naming_failures() -> Generator[None]:
-    """Turn what the store or gloo throw inside into an error that says what was going on."""
-    try:
-        yield
-    except ThinwireError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        raise ExchangeError(
-            "connect the workers",
-            because=f"worker 0, which they meet at, or another one is gone: {reason_of(error)}",
-            do="read what the others said, and start all of them again",
-        ) from error
+    return there[0]
 
 
 def default_transport() -> Transport:
@@ -261,12 +202,12 @@ def default_transport() -> Transport:
     """
     meets = bool(os.environ.get(_ADDRESS))
     if os.environ.get("THINWIRE_BUCKET"):
-        if meets:
-            raise ConfigurationError(
-                "connect the workers",
-                because=f"both THINWIRE_BUCKET and {_ADDRESS} are set",
-                do="unset one of them",
-            )
+        check(
+            not meets,
+            "connect the workers",
+            because=f"both THINWIRE_BUCKET and {_ADDRESS} are set",
+            do="unset one of them",
+        )
         # An object store's client is loaded where there is a store.
         from thinwire.transport.bucket import Bucket
 

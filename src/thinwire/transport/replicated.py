@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, MismatchError
+from thinwire.errors import ConfigurationError, MismatchError, check
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -28,6 +28,7 @@ from thinwire.transport.distributed import device_of, group_of, is_known, naming
 T = TypeVar("T")
 
 _PAIR = struct.Struct("<qq")
+_DIVIDE = "divide what a worker sends among the ranks of ddp_group"
 _UNMATCHED = "not every rank of the group passed it as ddp_group"
 
 
@@ -45,8 +46,8 @@ class ReplicatedRanks(WrappedTransport):
     Raises:
         ConfigurationError: `group` is no process group that has this rank.
         ExchangeTimeout: a rank of the group does not build this, within the group's timeout.
-        MismatchError: the group has ranks of several workers. Also from an exchange that announces,
-            if the ranks announce different things, or exchange other parts than their counterparts.
+        MismatchError: from `announce`, if the group has ranks of several workers, or the ranks
+            announce different things, or exchange other parts than their counterparts.
     """
 
     def __init__(self, inner: Transport, group: Any) -> None:
@@ -62,7 +63,6 @@ class ReplicatedRanks(WrappedTransport):
                 use_local_synchronization=True,
             )
         self._index, self._size = self._group.rank(), self._group.size()
-        self._check_one_worker()
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of this rank's part; all of the worker's ranks do."""
@@ -72,12 +72,11 @@ class ReplicatedRanks(WrappedTransport):
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Also compare which part of a payload each worker's rank has, which must be the same."""
-        if self._size == 1 or self.world_size == 1:
-            return self._inner.announce(card, tag)
-        self._check_equal(card)
+        if self._size > 1:
+            self._check_ranks(card)
         cards = self._inner.announce(card, tag)
         # Workers that differ already are for the caller to name, and may not ask for more.
-        if all(theirs == card for theirs in cards.values()):
+        if self._size > 1 < self.world_size and all(theirs == card for theirs in cards.values()):
             mine, tag = _PAIR.pack(self._index, self._size), replace(tag, what=f"ranks: {tag.what}")
             parts = self._inner.announce(mine, tag)
             self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
@@ -88,55 +87,50 @@ class ReplicatedRanks(WrappedTransport):
         """Into how many parts every payload is divided: S."""
         return self._size
 
-    def _check_one_worker(self) -> None:
-        mine = (self.rank, self.world_size)
-        places = [_PAIR.unpack(each) for each in self._gather(_PAIR.pack(*mine))]
-        for rank, (worker, workers) in enumerate(places):
-            if (worker, workers) != places[0]:
-                raise MismatchError(
-                    "divide what a worker sends among the ranks of ddp_group",
-                    because=f"its rank 0 is worker {places[0][0]} of {places[0][1]} and its rank "
-                    f"{rank} is worker {worker} of {workers}",
-                    do="pass the group of one worker's ranks as ddp_group, and to the transport "
-                    "the one that joins the same rank of every worker",
-                )
-
-    def _check_equal(self, announced: bytes) -> None:
-        """All ranks must announce the same: it has a digest of the weights."""
-        found = self._gather(sha256(announced).digest())
-        for rank, theirs in enumerate(found):
-            if theirs != found[0]:
-                raise MismatchError(
-                    "divide what a worker sends among its ranks",
-                    because=f"its ranks 0 and {rank} hold other parameters",
-                    do="seed them alike, or leave out ddp_group: ranks that shard the parameters "
-                    "send their own shards",
-                )
-
-    def _gather(self, mine: bytes) -> list[bytes]:
-        """What each of the worker's ranks has, of one length."""
+    def _check_ranks(self, card: bytes) -> None:
+        """All ranks are of one worker, and announce the same: it has a digest of the weights."""
+        mine = _PAIR.pack(self.rank, self.world_size) + sha256(card).digest()
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         found = [torch.empty_like(sent) for _ in range(self._size)]
-        with naming_failures("descriptions inside a worker"):
+        with naming_failures("descriptions inside a worker", lambda: _UNMATCHED):
             dist.all_gather(found, sent, group=self._group)
-        return [each.numpy().tobytes() for each in found]
+        first, *others = [each.numpy().tobytes() for each in found]
+        worker, workers = _PAIR.unpack_from(first)
+        for rank, theirs in enumerate(others, start=1):
+            other, of = _PAIR.unpack_from(theirs)
+            check(
+                (other, of) == (worker, workers),
+                _DIVIDE,
+                because=f"its rank 0 is worker {worker} of {workers} and its rank {rank} is worker "
+                f"{other} of {of}",
+                do="pass the group of one worker's ranks as ddp_group, and to the transport the "
+                "one that joins the same rank of every worker",
+                kind=MismatchError,
+            )
+            check(
+                theirs == first,
+                "divide what a worker sends among its ranks",
+                because=f"its ranks 0 and {rank} hold other parameters",
+                do="seed them alike, or leave out ddp_group: ranks that shard the parameters send "
+                "their own shards",
+                kind=MismatchError,
+            )
 
     def _check_parts(self, parts: Mapping[int, tuple[int, int]]) -> None:
         for worker, (index, size) in sorted(parts.items()):
-            if (index, size) != (self._index, self._size):
-                raise MismatchError(
-                    "exchange a part of what a worker sends",
-                    because=f"this process is rank {self._index} of {self._size} in the ddp_group "
-                    f"of worker {self.rank} and exchanges with rank {index} of {size} in that of "
-                    f"worker {worker}",
-                    do="give all workers as many ranks, and join the same rank of every worker",
-                )
+            check(
+                (index, size) == (self._index, self._size),
+                "exchange a part of what a worker sends",
+                because=f"this process is rank {self._index} of {self._size} in the ddp_group of "
+                f"worker {self.rank} and exchanges with rank {index} of {size} in that of worker "
+                f"{worker}",
+                do="give all workers as many ranks, and join the same rank of every worker",
+                kind=MismatchError,
+            )
 
     def _divided(self, post: Post, tag: RoundTag) -> Generator[Post, Received, Received]:
-        take: dict[int, int] = {}
-        for sender, nbytes in post.take.items():
-            start, end = self._bounds(nbytes)[self._index : self._index + 2]
-            take[sender] = end - start
+        bounds = {sender: self._bounds(nbytes) for sender, nbytes in post.take.items()}
+        take = {r: ends[self._index + 1] - ends[self._index] for r, ends in bounds.items()}
         parts = yield post.changed(self._part)._replace(take=take)
         sizes = set(post.take.values())
         assert len(sizes) <= 1, "a worker's ranks gather parts of one size"
@@ -178,7 +172,7 @@ def _checked(group: Any) -> Any:
     elif isinstance(found, dist.ProcessGroup) and is_known(found):
         return found
     raise ConfigurationError(
-        "divide what a worker sends among the ranks of ddp_group",
+        _DIVIDE,
         because=because,
         do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
         "others, on each of them; or leave out ddp_group: every rank then sends all",
