@@ -429,7 +429,7 @@ def averaged_in_elastic() -> None:
         workers = default.size()
 
         def backend(self, number: int, *, timeout_s: float) -> GlooMessages:
-            return GlooMessages(default, number, timeout_s=timeout_s)
+            return GlooMessages(default, number)
 
         def abort(self) -> None:
             GlooMessages(default, 0).abort()

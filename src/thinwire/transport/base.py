@@ -297,7 +297,8 @@ class WrappedTransport(Transport):
     """
 
     def __init__(self, inner: Transport) -> None:
-        self._inner = inner
+        self._inner, self.added_nbytes = inner, inner.added_nbytes
+        self.gives_all_the_same = inner.gives_all_the_same
 
     @property
     def rank(self) -> int:
@@ -321,16 +322,6 @@ class WrappedTransport(Transport):
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Announce over the wrapped transport."""
         return self._inner.announce(card, tag)
-
-    @property
-    def added_nbytes(self) -> int:
-        """The wrapped transport's."""
-        return self._inner.added_nbytes
-
-    @property
-    def gives_all_the_same(self) -> bool:
-        """Whether the wrapped transport does."""
-        return self._inner.gives_all_the_same
 
     @property
     def service_requests(self) -> Mapping[str, int]:

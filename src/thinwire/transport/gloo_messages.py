@@ -10,10 +10,8 @@ which the halves of several exchanges are issued.
 
 import contextlib
 import datetime
-import time
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,25 +23,6 @@ from thinwire.transport.base import Post, Received
 _MOST_STEPS = 3
 _ABORT = 3  # the step number of a message that is never sent
 
-_Step: TypeAlias = tuple[int, str]
-"""Number and kind of a post within its exchange."""
-
-
-def _clock(timeout_s: float | None) -> Callable[[Any], None]:
-    """Waits for messages, all of them for one timeout, which begins with the first wait."""
-    until_s = float("inf")
-
-    def wait(work: Any) -> None:
-        nonlocal until_s
-        if timeout_s is None:
-            work.wait()
-            return
-        until_s = min(until_s, time.monotonic() + timeout_s)
-        # Not 0, which torch takes for the timeout of the group.
-        work.wait(datetime.timedelta(seconds=max(0.001, until_s - time.monotonic())))
-
-    return wait
-
 
 class GlooMessages(Backend):
     """One exchange in messages.
@@ -51,13 +30,11 @@ class GlooMessages(Backend):
     Args:
         group: a gloo group (torch.distributed.ProcessGroup) that no other transport uses.
         number: of the exchange.
-        timeout_s: for each request; None is the group's, for each message.
     """
 
-    def __init__(self, group: Any, number: int, *, timeout_s: float | None = None) -> None:
+    def __init__(self, group: Any, number: int) -> None:
         self._group, self._number = group, number
         self._rank, self._world_size = group.rank(), group.size()
-        self._timeout_s = timeout_s
 
     def start(self, post: Post, step: int) -> Wait:
         """A ring for what goes to all, else a message to each worker concerned."""
@@ -84,11 +61,10 @@ class GlooMessages(Backend):
         # With what each carries, which must outlive it.
         works = [(received[p], self._receive(received[p], p, key)) for p in after if p in received]
         works += [(post.to[p], self._send(post.to[p], p, key)) for p in after if p in post.to]
-        wait_for = _clock(self._timeout_s)
 
         def wait() -> Received:
             for _, work in works:
-                wait_for(work)
+                work.wait()
             return received
 
         return wait
@@ -107,7 +83,7 @@ class GlooMessages(Backend):
                     datetime.timedelta(milliseconds=1)
                 )
 
-    def _ring(self, payload: Tensor, step: _Step) -> Wait:
+    def _ring(self, payload: Tensor, step: tuple[int, str]) -> Wait:
         """Each worker passes on to the right what comes from the left.
 
         For two workers that is one message each way. From four on it is faster over a slow link
@@ -120,28 +96,27 @@ class GlooMessages(Backend):
         rows = payload.new_empty(len(senders), payload.numel()).unbind()
         coming = [self._receive(row, left, step) for row in rows]
         sends = [(payload, self._send(payload, right, step))]
-        wait_for = _clock(self._timeout_s)
 
         def wait() -> Received:
             for row, work in zip(rows[:-1], coming[:-1], strict=True):
-                wait_for(work)
+                work.wait()
                 sends.append((row, self._send(row, right, step)))
             # Sends too: the caller may let go of the rows, which gloo reads until they have left.
             for work in (coming[-1], *(work for _, work in sends)):
-                wait_for(work)
+                work.wait()
             return dict(zip(senders, rows, strict=True))
 
         return wait
 
-    def _send(self, payload: Tensor, peer: int, step: _Step) -> Any:
+    def _send(self, payload: Tensor, peer: int, step: tuple[int, str]) -> Any:
         tag = self._tag(payload.numel(), step)
         return self._group.send([payload], peer, tag)
 
-    def _receive(self, payload: Tensor, peer: int, step: _Step) -> Any:
+    def _receive(self, payload: Tensor, peer: int, step: tuple[int, str]) -> Any:
         tag = self._tag(payload.numel(), step)
         return self._group.recv([payload], peer, tag)
 
-    def _tag(self, nbytes: int, step: _Step) -> int:
+    def _tag(self, nbytes: int, step: tuple[int, str]) -> int:
         """30 bits: number 15, step 2, digest 13.
 
         Those of up to 32,768 exchanges under way differ surely, those of other sizes or kinds

@@ -58,12 +58,8 @@ class Sealed(WrappedTransport):
 
     def __init__(self, inner: Transport, token: Token | str, *, run: str = "") -> None:
         super().__init__(inner)
+        self.added_nbytes += SEAL_NBYTES  # a nonce and a tag
         self._sealer = Sealer(Token(token) if isinstance(token, str) else token, run)
-
-    @property
-    def added_nbytes(self) -> int:
-        """A nonce and a tag, and what the wrapped transport adds."""
-        return SEAL_NBYTES + self._inner.added_nbytes
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which nothing travels unsealed."""
