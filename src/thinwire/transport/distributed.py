@@ -169,7 +169,7 @@ class Distributed(Transport):
             do="call torch.distributed.init_process_group() before tw.transport.Distributed(); if "
             "they are all one worker, connect it by tw.transport.Rendezvous",
         )
-        # Over gloo. A ring of messages that were left under way must not reach another transport.
+        # Over gloo: messages that were left under way must not reach another transport.
         self._own: list[Any] = []
         self._counts: ExchangeCounts | None = None
         self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
