@@ -178,10 +178,10 @@ class ExchangeState:
             return finish
         mine = self._combined(arrived, shard, tag)
         message = self._result(mine.mean.whole(), owner, tag, before)
+        # The message holds it now.
+        mine = replace(mine, mean=DenseVector(message[:0]), messages=[])
         headers = {peer: self._header(tag, peer, peer, Kind.MEAN) for peer in owners}
         results = yield from self._arrived(dict.fromkeys(owners, message), headers, tag)
-        # The message holds it now.
-        mine = replace(mine, mean=DenseVector(message[:0]), messages=[*results.messages.values()])
 
         def join() -> RoundResult:
             return replace(mine, mean=self._joined(list(results.bodies().values()), tag))
@@ -191,7 +191,7 @@ class ExchangeState:
         def finish_shards() -> RoundResult:
             self._warn()
             owner.before.popleft()  # it need not be sent again
-            return replace(mine, mean=joined().mean)
+            return replace(mine, mean=joined().mean, messages=[*results.messages.values()])
 
         return finish_shards
 
