@@ -26,7 +26,7 @@ claims: .venv/.ready  ## test the published claims, an hour and a half on two co
 	$(BIN)/python benchmarks/claims.py small runs/claims
 
 soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for ten minutes
-	$(BIN)/python tools/soak.py --kinds "kill,stop,lighthouse,long stop"
+	$(BIN)/python tools/soak.py
 
 check: .venv/.ready  ## check format, lint, types, and import direction
 	$(BIN)/ruff format --check .

@@ -6,7 +6,7 @@ python benchmarks/asynchronous.py OUT --steps 20 --seeds 0       a trial of all 
 The claims' small setting (claim_settings.py). Each arm has the search of the claims: four
 candidates with one seed, the best two with a second, at workers 1x to 2x apart. Then all arms run
 at all speeds with three seeds and as many tokens. A run in rounds computes the same at all speeds;
-only its clock differs (`WorkerSpeeds.synchronous_round_s`), so it runs once. "diloco, same time"
+only its clock differs (`round_s`), so it runs once. "diloco, same time"
 has as many steps as fit into the virtual time in which asynchronous workers read all tokens, with a
 schedule of its own. The fastest worker takes a step in a virtual second; messages take none.
 """
@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,20 +30,21 @@ import torch
 from claim_settings import SEEDS, SMALL, TUNING_SEEDS, tuned
 from setting import setting as machine
 from thinwire import outer
-from thinwire.asynchronous import AsyncOptions, WorkerSpeeds
+from thinwire.asynchronous import AsyncOptions
 from thinwire.experiments import Rates, estimate, paired_difference
 from thinwire.experiments.grid import with_changes, with_rates
 from thinwire.method import Method
-from thinwire.runs.folder import write_json
-from thinwire.train.asynchronous import AsyncTraining
+from thinwire.runs.folder import RunFolder, write_json
+from thinwire.train.asynchronous import train_here
 from thinwire.train.config import TrainConfig
+from thinwire.train.launch import resolve
 from thinwire.train.trainer import resume
 
 K = SMALL.workers
 SPEEDS = {
-    "equal": WorkerSpeeds(steps_per_s=(1.0,) * K),
-    "1x-2x": WorkerSpeeds(steps_per_s=(1.0, 5 / 6, 4 / 6, 0.5)),
-    "1x-4x": WorkerSpeeds(steps_per_s=(1.0, 0.75, 0.5, 0.25)),
+    "equal": (1.0,) * K,
+    "1x-2x": (1.0, 5 / 6, 4 / 6, 0.5),
+    "1x-4x": (1.0, 0.75, 0.5, 0.25),
 }
 TUNED_AT = "1x-2x"
 ROUNDS, SAME_TIME = "diloco", "diloco, same time"
@@ -99,18 +101,19 @@ class Job:
 def run(job: Job, out: Path) -> None:
     torch.set_num_threads(1)
     started_s, config = time.perf_counter(), job.config()
+    folder, found = out / job.name, dict[str, Any]()
     if job.arm in (ROUNDS, SAME_TIME):
-        records = in_rounds(config, out / job.name)
-        found: dict[str, Any] = {}
+        resume(config, folder)
     else:
-        training = AsyncTraining(config, config.data.load(), SPEEDS[job.speeds], job.options)
-        records = []
-        training.run(lambda record: records.append(dict(record)))
-        stats = training.server.stats
+        speeds, stop = SPEEDS[job.speeds], nullcontext(())
+        stats = train_here(
+            resolve(config), RunFolder(folder), None, stop, speeds=speeds, options=job.options
+        )["asynchronous"]
         found = {
-            "steps_of_workers": list(stats.steps_of.values()),
-            "staleness_counts": stats.staleness_counts,
+            "steps_of_workers": list(stats["steps_of"].values()),
+            "staleness_counts": stats["staleness_counts"],
         }
+    records = evaluations(folder)
     write_json(
         out / f"{job.name}.json",
         {
@@ -122,11 +125,11 @@ def run(job: Job, out: Path) -> None:
     )
 
 
-def in_rounds(config: TrainConfig, folder: Path) -> list[dict[str, float]]:
-    resume(config, folder)
+def evaluations(folder: Path) -> list[dict[str, float]]:
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     kept = ("step", "tokens", "val_loss", "loss", "sent_bytes", "received_bytes")
-    return [{key: line[key] for key in kept} for line in lines if "val_loss" in line]
+    kept += ("virtual_s", "mean_staleness")
+    return [{key: line[key] for key in kept if key in line} for line in lines if "val_loss" in line]
 
 
 def results(jobs: Iterable[Job], out: Path, pool: Executor) -> dict[Job, dict[str, Any]]:
@@ -163,15 +166,20 @@ def search(arm: str, steps: int, out: Path, pool: Executor) -> tuple[Rates, list
 # -- the table -------------------------------------------------------------------------------------
 
 
-def steps_in_the_same_time(speeds: WorkerSpeeds, steps: int) -> int:
+def round_s(speeds: tuple[float, ...]) -> float:
+    """Virtual seconds of a round in which all wait for the slowest worker."""
+    return SMALL.sync_every / min(speeds)
+
+
+def steps_in_the_same_time(speeds: tuple[float, ...], steps: int) -> int:
     """Whole rounds in the time in which all workers, never waiting, read the tokens of `steps`."""
-    virtual_s = steps * K / sum(speeds.steps_per_s)
-    rounds = virtual_s / speeds.synchronous_round_s(SMALL.sync_every)
+    virtual_s = steps * K / sum(speeds)
+    rounds = virtual_s / round_s(speeds)
     return max(1, int(rounds + 1e-9)) * SMALL.sync_every
 
 
 def row(
-    found: Mapping[int, dict[str, Any]], base: Mapping[int, float], speeds: WorkerSpeeds
+    found: Mapping[int, dict[str, Any]], base: Mapping[int, float], speeds: tuple[float, ...]
 ) -> dict[str, Any]:
     losses = {seed: result["val_loss"] for seed, result in found.items()}
     difference = paired_difference(losses, base)
@@ -197,13 +205,12 @@ def row(
     }
 
 
-def curve(result: Mapping[str, Any], speeds: WorkerSpeeds) -> list[tuple[int, float, float]]:
+def curve(result: Mapping[str, Any], speeds: tuple[float, ...]) -> list[tuple[int, float, float]]:
     """Tokens, virtual seconds and loss at every evaluation."""
-    round_s = speeds.synchronous_round_s(SMALL.sync_every)
     return [
         (
             record["tokens"],
-            record.get("virtual_s", record["step"] / SMALL.sync_every * round_s),
+            record.get("virtual_s", record["step"] / SMALL.sync_every * round_s(speeds)),
             record["val_loss"],
         )
         for record in result["records"]
@@ -267,7 +274,7 @@ def measure(given: argparse.Namespace, pool: Executor) -> dict[str, Any]:
         f"and by virtual seconds, {SMALL.what}",
         "command": "python benchmarks/asynchronous.py OUT --write",
         **machine(),
-        "speeds": {name: speeds.steps_per_s for name, speeds in SPEEDS.items()},
+        "speeds": {**SPEEDS},
         "rates": {arm: dataclasses.asdict(rates) for arm, rates in chosen.items()},
         "searched": searched,
         "rows": rows,

@@ -2,15 +2,14 @@
 
 python benchmarks/churn.py OUT       resumable; about two minutes a pair of runs on two cores
 
-Four workers, each a process of `thinwire train --elastic`, and a lighthouse; model, data, batch and
-400 steps (40 rounds) of the laptop recipe. Undisturbed, all four stay. With churn, one is killed
-after rounds 4 and 22, and another with an empty folder is started at once, which is ready to take
-part some ten rounds later: every ten rounds somebody leaves or joins.
+Four workers, each a process of `thinwire train --elastic`, that share a folder; model, data, batch
+and 400 steps (40 rounds) of the laptop recipe. Undisturbed, all four stay. With churn, one is
+killed after rounds 4 and 22, and another with an empty folder is started at once, which is ready to
+take part some ten rounds later: every ten rounds somebody leaves or joins.
 """
 
 import json
 import os
-import secrets
 import statistics
 import subprocess
 import sys
@@ -21,10 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from setting import write_runs
-from thinwire.elastic.lighthouse import LighthouseServer
-from thinwire.security.token import TOKEN_VARIABLE, Token
-
-os.environ.setdefault("RUST_LOG", "error")  # torchft tells every quorum otherwise
 
 SEEDS = (0, 1, 2)
 METHODS = ("diloco",)
@@ -69,31 +64,18 @@ def one(out: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
     return found
 
 
-def light(secret: str) -> LighthouseServer:
-    return LighthouseServer(
-        Token(secret),
-        host="127.0.0.1",
-        port=0,
-        heartbeat_timeout_s=2.0,
-        join_timeout_s=60.0,
-        on_event=lambda line: print(f"    {line}", flush=True),
-    )
-
-
 def run(folder: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
-    secret = secrets.token_hex(16)
     with ExitStack() as opened:
-        lighthouse = opened.enter_context(light(secret))
-        address = f"127.0.0.1:{lighthouse.port}"
+        place = (f"file://{folder.resolve()}/store", "--run-name", "churn")
 
         def start(name: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "thinwire", "train", "--elastic", address]
+            command = [sys.executable, "-m", "thinwire", "train", "--elastic", *place]
             command += ["--method", method, "--seed", str(seed), "--workers", str(WORKERS)]
             command += ["--threads", "1", "--identity", name, "--out", str(folder / name)]
             command += ["--min-workers", str(FEWEST), "--log-steps", "10"]
             process = subprocess.Popen(
                 command,
-                env=os.environ | {TOKEN_VARIABLE: secret, "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
                 stdout=(folder / f"{name}.txt").open("wb"),
                 stderr=subprocess.STDOUT,
             )

@@ -71,7 +71,6 @@ def once_over_the_link(sync_every: int) -> Traffic:
         received_nbytes=NBYTES,
         sent_count=1,
         received_count=1,
-        vote_nbytes=0,
         exchange="gather",
     )
     return Traffic(sync_every=sync_every, tau=0, messages=(message,), workers=2)

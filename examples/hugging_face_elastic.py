@@ -2,9 +2,8 @@
 
 Needs: pip install -e '.[train,elastic,transformers]'
 
-thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
-export THINWIRE_TOKEN=...                     # everywhere
-python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own
+export THINWIRE_TOKEN=...                     # everywhere: openssl rand -hex 16
+python FILE file:///tmp/elastic NAME          # as often as you like, each with a name of its own
 """
 
 import inspect
@@ -19,7 +18,7 @@ import thinwire as tw
 from thinwire.integrations.shares import ShareDataset
 from thinwire.integrations.transformers import TransformersCallback
 
-lighthouse, name = sys.argv[1:]
+store, name = sys.argv[1:]
 batch_size, accumulation = 4, 2
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 windows = [{"input_ids": row, "labels": row} for row in text.unfold(0, 64, 16)]  # all of them
@@ -31,7 +30,7 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)  # a newcomer takes the weights of the others
 method = tw.presets.diloco(sync_every=10)
 optimizer = method.inner.build(model)
-transport = tw.transport.Elastic(lighthouse, identity=name)
+transport = tw.transport.Elastic(store, run="first", identity=name)
 outer = tw.OuterLoop(model, optimizer, method, transport=transport)
 
 trainer = Trainer(

@@ -2,9 +2,8 @@
 
 Needs: pip install -e '.[train,elastic,lightning]'
 
-thinwire lighthouse --bind 127.0.0.1:29400    # once; prints the token
-export THINWIRE_TOKEN=...                     # everywhere
-python FILE 127.0.0.1:29400 NAME              # as often as you like, each with a name of its own
+export THINWIRE_TOKEN=...                     # everywhere: openssl rand -hex 16
+python FILE file:///tmp/elastic NAME          # as often as you like, each with a name of its own
 """
 
 import inspect
@@ -21,7 +20,7 @@ import thinwire as tw
 from thinwire.integrations.lightning import LightningCallback
 from thinwire.integrations.shares import ShareDataset
 
-lighthouse, name = sys.argv[1:]
+store, name = sys.argv[1:]
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 windows = text.unfold(0, 9, 1)  # all of them
 
@@ -54,7 +53,8 @@ class Model(lightning.LightningModule):
 
 model = Model()  # a newcomer takes the weights of the others
 callback = LightningCallback(
-    tw.presets.diloco(sync_every=10), transport=tw.transport.Elastic(lighthouse, identity=name)
+    tw.presets.diloco(sync_every=10),
+    transport=tw.transport.Elastic(store, run="first", identity=name),
 )
 trainer = lightning.Trainer(
     max_steps=60,

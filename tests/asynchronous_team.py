@@ -14,7 +14,6 @@ from thinwire.asynchronous import (
     AsyncServer,
     AsyncWorker,
     Simulation,
-    WorkerSpeeds,
 )
 from thinwire.exchange.message import Header, Kind, read_origin
 from toy import BuildOptimizer, adamw, build_model, loss
@@ -49,7 +48,6 @@ class AsyncTeam:
         model: Callable[[], nn.Module] = build_model,
         options: AsyncOptions | None = None,
         outer_device: str | None = None,
-        **network: float,
     ) -> None:
         self.count = len(speeds)
         known = {"total_steps": total_steps, "options": options, "outer_device": outer_device}
@@ -62,9 +60,7 @@ class AsyncTeam:
         ]
         self.taken = [0] * self.count
         self.given: list[tuple[int, int, int]] = []
-        self.simulation = Simulation(
-            self.server, self.workers, WorkerSpeeds(steps_per_s=speeds, **network), self.train
-        )
+        self.simulation = Simulation(self.server, self.workers, speeds, self.train)
 
     def train(self, rank: int, assignment: Assignment) -> None:
         self.given.append((rank, assignment.steps, assignment.steps_done))

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.elastic.timeouts import ElasticOptions
+from thinwire.elastic.transport import Elastic
 from toy import Team, adamw, build_model, descend, flush, loss
 
 STEPS = 10
@@ -73,13 +75,13 @@ def train_with_checkpoints() -> None:
     file, kill_at = os.environ["CHECKPOINT"], int(os.environ.get("KILL_AT", -1))
     model = build_model()
     optimizer = adamw(model)
-    transport = tw.transport.Bucket(
+    transport = Elastic(
         os.environ["THINWIRE_BUCKET"],
-        rank=int(os.environ["THINWIRE_WORKER"]),
+        worker=int(os.environ["THINWIRE_WORKER"]),
         workers=int(os.environ["THINWIRE_WORKERS"]),
         run=os.environ["THINWIRE_RUN"],
         keep=int(os.environ.get("KEEP", 4)),
-        timeout_s=float(os.environ.get("TIMEOUT_S", 60)),
+        options=ElasticOptions(timeout_s=float(os.environ.get("TIMEOUT_S", 60))),
     )
     outer = tw.OuterLoop(model, optimizer, method, transport=transport)
     first = 0

@@ -16,10 +16,10 @@ from elastic_hub import Player, crew
 from elastic_hub import flush as flush_all
 from elastic_hub import train as train_all
 from elastic_twin import ElasticHub
-from thinwire.elastic.bucket import session, transport
+from thinwire.elastic import session, transport
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.membership import Snapshot
-from thinwire.transport import ElasticBucket
+from thinwire.transport import Elastic
 from toy import Team, adamw, build_model, descend, flush, loss
 
 obstore: Any = pytest.importorskip("obstore")
@@ -96,7 +96,7 @@ class Worker:
     ) -> None:
         given = {"give_up_s": UP_S, **options}
         self.number, self.of, self.identity = number, of, identity
-        self.transport = ElasticBucket(
+        self.transport = Elastic(
             store,
             run=run,
             token=token,

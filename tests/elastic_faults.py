@@ -1,6 +1,5 @@
 """Faults of an elastic worker at moments that cannot be hit from outside by time."""
 
-import http.client
 import os
 import signal
 from collections.abc import Callable, Generator
@@ -9,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.elastic.carrier import StreamCarrier
-from thinwire.elastic.transport import Elastic
+from thinwire.elastic.run_objects import RunObjects
 from thinwire.loop_state import LoopState
 from thinwire.membership import Membership
-from thinwire.transport import Post, Received, RoundTag, Transport, wrapped
+from thinwire.transport import Elastic, Post, Received, RoundTag, Transport, wrapped
 
 HEADER_NBYTES = 64
 
@@ -61,7 +59,6 @@ class FaultyTransport(Transport, Membership):
     rank = property(lambda self: self._inner.rank)
     world_size = property(lambda self: self._inner.world_size)
     added_nbytes = property(lambda self: self._inner.added_nbytes)
-    gives_all_the_same = property(lambda self: self._inner.gives_all_the_same)
     service_requests = property(lambda self: self._inner.service_requests)
     is_fixed = False
 
@@ -94,7 +91,7 @@ class FaultyTransport(Transport, Membership):
         return under_way
 
     def _meddled(self, tag: RoundTag):
-        """Messages are damaged before they leave or once they are here; votes are not touched."""
+        """Messages are damaged before they leave or once they are here."""
         strikes, reduced = self._strikes(tag), False
         damage, rank = partial(damaged, how=self._damage["how"]), self._damage.get("from_rank")
 
@@ -102,15 +99,14 @@ class FaultyTransport(Transport, Membership):
             nonlocal reduced
             is_to_all = post.is_to_all(self.world_size)
             is_result = reduced and is_to_all
-            is_message = bool(post.to) and all(map(_is_message, post.to.values()))
             if is_result:
                 self._reached("reduced")
-            if strikes and rank is None and is_message and not is_result:
+            if strikes and rank is None and not is_result:
                 post = post.changed(damage)
             received = yield post
             if not is_to_all:
                 reduced = True
-            elif is_message:
+            else:
                 self._reached("landed")
                 if strikes and rank is not None and rank < self.world_size:
                     by_rank = {self.rank: next(iter(post.to.values())), **received}
@@ -133,43 +129,21 @@ class FaultyTransport(Transport, Membership):
             (stop if self._stops else die)()
 
 
-def _is_message(payload: Tensor) -> bool:
-    """A vote is shorter than any header."""
-    return len(payload) >= HEADER_NBYTES
+def die_while(doing: str, *, stops: bool = False) -> None:
+    """Make this process die, or stop, the first time that it does something.
 
-
-def stop_in_connect() -> None:
-    """Make this process stop the first time that it connects to the workers of a round."""
-    connect = StreamCarrier.connect
-
-    def stopped(self, *arguments, **more):
-        StreamCarrier.connect = connect
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return connect(self, *arguments, **more)
-
-    StreamCarrier.connect = stopped
-
-
-def die_while(doing: str) -> None:
-    """Make this process die the first time that it does something.
-
-    `doing` is "fetching" (a state is on the way), "adopting" (it is here) or "connecting" (to the
-    workers of a round).
+    `doing` is "adopting" (a snapshot is here) or "called" (the others may read what it says before
+    a roll, and there is no roll yet).
     """
-    if doing == "fetching":
-        getresponse = http.client.HTTPConnection.getresponse
-
-        def answered(self):
-            answer = getresponse(self)
-            if "safetensors" in str(answer.headers) or answer.length > 1500:
-                answer.read(700)
-                die()
-            return answer
-
-        http.client.HTTPConnection.getresponse = answered
+    halt = stop if stops else die
+    if doing == "adopting":
+        LoopState.load = lambda *_, **__: halt()
         return
-    owner, name = {
-        "adopting": (LoopState, "load"),
-        "connecting": (StreamCarrier, "connect"),
-    }[doing]
-    setattr(owner, name, lambda *_, **__: die())
+    put_call = RunObjects.put_call
+
+    async def called(self, number, call, until_s):
+        await put_call(self, number, call, until_s)
+        RunObjects.put_call = put_call
+        halt()
+
+    RunObjects.put_call = called

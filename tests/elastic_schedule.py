@@ -1,14 +1,13 @@
-"""Kills, stops and lost lighthouses at random moments that a seed decides."""
+"""Kills, stops and lost stores at random moments that a seed decides."""
 
 import random
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from elastic_team import Team, Worker
 
-KINDS = ("kill", "stop", "lighthouse", "long stop")
+KINDS = ("kill", "stop", "store", "long stop")
 FAULTS = 4
 OPTIONS = {"steps": 240, "every": 4, "step_s": 0.03}
 
@@ -27,14 +26,14 @@ def inject_faults(
     for _ in range(faults):
         time.sleep(draw.uniform(0.1, 1.2))
         if any(worker.digest for worker in live.values()):
-            break  # a worker that is started again after the end, at a new lighthouse, is a new run
+            break  # the run is over
         kind, who = draw.choice(list(kinds)), draw.choice(sorted(live))
         lasts_s = draw.uniform(8.0, 16.0) if kind == "long stop" else draw.uniform(0.0, 2.5)
         done.append(f"{time.monotonic() - began_s:.1f} s {kind} {who} for {lasts_s:.1f} s")
-        if kind == "lighthouse":
-            team.kill_lighthouse()
+        if kind == "store":
+            team.cut_store()
             time.sleep(lasts_s)
-            team.start_lighthouse()
+            team.is_cut = False
         elif kind in ("stop", "long stop") and not live[who].gone:
             live[who].send(signal.SIGSTOP)
             time.sleep(lasts_s)
@@ -47,7 +46,6 @@ def inject_faults(
 
 
 RANK_KINDS = ("kill worker", "kill rank", "stop worker", "stop rank")
-CUT_KINDS = ("cut worker", "cut rank")
 RANK_OPTIONS = {
     "ranks": 2,
     "layers": 4,
@@ -59,31 +57,20 @@ RANK_OPTIONS = {
 
 
 class ShardedPair:
-    """Two workers of two ranks, one with both on node 1, one with a rank on node 2 and one on 3."""
+    """Two workers of two ranks."""
 
-    def __init__(self, team: Team, link: Any = None) -> None:
-        self.team, self.link = team, link
+    def __init__(self, team: Team) -> None:
+        self.team = team
         self.live = {name: self.start(name) for name in "ab"}
         self.team.until(lambda: all(self.team.met(w, 2) for w in self.live.values()))
 
     def start(self, name: str) -> Worker:
-        if self.link is None:
-            return self.team.start(name, **RANK_OPTIONS)
-        nodes = (1, 1) if name == "a" else (2, 3)
-        hosts = [self.link.addresses[node] for node in nodes]
-        of_rank = {1: {"host": hosts[1]}}
-        return self.team.start(name, node=nodes, host=hosts[0], of_rank=of_rank, **RANK_OPTIONS)
+        return self.team.start(name, **RANK_OPTIONS)
 
     def fault(self, kind: str, name: str, rank: int, lasts_s: float) -> None:
-        """One fault of `RANK_KINDS` or `CUT_KINDS`; returns when it is over."""
+        """One fault of `RANK_KINDS`; returns when it is over."""
         what, whom = kind.split()
         processes = self.live[name].ranks if whom == "worker" else [self.live[name].ranks[rank]]
-        if what == "cut":
-            node = 1 if whom == "worker" else 3
-            self.link.partition(node)
-            time.sleep(lasts_s)
-            self.link.heal(node)
-            return
         for process in processes:
             process.send(signal.SIGSTOP if what == "stop" else signal.SIGKILL)
         time.sleep(lasts_s)
@@ -112,14 +99,13 @@ class ShardedPair:
         )
 
 
-def inject_faults_into_ranks(team: Team, seed: int, link: Any = None, faults: int = 3) -> list[str]:
+def inject_faults_into_ranks(team: Team, seed: int, faults: int = 3) -> list[str]:
     """Inject faults into two workers of two ranks, which then must `finish`; says what was done."""
     draw, began_s, done = random.Random(seed), time.monotonic(), []
-    pair = ShardedPair(team, link)
-    kinds = RANK_KINDS + (CUT_KINDS if link is not None else ())
+    pair = ShardedPair(team)
     for _ in range(faults):
         time.sleep(draw.uniform(0.1, 1.0))
-        kind, name, rank = draw.choice(kinds), draw.choice("ab"), draw.randrange(2)
+        kind, name, rank = draw.choice(RANK_KINDS), draw.choice("ab"), draw.randrange(2)
         lasts_s = draw.uniform(0.2, 6.0)
         at_s = time.monotonic() - began_s
         done.append(f"{at_s:.1f} s {kind} {name} {rank} for {lasts_s:.1f} s")

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-import pytest
-
 import forked
 from processes import free_port
+from s3_server import Proxy, in_aws
 
 TOKEN = "a token for tests, long enough"
 ENVIRONMENT = {**forked.ENVIRONMENT, "THINWIRE_TOKEN": TOKEN}
-HEARTBEAT_S = 1.0
+LEAST_WAIT_S = 1.0
 CLONE_NEWNET = 0x40000000
 
 
@@ -155,53 +153,59 @@ class Worker(Program):
 
 
 class Team:
-    """A lighthouse and workers, all of them processes; ends them all."""
+    """Workers, all of them processes, that share an object store and nothing else; ends them all.
+
+    Args:
+        tmp_path: of the test; the store is a folder in it, unless there is an endpoint.
+        endpoint: of an S3 server, to which workers have a way that can be cut.
+        namespaces: of network nodes, in which workers run.
+        environment: of all workers.
+        work: what a worker does: a function of `elastic_worker`, or MODULE.FUNCTION.
+        options: of all workers.
+    """
 
     def __init__(
         self,
         tmp_path: Path,
         *,
-        heartbeat_s: float = HEARTBEAT_S,
-        host: str = "127.0.0.1",
+        endpoint: str | None = None,
         namespaces: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
         work: str = "work",
         **options: Any,
     ) -> None:
-        self._work = work
-        self.address = f"{host}:{free_port_pair()}"
-        self.options, self.heartbeat_s = options, heartbeat_s
+        self._work, self._folder, self._namespaces = work, tmp_path, namespaces or [""]
+        self._environment, self.options = dict(environment or {}), options
         self.workers: list[Worker] = []
-        self.lighthouses: list[Program] = []
-        self._folder, self._namespaces = tmp_path, namespaces or [""]
-        self._environment = dict(environment or {})
+        self.url, self.is_cut = f"file://{tmp_path}/store", False
+        self.proxy: Proxy | None = None
+        if endpoint is not None:
+            self.url = f"s3://run/{tmp_path.name}"
+            self.proxy = Proxy(endpoint, self.fault)
+            self._environment |= in_aws(self.proxy.endpoint)
 
     def __enter__(self) -> Self:
-        self.start_lighthouse()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for program in (*self._processes(), *self.lighthouses):
+        for program in self._processes():
             program.end()
+        if self.proxy is not None:
+            self.proxy.close()
 
     def _processes(self) -> list[Worker]:
         return [rank for worker in self.workers for rank in worker.ranks]
 
     # -- what can be done --------------------------------------------------------------------------
 
-    def start_lighthouse(self) -> None:
-        """Start the lighthouse, which is torchft's."""
-        pytest.importorskip("torchft")
-        command = ["lighthouse", "--bind", self.address, "--join-timeout-s", "20"]
-        command += ["--heartbeat-timeout-s", str(self.heartbeat_s)]
-        errors = self._folder / f"lighthouse-{len(self.lighthouses)}.txt"
-        lighthouse = Program("command", *command, errors=errors, namespace=self._namespaces[0])
-        self.lighthouses.append(lighthouse)
-        self.until(lambda: any("ready" in line for line in lighthouse.lines) or lighthouse.gone)
-        assert not lighthouse.gone, (lighthouse.lines, errors.read_text())
+    def fault(self, number: int, line: str) -> str:
+        """What happens to a request; tests may set another one."""
+        return "cut" if self.is_cut else ""
 
-    def kill_lighthouse(self) -> None:
-        self.lighthouses[-1].kill()
+    def cut_store(self) -> None:
+        """Let no worker reach the store until `is_cut` is false again."""
+        assert self.proxy is not None
+        self.is_cut = True
 
     def start(
         self,
@@ -226,7 +230,7 @@ class Team:
             given = {**self.options, **options, **sharded, **(of_rank or {}).get(index, {})}
             worker = Worker(
                 identity,
-                *(self._work, self.address, identity, given),
+                *(self._work, self.url, identity, given),
                 errors=self._folder / f"{identity}-{len(self.workers)}-{index}.txt",
                 namespace=self._namespaces[nodes[index]],
                 further=tuple(further),
@@ -254,23 +258,16 @@ class Team:
             time.sleep(0.01)
         return found
 
-    def finish(self, timeout_s: float = 50, *, left_behind: bool = False) -> list[Worker]:
-        """Wait for all that were not killed: they end well, with equal digests; returns them.
-
-        With `left_behind`, one may end with an error that says that the run is over.
-        """
+    def finish(self, timeout_s: float = 50) -> list[Worker]:
+        """Wait for all that were not killed: they end well, with equal digests; returns them."""
         end_s = time.monotonic() + timeout_s
-        expected = (None, 0, 1) if left_behind else (None, 0)
-        alive = [w for w in self._processes() if w.process.exitcode in expected]
+        alive = [w for w in self._processes() if w.process.exitcode in (None, 0)]
         for worker in alive:
             status = worker.wait(max(0.1, end_s - time.monotonic()))
             if status is None:
                 worker.send(signal.SIGUSR1)
                 time.sleep(0.5)
-            is_late = left_behind and "the run is over" in str(worker.last("error"))
-            ended = f"{worker.identity} ended with {status}"
-            assert status == int(is_late), f"{ended}\n{self.report()}"
-        alive = [worker for worker in alive if worker.process.exitcode == 0]
+            assert status == 0, f"{worker.identity} ended with {status}\n{self.report()}"
         digests = {worker.digest for worker in alive}
         assert len(digests) == 1, f"digests differ: {digests}\n{self.report()}"
         assert None not in digests
@@ -278,9 +275,6 @@ class Team:
         return alive
 
     # -- what is to be seen ------------------------------------------------------------------------
-
-    def lighthouse_output(self) -> str:
-        return "".join(line for lighthouse in self.lighthouses for line in lighthouse.lines)
 
     def check_shares(self) -> None:
         """No share was dealt to two processes, and none read twice by one."""
@@ -314,18 +308,4 @@ class Team:
                 if e["kind"] != "committed"
             ]
             lines.append(worker.errors.read_text()[-3000:] if worker.errors.exists() else "")
-        lines += ["lighthouse:", self.lighthouse_output()]
-        lines += [p.errors.read_text()[-1000:] for p in self.lighthouses if p.errors.exists()]
         return "\n".join(lines)
-
-
-def free_port_pair() -> int:
-    """A port that is free, and the one above it, too."""
-    while True:
-        port = free_port()
-        try:
-            with socket.socket() as above:
-                above.bind(("127.0.0.1", port + 1))
-        except OSError:
-            continue
-        return port

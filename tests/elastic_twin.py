@@ -6,12 +6,12 @@ of them before any calls `finish`.
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.membership import (
     Answer,
     Go,
@@ -25,7 +25,7 @@ from thinwire.membership import (
     WorkerMetrics,
 )
 from thinwire.transport import Post, Posts, Received, Round, RoundTag, Transport
-from thinwire.transport.base import FinishedRound, RunningExchange
+from thinwire.transport.base import RunningExchange
 from thinwire.transport.in_process import answers_of
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class ElasticHub:
 
     def __init__(self) -> None:
         self.discards: Callable[[RoundTag], bool] = lambda tag: False
-        # Of what one worker sends another, votes not among it.
+        # Of what one worker sends another, or itself: a store has one object for all of them.
         self.tamper: Callable[[int, int, Tensor], Tensor] = lambda sender, to, payload: payload
         # Names of workers that take every round for discarded, though it counts.
         self.uninformed: set[str] = set()
@@ -141,10 +141,11 @@ class HubTransport(Transport, Membership):
         """Hand the exchange to the hub; it is carried when a worker waits for it."""
         running = RunningExchange(posts)
         if running.post is None:
-            return FinishedRound(running)
+            return running
         exchange = self.hub.exchange_of(self, tag)
         exchange.running[self.rank] = running
-        return _HubRound(exchange, self.rank, running)
+        running.arrive = partial(exchange.arrive, self.rank)
+        return running
 
     def join(self, state: SharedState) -> None:
         self.state = state
@@ -173,8 +174,16 @@ class _HubExchange:
         self.running: dict[int, RunningExchange[Any]] = {}
         self.error: ThinwireError | None = None
 
-    def carry(self) -> None:
+    def arrive(self, rank: int) -> None:
         """Carry all requests, unless that was done before."""
+        self.carry()
+        if self.error is not None:
+            raise self.error
+        if self.members[rank].name in self.hub.uninformed:
+            self.hub.broken = True
+            raise _discarded(self.tag, "what the others put did not reach this worker")
+
+    def carry(self) -> None:
         assert len(self.running) == len(self.members), "call begin on all before finish on any"
         everyone = [self.running[rank] for rank in range(len(self.members))]
         try:
@@ -193,28 +202,14 @@ class _HubExchange:
     def _answers(self, posts: Sequence[Post | None]) -> Sequence[Received]:
         answers = answers_of(posts, self.tag)
         for to, answer in enumerate(answers):
+            post = posts[to]
+            assert post is not None
+            own = next(iter(post.to.values())) if post.is_to_all(len(posts)) else None
             for sender, payload in answer.items():
-                if len(payload) >= HEADER_NBYTES:  # votes are shorter
-                    answer[sender] = self.hub.tamper(sender, to, payload)
+                answer[sender] = self.hub.tamper(sender, to, payload)
+            if own is not None and (changed := self.hub.tamper(to, to, own)) is not own:
+                answer[to] = changed
         return answers
-
-
-class _HubRound(Round[T]):
-    def __init__(self, exchange: _HubExchange, rank: int, running: RunningExchange[T]) -> None:
-        self._exchange, self._rank, self._running = exchange, rank, running
-
-    def wait(self) -> T:
-        exchange = self._exchange
-        exchange.carry()
-        if exchange.error is not None:
-            raise exchange.error
-        if exchange.members[self._rank].name in exchange.hub.uninformed:
-            exchange.hub.broken = True
-            raise _discarded(exchange.tag, "the votes did not reach this worker")
-        return self._running.finish()
-
-    def arrived_s(self) -> float | None:
-        return None
 
 
 def _discarded(tag: RoundTag, because: str) -> RoundDiscarded:

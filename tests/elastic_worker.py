@@ -21,10 +21,9 @@ import thinwire as tw
 
 # Loaded here, so that processes that are forked from this one need not load them.
 import thinwire.cli
-import thinwire.elastic.bucket.session
 import thinwire.elastic.session
 import thinwire.elastic.worker_ranks
-from elastic_faults import FaultyTransport, die, die_while, stop_in_connect
+from elastic_faults import FaultyTransport, die, die_while
 from thinwire.handshake import digest
 from thinwire.transport.address import split_address
 from toy import adamw, build_model, loss
@@ -48,22 +47,22 @@ def build_layers() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Embedding(11, 6), stack, torch.nn.Linear(6, 3))
 
 
-def work(lighthouse: str, identity: str, options: dict) -> None:
+def work(store: str, identity: str, options: dict) -> None:
     """Train, and end with status 1 if the run has no place for this worker.
 
     Options: steps, every (H), method, exchange, step_s (how long an inner step takes),
-    terms (of `ElasticOptions`), host, width (of a layer more), checkpoint (a file to write after
+    terms (of `ElasticOptions`), width (of a layer more), checkpoint (a file to write after
     every step and to start from), layers (a model with a stack of them), damage (see
     FaultyTransport), die (["step", n]: in the n-th among three workers; others: elastic_faults,
     in the n-th exchange among `among` workers, three), stops_there (instead of dying),
     ranks (index, S and HOST:PORT: this is one rank of S that the model is sharded over and that
-    meet there), sharding (fsdp, hsdp or tensor; the latter with layers),
-    stops (itself, when it connects for the first time).
+    meet there), sharding (fsdp, hsdp or tensor; the latter with layers), least_wait_s and
+    snapshot_after (of `Elastic`), fixed (number of this worker and K).
     """
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     try:
-        train(lighthouse, identity, options)
+        train(store, identity, options)
     except (tw.ThinwireError, RuntimeError) as error:
         # FSDP's collectives, too, fail with the loss of another rank.
         if not isinstance(error, tw.ThinwireError) and "ranks" not in options:
@@ -75,12 +74,10 @@ def work(lighthouse: str, identity: str, options: dict) -> None:
     os._exit(0)
 
 
-def train(lighthouse: str, identity: str, options: dict) -> None:
+def train(store: str, identity: str, options: dict) -> None:
     kind, moment = options.get("die", ("never", 0))
     if kind == "while":
-        die_while(moment)
-    if options.get("stops"):
-        stop_in_connect()
+        die_while(moment, stops=options.get("stops_there", False))
     model = build_layers() if options.get("layers") else build_model()
     if "width" in options:
         model.append(torch.nn.Linear(3, options["width"]))
@@ -90,7 +87,7 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
         group = connect_ranks(*options["ranks"])
         shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
-    elastic = connect(lighthouse, identity, options, group)
+    elastic = connect(store, identity, options, group)
     elastic.events.listen(lambda event: tell(event=event.describe()))
     transport = FaultyTransport(
         elastic,
@@ -136,20 +133,19 @@ def train(lighthouse: str, identity: str, options: dict) -> None:
     outer.close()
 
 
-def connect(where: str, identity: str, options: dict, group: Any) -> Any:
-    """To the others, by a lighthouse or the object store that `where` is the URL of."""
-    terms = tw.transport.ElasticOptions(**options.get("terms", {}))
-    if "://" in where:
-        return tw.transport.ElasticBucket(
-            where,
-            run="run",
-            identity=identity,
-            options=terms,
-            least_wait_s=options.get("least_wait_s", 1.0),
-            snapshot_after=options.get("snapshot_after", 1e9),
-        )
+def connect(url: str, identity: str, options: dict, group: Any) -> Any:
+    """To the others, by the object store at `url`."""
+    more: dict[str, Any] = {} if group is None else {"group": group}
+    if "fixed" in options:
+        more["worker"], more["workers"] = options["fixed"]
     return tw.transport.Elastic(
-        where, identity=identity, options=terms, host=options.get("host"), group=group
+        url,
+        run="run",
+        identity=identity,
+        options=tw.transport.ElasticOptions(**options.get("terms", {})),
+        least_wait_s=options.get("least_wait_s", 1.0),
+        snapshot_after=options.get("snapshot_after", 1e9),
+        **more,
     )
 
 

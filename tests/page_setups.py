@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from elastic_team import TOKEN, Team
+from elastic_team import TOKEN
 from processes import free_port
 from s3_server import SECRETS, s3_server
 from thinwire.experiments.grid import specs_of
@@ -157,23 +157,10 @@ def bucket(folder: Path) -> Iterator[Names]:
             yield common()
 
 
-def trains_in_a_bucket(names: Names) -> bool:
-    outer = names["outer"]
-    outer.join()
-    while outer.inner_step < STEPS:
-        descend(names["model"]((outer.share, outer.inner_step)).loss, names["optimizer"])
-        outer.step()
-    outer.flush()
-    outer.close()
-    return outer.stats.rounds == STEPS // names["method"].sync_every
-
-
 @contextmanager
 def elastic(folder: Path) -> Iterator[Names]:
-    token = mock.patch.dict(os.environ, {"THINWIRE_TOKEN": TOKEN})
-    with Team(folder) as team, token, one_rank(folder) as names:
+    with bucket(folder) as names:
         yield names | {
-            "lighthouse": team.address,
             "steps": STEPS,
             "batch": lambda share, step: (share, step),
             "loss_of": lambda batch: names["model"](batch).loss,
@@ -187,14 +174,12 @@ def trainers(folder: Path) -> Iterator[Names]:
 
     from trainer_workers import Windows
 
-    token = mock.patch.dict(os.environ, {"THINWIRE_TOKEN": TOKEN})
-    with Team(folder) as team, token, contextlib.chdir(folder):
+    with bucket(folder), contextlib.chdir(folder):
         given = {"max_steps": STEPS, "use_cpu": True, "report_to": [], "disable_tqdm": True}
         yield common(
             Trainer=Trainer,
             TrainingArguments=TrainingArguments,
             args=TrainingArguments(output_dir="straight", **given),
-            lighthouse=team.address,
             meeting=f"127.0.0.1:{free_port()}",
             lightning=lightning,
             own_part=Windows(0),
@@ -214,7 +199,7 @@ def another_llama(names: Names) -> None:
     names["optimizer"] = names["method"].inner.build(names["model"])
 
 
-SLOW = {"is_slow": True, "needs": ("torchft",), "instead": {'"10.9.0.1:29400"': "lighthouse"}}
+SLOW = {"is_slow": True, "needs": ("obstore",), "instead": {"s3://my-bucket": "s3://run"}}
 TRAINERS = SLOW["instead"] | {
     '"node0:29400"': "meeting",
     "workers=2": "workers=1",
@@ -223,13 +208,6 @@ TRAINERS = SLOW["instead"] | {
 }
 SETUPS = {
     "README.md": Setup(names=one_rank, check=has_trained),
-    "docs/bucket.md": Setup(
-        names=bucket,
-        instead={"s3://my-bucket": "s3://run"},
-        is_slow=True,
-        needs=("obstore",),
-        check=trains_in_a_bucket,
-    ),
     # Of two methods, with two numbers of workers each.
     "docs/comparing.md": Setup(
         names=plain, check=lambda names: len(specs_of(names["grid"]())) == 4
@@ -244,7 +222,7 @@ SETUPS = {
         renew=another_llama,
         instead=TRAINERS,
         is_slow=True,
-        needs=("torchft", "transformers", "lightning"),
+        needs=("obstore", "transformers", "lightning"),
     ),
     **{
         f"docs/how-to/{name}.md": Setup(names=plain)

@@ -14,7 +14,7 @@ from thinwire.plan.traffic import MessageSpec, Traffic
 def message(**fields: Any) -> MessageSpec:
     """One that is gathered, with a size that divides nothing."""
     sizes = {"payload_nbytes": 12_347, "sent_nbytes": 12_347, "received_nbytes": 12_347}
-    given = {"parameters": 1009, "result_nbytes": 0, "vote_nbytes": 0} | sizes
+    given = {"parameters": 1009, "result_nbytes": 0} | sizes
     given |= {"offset": 0, "first": 1, "sent_count": 1, "received_count": 2, "exchange": "gather"}
     return MessageSpec(**(given | fields))
 

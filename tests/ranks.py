@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from exchanges import LAYOUT, exchanged, state_of, tag_of
-from thinwire.blocks import DenseVector
+from exchanges import exchanged, state_of
 from thinwire.exchange import Pairs
 from thinwire.testing.transports import (
     check_background,
@@ -414,33 +413,6 @@ def averaged_by_ddp() -> None:
 
     model = DistributedDataParallel(build_model())
     report(lambda: train_one(tw.presets.diloco(sync_every=2, outer=OUTER), 4, model=model))
-
-
-def averaged_in_elastic() -> None:
-    """Of two workers that sent the same shards each owner finds it out for itself."""
-    from thinwire.elastic.carrier import GroupLink
-    from thinwire.elastic.group import ElasticGroup
-    from thinwire.elastic.timeouts import Timeouts
-    from thinwire.transport.gloo_messages import GlooMessages
-
-    default = dist.distributed_c10d._get_default_group()
-
-    class DefaultGroup(GroupLink):
-        workers = default.size()
-
-        def backend(self, number: int, *, timeout_s: float) -> GlooMessages:
-            return GlooMessages(default, number)
-
-        def abort(self) -> None:
-            GlooMessages(default, 0).abort()
-
-    link = DefaultGroup()
-    timeouts = Timeouts(floor_s=5.0, patience=0.5, unmeasured_s=60, fixed_s=None)
-    group = ElasticGroup(link, timeouts, on_broken=lambda why, lost_s: None)
-    state = state_of(tw.ReduceScatter(), dist.get_rank(), 2)
-    tag = tag_of()
-    messages = state.encode(DenseVector(torch.ones(LAYOUT.numel)), tag)
-    report(lambda: group.run(state.run(messages, tag), tag).wait())
 
 
 if __name__ == "__main__":

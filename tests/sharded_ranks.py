@@ -192,7 +192,7 @@ class Book:
         def spied(delta: LazyVector, tag: RoundTag):
             self.moved = self.moved + delta.whole()
             messages = encode(delta, tag)
-            codec, body = self.exchange._codec, messages["whole"][HEADER_NBYTES:]
+            codec, body = self.exchange._codecs[0], messages["whole"][HEADER_NBYTES:]
             self.sent = self.sent + codec.decode(body, round=tag.round)
             self.rounds += 1
             return messages

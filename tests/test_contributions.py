@@ -8,7 +8,6 @@ from thinwire.contributions import (
     CLIPPED,
     KINDS,
     ContributionCounts,
-    ContributionDeduplicator,
     ContributionLog,
     kinds_of,
 )
@@ -72,42 +71,3 @@ def test_counts_are_read_as_they_were_described() -> None:
     assert ContributionCounts.read(described).describe() == described
     described["a"]["outlier"] = 7
     assert counts.describe()["a"] == {"outlier": 1}
-
-
-def test_what_several_tell_of_one_round_counts_once() -> None:
-    told = ContributionDeduplicator()
-    assert told.note([[1, "b", "outlier"], [2, "b", "outlier"]], among={"a", "b"}) == ""
-    assert told.note([[2, "b", "outlier"], [3, "b", "outlier"]], among={"a", "b"}) == ""
-    assert told.note([[2, "b", "clipped"], [2, "a", "outlier"]], among={"a", "b"}) == ""
-    assert told.note([[1, "nobody", "outlier"]], among={"a"}) == ""
-    assert told.counts.describe() == {"a": {"outlier": 1}, "b": {"outlier": 3, "clipped": 1}}
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        None,
-        7,
-        {"a": 1},
-        [7],
-        [[]],
-        [["1", "a", "outlier"]],
-        [[1, "a", "late"]],
-        [[1, ["a"], CLIPPED]],
-    ],
-)
-def test_what_cannot_be_true_is_told_and_the_rest_counted(said) -> None:
-    told = ContributionDeduplicator()
-    both = [*said, [1, "a", "outlier"]] if isinstance(said, list) else said
-    assert told.note(both, among={"a"})
-    expected = {"a": {"outlier": 1}} if isinstance(said, list) else {}
-    assert told.counts.describe() == expected
-
-
-def test_old_rounds_are_forgotten_and_not_counted_again() -> None:
-    told = ContributionDeduplicator()
-    for step in range(1, 400):
-        told.note([[step, "a", CLIPPED]], among={"a"})
-    told.note([[step, "a", CLIPPED] for step in (1, 100, 399)], among={"a"})
-    assert told.counts.describe() == {"a": {CLIPPED: 399}}
-    assert max(map(len, told._steps.values())) == 256

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic_team import TOKEN, Team
+from elastic_team import TOKEN
 from processes import free_port, output_of, start, start_two
 
 FOLDER = Path(__file__).parent.parent / "examples"
 ELASTIC = sorted(FOLDER.glob("*_elastic.py"))
-# A server and its workers are processes of two roles: tests/asynchronous/test_http.py runs them.
+# A server and its workers are processes of two roles: tests/asynchronous/test_objects.py runs such.
 TITAN = FOLDER / "torchtitan_trainer.py"
 OTHERS = [*ELASTIC, TITAN, FOLDER / "asynchronous.py"]
 EXAMPLES = sorted(file for file in FOLDER.glob("*.py") if file not in OTHERS)
@@ -56,10 +56,9 @@ def test_example_with_two_workers_that_meet(example: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ELASTIC, ids=lambda p: p.stem)
 def test_example_with_two_workers_that_come_and_go(example: Path, tmp_path: Path) -> None:
-    with Team(tmp_path) as lighthouse:
-        command = [sys.executable, str(example), lighthouse.address]
-        workers = [start([*command, name], THINWIRE_TOKEN=TOKEN) for name in ("one", "two")]
-        output = "".join(output_of(process) for process in workers)
+    command = [sys.executable, str(example), f"file://{tmp_path}/store"]
+    workers = [start([*command, name], THINWIRE_TOKEN=TOKEN) for name in ("one", "two")]
+    output = "".join(output_of(process) for process in workers)
     assert len(set(re.findall(r"[0-9a-f]{64}", output))) == 1
     assert len(re.findall(r"^worker (?:one|two): loss [\d.]+ Stats", output, re.MULTILINE)) == 2
 

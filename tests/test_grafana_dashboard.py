@@ -1,6 +1,5 @@
 """The dashboard of examples/grafana shows metrics that exist, and Grafana can import it."""
 
-import dataclasses
 import json
 import re
 from itertools import combinations
@@ -11,8 +10,7 @@ import yaml
 
 pytest.importorskip("prometheus_client")
 
-from elastic_registry import registry_status, worker_status
-from thinwire.elastic.metrics import METRICS_PATH, RunMetrics
+from thinwire.elastic.metrics import RunMetrics
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "grafana"
@@ -20,18 +18,26 @@ DASHBOARD = json.loads((FOLDER / "thinwire.json").read_text())
 PANELS = DASHBOARD["panels"]
 TARGETS = [target for panel in PANELS for target in panel["targets"]]
 PAGE = (ROOT / "docs" / "watching.md").read_text()
-IMPORTANT = """workers worker_outer_step worker_loss worker_wait_seconds_total refusals_total
-    worker_waiting_seconds worker_sent_bytes_total worker_received_bytes_total"""
+IMPORTANT = """workers worker_outer_step worker_loss worker_wait_seconds_total roll_age_seconds
+    worker_age_seconds worker_sent_bytes_total worker_received_bytes_total"""
+METRICS = dict.fromkeys(("loss", "tokens_per_s", "sent_bytes", "received_bytes", "wait_s"), 1)
+RECORD = {
+    "age_s": 1.0,
+    "run": {"version": 1, "step": 2, "over": False},
+    "roll": 3,
+    "snapshot": 1,
+    "workers": [
+        {"identity": "a", "position": {"version": 1, "step": 2}, "metrics": METRICS, "age_s": 1.0}
+    ],
+}
 
 
 def names(text: str) -> set[str]:
     return set(re.findall(r"thinwire_\w+", text))
 
 
-def test_queries_and_the_page_name_the_metrics_that_the_lighthouse_serves() -> None:
-    counts = {"a": {"clipped": 1}}
-    status = dataclasses.replace(registry_status(worker_status("a")), contributions=counts)
-    families = RunMetrics(lambda: status).collect()
+def test_queries_and_the_page_name_the_metrics_that_are_served() -> None:
+    families = RunMetrics(lambda: RECORD).collect()
     kinds = {sample.name: family.type for family in families for sample in family.samples}
     assert names(PAGE) == kinds.keys()
     for query in (target["expr"] for target in TARGETS):
@@ -63,18 +69,18 @@ def test_grafana_10_finds_what_it_needs_to_import_it() -> None:
     assert not any(one & other for one, other in combinations(cells.values(), 2))
 
 
-def test_it_asks_the_prometheus_and_the_lighthouse_that_are_chosen_there() -> None:
+def test_it_asks_the_prometheus_and_the_run_that_are_chosen_there() -> None:
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     chosen = {"type": "prometheus", "uid": "${datasource}"}
-    assert all(a["datasource"] == chosen for a in (*PANELS, *TARGETS, variables["lighthouse"]))
+    assert all(a["datasource"] == chosen for a in (*PANELS, *TARGETS, variables["run"]))
     for target in TARGETS:
         used = set(re.findall(r"\$(\w+)", target["expr"]))
-        assert {"lighthouse"} <= used <= {"__rate_interval", "__range"} | set(variables)
+        assert {"run"} <= used <= {"__rate_interval", "__range"} | set(variables)
 
 
-def test_prometheus_asks_where_the_page_has_the_lighthouse_serve() -> None:
+def test_prometheus_asks_where_the_page_has_the_command_serve() -> None:
     (job,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
-    assert job.get("metrics_path", "/metrics") == METRICS_PATH
+    assert job.get("metrics_path", "/metrics") == "/metrics"
     for target in (target for config in job["static_configs"] for target in config["targets"]):
         assert f"--metrics {target}" in PAGE

@@ -84,7 +84,7 @@ def test_all_names_come_with_a_star_and_an_unknown_one_is_an_error() -> None:
         ["plan", "--parameters", "1B", "--sealed"],
         ["report"],
         ["join", "h:1", "--elastic", "h:2"],
-        ["status", "node:29400", "--token-file", "missing.txt"],
+        ["status", "node:29400", "--run-name", "r"],
         ["status", "s3://bucket"],
     ],
     ids=" ".join,

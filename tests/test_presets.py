@@ -53,6 +53,7 @@ def test_the_asynchronous_table_is_the_papers() -> None:
     )
     assert tw.Method.from_dict(tw.method.describe(method)) == method
     assert "async_diloco" not in tw.presets.names()  # it does not train in rounds
+    assert tw.presets.from_text("async_diloco:every=8").outer.every == 8
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_what_does_not_fit_is_refused(preset: str, fields, word: str) -> None:
         getattr(tw.presets, preset)(**fields)
 
 
-@pytest.mark.parametrize("name", ["dilocco", "async_diloco"])
+@pytest.mark.parametrize("name", ["dilocco", "async_dilocco"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(tw.ConfigurationError, match=f"use method '{name}'.*did you mean"):
         tw.presets.by_name(name)

@@ -303,7 +303,7 @@ def factor(step: int) -> float:
 class Elastic:
     """What such a worker has, whatever its trainer."""
 
-    def __init__(self, lighthouse: str, identity: str, options: dict) -> None:
+    def __init__(self, store: str, identity: str, options: dict) -> None:
         torch.set_num_threads(1)
         # A newcomer takes the others' weights, whatever its own were.
         self.net = model(sum(identity.encode()))
@@ -311,10 +311,12 @@ class Elastic:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         self.method = tw.presets.from_text(options.get("method", "diloco"), sync_every=H)
         self.transport = tw.transport.Elastic(
-            lighthouse,
+            store,
+            run="run",
             identity=identity,
             options=tw.transport.ElasticOptions(**options.get("terms", {})),
-            group=dist.group.WORLD if "ranks" in options else None,
+            least_wait_s=1.0,
+            **({"group": dist.group.WORLD} if "ranks" in options else {}),
         )
         self.transport.events.listen(lambda event: tell(event=event.describe()))
         self.folder = f"{options['out']}/{identity}"
@@ -338,7 +340,7 @@ class Elastic:
         os._exit(0)
 
 
-def elastic_hugging_face(lighthouse: str, identity: str, options: dict) -> None:
+def elastic_hugging_face(store: str, identity: str, options: dict) -> None:
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
     from thinwire.integrations.transformers import TransformersCallback
@@ -365,7 +367,7 @@ def elastic_hugging_face(lighthouse: str, identity: str, options: dict) -> None:
         save_steps=4,
         save_total_limit=1,
     )
-    worker = Elastic(lighthouse, identity, options)
+    worker = Elastic(store, identity, options)
     outer = tw.OuterLoop(worker.net, worker.optimizer, worker.method, transport=worker.transport)
     trainer = Trainer(
         model=worker.net,
@@ -381,14 +383,14 @@ def elastic_hugging_face(lighthouse: str, identity: str, options: dict) -> None:
     worker.finish(outer, worker.net, trainer.state.log_history, trainer.state.global_step)
 
 
-def elastic_lightning(lighthouse: str, identity: str, options: dict) -> None:
+def elastic_lightning(store: str, identity: str, options: dict) -> None:
     from thinwire.integrations.lightning import LightningCallback
 
     def say_step(trainer, index: int) -> None:
         if index % ACCUMULATED == 0:
             worker.say_step(callback.outer, trainer.global_step)
 
-    worker = Elastic(lighthouse, identity, options)
+    worker = Elastic(store, identity, options)
     callback = LightningCallback(worker.method, transport=worker.transport)
     watch, logs = lightning_watch(say_step, lambda _: None)
     saves = lightning_saves(worker.folder, 4)

@@ -219,7 +219,7 @@ class _ReplayedRound(Round[T]):
     def wait(self) -> T:
         for answer in self._answers:
             self._running.answer(answer)
-        return self._running.finish()
+        return self._running.wait()
 
     def arrived_s(self) -> float | None:
         return 0.0

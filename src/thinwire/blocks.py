@@ -214,7 +214,7 @@ class LazyVector(ABC):
 
     def piece(self, start: int, stop: int) -> LazyVector:
         """The places from `start` to before `stop`, as a vector."""
-        return self if stop - start == self.numel else _Slice(self, start, stop)
+        return _Slice(self, start, stop)
 
     def whole(self) -> Tensor:
         """All of it, as a new fp32 [numel]."""

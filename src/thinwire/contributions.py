@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from thinwire.rejection import Consequence, Rejection, RejectReason
 
@@ -16,7 +16,6 @@ KINDS: Final = (
 """All that is counted: the reasons of rejections, and `CLIPPED`."""
 
 _LOG: Final = logging.getLogger(__name__)
-_ROUNDS_REMEMBERED: Final = 256
 
 
 def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dict[int, str]:
@@ -124,51 +123,3 @@ class ContributionLog:
         told: Mapping[str, Any] = state.get("contributions", {})
         members = map(self._member, range(workers))
         self.counts = ContributionCounts.read({m: told[m] for m in members if m in told})
-
-
-class ContributionDeduplicator:
-    """Counts what several workers tell of the same outer steps, each of them once.
-
-    A worker repeats what it tells, and the others tell the same. What is told of an outer step is
-    believed whichever worker says it: a dishonest one can accuse another.
-
-    >>> told = ContributionDeduplicator()
-    >>> for _ in range(2):
-    ...     flaw = told.note([[7, "b", "clipped"], [8, "b", "clipped"]], among=["a", "b"])
-    >>> told.counts.describe(), told.note([[9, "b", "late"]], among=["a", "b"])
-    ({'b': {'clipped': 2}}, "one is [9, 'b', 'late']")
-    """
-
-    def __init__(self) -> None:
-        self.counts = ContributionCounts()
-        self._steps: dict[tuple[str, str], list[int]] = {}
-
-    def note(self, said: Any, *, among: Collection[str]) -> str:
-        """Count what is new, of members that there are.
-
-        Args:
-            said: outer step, member and kind of each; any JSON.
-            among: members; what is said of others is passed over.
-
-        Returns:
-            what cannot be true of it, or "".
-        """
-        if not isinstance(said, list):
-            return f"all of it is a {type(said).__name__}"
-        flaw = ""
-        for each in cast(list[Any], said):
-            match each:
-                case [int(step), str(member), str(kind)] if kind in KINDS:
-                    if member in among:
-                        self._note(step, member, kind)
-                case _:
-                    flaw = f"one is {str(each)[:50]}"
-        return flaw
-
-    def _note(self, step: int, member: str, kind: str) -> None:
-        known = self._steps.setdefault((member, kind), [])
-        is_old = len(known) == _ROUNDS_REMEMBERED and step < known[0]
-        if step in known or is_old:
-            return
-        self._steps[member, kind] = sorted([*known, step])[-_ROUNDS_REMEMBERED:]
-        self.counts.note(member, kind)

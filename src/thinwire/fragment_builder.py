@@ -157,7 +157,6 @@ class FragmentBuilder:
             rank=rank,
             storage=self.storage,
             drops_bad_messages=not self._is_fixed,
-            votes=not self._transport.gives_all_the_same,
             has_own_anchors=self.has_own_anchors,
             # What travels are weights then, which are equal before anything was trained.
             warns_of_same_work=not self.has_own_anchors,

@@ -479,7 +479,7 @@ class OuterLoop:
     ) -> None:
         """Say what this worker measured, for people who watch an elastic run.
 
-        `thinwire status` and the lighthouse's metrics show it, with bytes and waits, which are
+        `thinwire status` and its metrics show it, with bytes and waits, which are
         known without this call. It sends nothing by itself and may be called after every step.
 
         Args:

@@ -483,7 +483,7 @@ def async_diloco(*, every: int = 4, c: float = 0.0, **fields: Unpack[MethodField
     )
 
 
-# Methods in rounds, by which `OuterLoop` and the commands train; async_diloco needs a server.
+# Methods in rounds, by which `OuterLoop` trains; async_diloco needs a server.
 _PRESETS: Mapping[str, Callable[..., Method]] = {
     "ddp": ddp,
     "decoupled_momentum": decoupled_momentum,
@@ -508,7 +508,7 @@ def names() -> tuple[str, ...]:
 
 
 def by_name(name: str) -> Callable[..., Method]:
-    """The preset called `name`, one of `names()`.
+    """The preset called `name`, one of `names()` or async_diloco.
 
     Raises:
         ConfigurationError: no preset has this name.
@@ -516,9 +516,10 @@ def by_name(name: str) -> Callable[..., Method]:
     >>> by_name("diloco") is diloco
     True
     """
-    if name not in _PRESETS:
-        raise unknown_name(f"use method {name!r}", name, names())
-    return _PRESETS[name]
+    known = {**_PRESETS, "async_diloco": async_diloco}
+    if name not in known:
+        raise unknown_name(f"use method {name!r}", name, known)
+    return known[name]
 
 
 def from_text(text: str, **fields: Any) -> Method:

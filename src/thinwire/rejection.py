@@ -8,7 +8,7 @@ from thinwire.errors import RoundDiscarded
 
 
 class RejectReason(IntEnum):
-    """The code that votes carry; a reason's number is part of the wire format."""
+    """What is wrong with a contribution."""
 
     NONE = 0
     EMPTY = 1

@@ -2,14 +2,17 @@
 
 import json
 import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import thinwire as tw
 from forked import Forked
-from processes import free_port
+from thinwire.runs.status import RunState, read_run
 from thinwire.train.asynchronous import without_rounds
-from training import corpus, tiny
+from training import corpus, records, summary, tiny
 
 __all__ = ["corpus", "tiny"]
 
@@ -23,40 +26,128 @@ def command(*arguments: str) -> Forked:
     return Forked(["-m", "thinwire", *arguments], os.environ | told)
 
 
+class Team:
+    """Server and workers of one run over a folder."""
+
+    def __init__(self, folder: Path, model: str, corpus: Path, *more: str, workers: int) -> None:
+        self.store, self.out, self.folder = f"file://{folder}/store", folder / "out", folder
+        self.where = (self.store, "--run-name", "a")
+        self.flags = (
+            *("--workers", str(workers), "--steps", "12", "--sync-every", "3"),
+            *("--model", model, "--corpus", str(corpus), "--sequence-length", "16"),
+            *("--global-batch", "4", "--device", "cpu", "--threads", "1"),
+            *("--log-steps", "2", "--evaluate-steps", "6", *more),
+        )
+        self.started: list[Forked] = []
+
+    def __enter__(self) -> "Team":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.started:
+            process.kill()
+
+    def start(self, *arguments: str) -> Forked:
+        self.started.append(command(*arguments))
+        return self.started[-1]
+
+    def serve(self) -> Forked:
+        return self.start("serve", *self.where, "--out", str(self.out), *self.flags)
+
+    def work(self, number: int, *more: str) -> Forked:
+        own = ("--worker", str(number), "--out", str(self.folder / f"worker-{number}{more}"))
+        return self.start("work", *self.where, *own, *self.flags, *more)
+
+    def step(self) -> int:
+        file = self.out / "metrics.jsonl"
+        whole = file.read_text().split("\n")[:-1] if file.exists() else []
+        return json.loads(whole[-1])["step"] if whole else 0
+
+    def status(self) -> dict:
+        told, errors = self.start("status", *self.where, "--json").communicate(timeout=60)
+        assert told, errors
+        return json.loads(told)
+
+
+def until(happens: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not happens():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.02)
+
+
+def finished(*processes: Forked) -> list[str]:
+    outputs = []
+    for process in processes:
+        told, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        outputs.append(told)
+    return outputs
+
+
 @pytest.mark.slow
-def test_a_run_is_served_and_another_one_is_refused(tiny, corpus, tmp_path) -> None:
-    port, out = free_port(), tmp_path / "out"
-    run = (
-        *("--method", "diloco", "--workers", "2", "--steps", "12", "--sync-every", "3"),
-        *("--model", tiny().model.size, "--corpus", str(corpus), "--sequence-length", "16"),
-        *("--global-batch", "4", "--device", "cpu", "--threads", "1"),
-    )
-    server = command("serve", "--bind", f"127.0.0.1:{port}", "--out", str(out), *run)
-    where = f"127.0.0.1:{port}"
-    others = [
-        command("work", where, "--worker", "0", *run, "--inner-lr", "0.1"),
-        command("work", where, "--worker", "0", *run[:5], "13", *run[6:]),
-    ]
-    workers: list[Forked] = []
-    try:
-        for other, field in zip(others, ("method.inner.lr", "steps"), strict=True):
+def test_a_run_is_served_shown_and_reported_and_another_one_is_refused(
+    tiny, corpus, tmp_path
+) -> None:
+    with Team(tmp_path, tiny().model.size, corpus, workers=2) as team:
+        server = team.serve()
+        others = [team.work(0, "--inner-lr", "0.1"), team.work(0, "--seed", "3"), team.work(7)]
+        for other, why in zip(
+            others, ("inner.lr differs", "seed differs", "worker 7"), strict=True
+        ):
             _, errors = other.communicate(timeout=60)
             assert other.returncode == 1
-            assert f"{field} differs" in errors
-        workers += [command("work", where, "--worker", str(k), *run) for k in range(2)]
-        output, errors = server.communicate(timeout=60)
-        assert server.returncode == 0, errors
-        for worker in workers:
-            told, errors = worker.communicate(timeout=30)
-            assert worker.returncode == 0, errors
-            assert "the run is finished" in told
-    finally:
-        for process in (server, *others, *workers):
-            process.kill()
-    summary = json.loads((out / "server.json").read_text())
-    assert f"validation loss {summary['val_loss']:.4f} after 768 tokens" in output
-    assert summary["steps_done"] == 24
-    assert (out / "model" / "model.safetensors").exists()
+            assert why in errors
+        told, *of_workers = finished(server, team.work(0), team.work(1))
+        assert all("the run is finished" in text for text in of_workers)
+        status = team.status()
+        page = team.start("status", *team.where).communicate(timeout=60)[0]
+        again = finished(team.serve())
+    found, numbers = summary(team.out), records(team.out)
+    assert f"validation loss {found['val_loss']:.4f} after 768 tokens" in told
+    assert told.endswith(again[0])
+    assert found["asynchronous"]["steps_done"] == 24
+    assert read_run(team.out).state is RunState.FINISHED
+    assert numbers[-1]["step"] == 12
+    assert [r["step"] for r in numbers if "val_loss" in r][-1] == 12
+    assert found["sent_bytes_per_worker"] == found["asynchronous"]["received_bytes"] // 2
+    assert status["run"]["version"] == found["asynchronous"]["arrivals"] >= 8
+    assert [w["position"]["step"] for w in status["workers"]] == [
+        found["asynchronous"]["steps_of"][k] for k in ("0", "1")
+    ]
+    assert "asynchronous, written" in page
+    assert "worker 1" in page
+    assert (team.out / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["diloco", "muloco:bits=2"])
+def test_a_server_and_a_worker_that_are_killed_go_on_bit_for_bit(
+    tiny, corpus, tmp_path, method
+) -> None:
+    """One worker, whose order of arrivals no clock decides: the digest is that without a death."""
+    digests = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        more = ("--method", method, "--steps", "30")
+        with Team(folder, tiny().model.size, corpus, *more, workers=1) as team:
+            server, worker = team.serve(), team.work(0)
+            if name == "killed":
+                for step in (6, 12, 20):
+                    until(lambda step=step: team.step() >= step)
+                    worker.kill()
+                    if step > 6:
+                        server.kill()
+                        server = team.serve()
+                    worker = team.work(0)
+            finished(server, worker)
+        found = summary(team.out)
+        assert found["asynchronous"]["refused"] == {}
+        digests.append(
+            (found["outer_digest"], found["val_loss"], found["asynchronous"]["arrivals"])
+        )
+    assert digests[0] == digests[1]
 
 
 def test_a_method_in_rounds_becomes_one_for_arrivals_if_its_outer_optimizer_can() -> None:

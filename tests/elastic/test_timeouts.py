@@ -1,10 +1,8 @@
-"""How long an elastic worker waits, and how often it tries again."""
+"""How long an elastic worker waits."""
 
 import pytest
 
-from thinwire.elastic import timeouts as timeouts_module
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError
 
 
 def made(fixed_s: float | None = None) -> Timeouts:
@@ -37,52 +35,3 @@ def test_waits_double_until_an_exchange_succeeds() -> None:
     for _ in range(20):  # a slow round is forgotten
         timeouts.finished_round(10.0)
     assert timeouts.round_s == 10
-
-
-class Clock:
-    """What a module sees in the place of time."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def tries(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(timeouts_module, "time", clock)
-    return clock, timeouts_module.RetryBudget("10.0.0.7", give_up_s=300)
-
-
-def test_a_newcomer_gives_up_at_its_fourth_failure(tries) -> None:
-    def fail() -> None:
-        tries[1].failed("form a group", because="no worker connects", newcomer=True)
-
-    for _ in range(3):
-        fail()
-    tries[1].worked()
-    for _ in range(3):
-        fail()
-    with pytest.raises(ExchangeError) as raised:
-        fail()
-    assert raised.value.because == "it failed 4 times: no worker connects"
-    assert raised.value.cannot == "form a group"
-    assert "the others reach 10.0.0.7" in raised.value.do
-
-
-@pytest.mark.parametrize("newcomer", [False, True])
-def test_other_workers_give_up_after_failing_for_too_long(tries, newcomer: bool) -> None:
-    clock, budget = tries
-    for _ in range(50):
-        clock.now_s += 6.0
-        budget.failed("form a group", because="no worker connects")
-    budget.worked()
-    clock.now_s += 1000.0
-    budget.failed("heal", because="it is gone", newcomer=newcomer)
-    clock.now_s += 300.0
-    budget.failed("heal", because="it is gone", newcomer=newcomer)
-    clock.now_s += 0.1
-    with pytest.raises(ExchangeError, match="it failed 3 times: it is gone"):
-        budget.failed("heal", because="it is gone", newcomer=newcomer)

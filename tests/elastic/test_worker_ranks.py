@@ -1,26 +1,25 @@
 """Elastic workers whose model is sharded over two ranks each, as real processes."""
 
-import contextlib
 import json
 import re
 import signal
-import subprocess
 import time
 
 import pytest
 
-from elastic_schedule import ShardedPair, inject_faults_into_ranks
+from elastic_schedule import inject_faults_into_ranks
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
-from thinwire.elastic.registry_server import ask_registry
-from thinwire.security.token import Token
 from training import corpus  # noqa: F401
+
+pytest.importorskip("obstore")
+
+pytestmark = pytest.mark.slow
 
 METHODS = ["diloco", "muloco:bits=2", "sparseloco:density=1/8"]
 SHARDED = {"ranks": 2, "layers": 4, "step_s": 0.02, "among": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["landed", "started"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
@@ -47,42 +46,24 @@ def test_a_rank_killed_in_an_exchange_ends_its_worker_which_comes_back_and_heals
         assert len({rank.last("shard") for rank in first.ranks} | {first.digest}) == 3
 
 
-@pytest.mark.slow
-def test_all_workers_go_on_from_checkpoints_at_a_new_lighthouse(tmp_path) -> None:
+def test_all_workers_go_on_from_checkpoints_in_another_store(tmp_path) -> None:
     def start(team: Team, name: str):
         files = {rank: {"checkpoint": str(tmp_path / f"{name}{rank}.pt")} for rank in range(2)}
         return team.start(name, of_rank=files, **SHARDED)
 
+    (tmp_path / "other").mkdir()
     with Team(tmp_path, steps=20) as team:
         before = [start(team, name) for name in "ab"]
         team.finish()
-    with Team(tmp_path, steps=60, terms={"give_up_s": 20.0}) as team:
+    with Team(tmp_path / "other", steps=60, terms={"give_up_s": 20.0}) as team:
         after = [start(team, name) for name in "ab"]
         assert len(team.finish()) == 4
         assert after[0].steps()[0]["version"] == before[0].version == 5
         assert after[0].version > 10
 
 
-@pytest.mark.slow
-def test_the_registry_hears_of_a_round_before_the_next_one_begins(tmp_path) -> None:
-    """A worker that wakes up from an older version must not be let go on from it."""
-    with Team(tmp_path, steps=400, every=8) as team:
-        first, _ = team.start_all("a", "b", **SHARDED | {"step_s": 0.4})
-        version = first.version
-        team.until(lambda: first.version > version)
-        time.sleep(1.0)  # of a round of 3.2 s; heartbeats are sent five times a second
-        told = first.version
-        known = ask_registry(Token(TOKEN), team.address)
-        assert known.run.version == told
-        assert {peer.position.version for peer in known.peers} == {told}
-        for worker in team.workers:
-            worker.kill_all()
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(tmp_path) -> None:
-    """An exchange may take half a minute, and is given up as soon as the worker is gone."""
-    with Team(tmp_path, steps=200, terms={"timeout_s": 30.0}) as team:
+def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_a_wait(tmp_path) -> None:
+    with Team(tmp_path, steps=200, terms={"timeout_s": 3.0}) as team:
         first = team.start("a", **SHARDED)
         second = team.start("b", die=["landed", 5], stops_there=True, **SHARDED)
         team.until(lambda: second.version == 4)
@@ -93,7 +74,6 @@ def test_a_worker_that_is_stopped_stalls_no_rank_for_longer_than_its_heartbeats(
         assert len(team.finish()) == 4
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_model(
     tmp_path,
 ) -> None:
@@ -107,7 +87,6 @@ def test_a_worker_that_was_stopped_until_the_others_wait_for_it_ends_with_their_
         assert {rank.last("last_step") for rank in victim.ranks} == {120}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["hsdp", "tensor"])
 def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
     with Team(tmp_path, steps=100, sharding=sharding) as team:
@@ -121,7 +100,6 @@ def test_other_cuts_of_a_worker_heal_as_well(tmp_path, sharding: str) -> None:
         assert len(team.finish()) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worker(
     tmp_path, rank: int
@@ -142,56 +120,23 @@ def test_a_rank_that_is_stopped_for_longer_than_any_timeout_heals_with_its_worke
         assert second.events("healed"), team.report()
 
 
-@pytest.mark.slow
 def test_workers_of_another_number_of_ranks_are_refused(tmp_path) -> None:
     with Team(tmp_path, steps=400) as team:
         first = team.start("a", **SHARDED)
         team.until(lambda: first.version)
         other = team.start("b", **{**SHARDED, "ranks": 1})
         assert other.wait(30) == 1
-        assert "ranks is 1 here and 2 in the run" in other.last("error")
+        assert "ranks of a worker differs" in other.last("error")
         version = first.version
         team.until(lambda: first.version > version)
         first.kill_all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_random_schedule_for_workers_and_single_ranks(tmp_path, seed: int) -> None:
     with Team(tmp_path, method=METHODS[seed % 3]) as team:
         inject_faults_into_ranks(team, seed)
         team.finish(100)
-
-
-@contextlib.contextmanager
-def linked_team(tmp_path, real, **options):
-    """A team on the four nodes of a link."""
-    with real.Link(nodes=4, rate_bps=100e6, delay_s=0.001) as link:
-        nodes = {"host": link.addresses[0], "namespaces": link.namespaces}
-        gloo = {"GLOO_SOCKET_IFNAME": "wan0"}
-        with Team(tmp_path, environment=gloo, **nodes, **options) as team:
-            yield team, link
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5, 10))
-def test_a_random_schedule_with_links_that_are_cut(tmp_path, real, seed: int) -> None:
-    with linked_team(tmp_path, real, method=METHODS[seed % 3]) as (team, link):
-        inject_faults_into_ranks(team, seed, link)
-        team.finish(100)
-
-
-@pytest.mark.slow
-def test_two_ranks_that_lose_the_way_to_each_other_go_on_by_way_of_the_lighthouse(
-    tmp_path, real
-) -> None:
-    with linked_team(tmp_path, real) as (team, link):
-        pair = ShardedPair(team, link)
-        # The second rank of b is on node 3, and both ranks of a are on node 1.
-        for here, there in ((1, 3), (3, 1)):
-            route = ["route", "add", "blackhole", link.addresses[there]]
-            subprocess.run(["ip", "-n", link.namespaces[here], *route], check=True)
-        assert len(team.finish(60)) == sum(len(worker.ranks) for worker in pair.live.values())
 
 
 # -- thinwire train -------------------------------------------------------------------------------
@@ -203,7 +148,6 @@ FLAGS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
     tmp_path,
     monkeypatch,
@@ -213,7 +157,12 @@ def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
     running = []
 
     def start(team: Team, name: str, *more: str, ranks: int = 2):
-        given = FLAGS | {"corpus": corpus, "elastic": team.address, "out": tmp_path / name}
+        given = FLAGS | {
+            "corpus": corpus,
+            "elastic": team.url,
+            "run-name": "r",
+            "out": tmp_path / name,
+        }
         flags = [text for flag, value in given.items() for text in (f"--{flag}", str(value))]
         processes = fork_ranks(ranks, "-m", "thinwire", "train", *flags, *more)
         running.extend(processes)

@@ -87,9 +87,8 @@ def test_replicas_that_came_together_may_be_evaluated() -> None:
         pass
 
 
-@pytest.mark.parametrize("case", ["averaged_by_ddp", "averaged_in_elastic"])
-def test_ddp_around_the_workers_is_named_by_all_ranks(case: str) -> None:
-    for process in run_ranks(case, 2):
+def test_ddp_around_the_workers_is_named_by_all_ranks() -> None:
+    for process in run_ranks("averaged_by_ddp", 2):
         assert process.returncode == 0, process.stderr
         assert process.stderr.count("SameWorkWarning: all workers sent exactly the same") == 1
         assert "something averages their gradients already" in process.stderr

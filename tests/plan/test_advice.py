@@ -18,7 +18,7 @@ from thinwire.plan import advice as planner
 from thinwire.plan.advice import INTERVALS, LOSSES, NO_EXCHANGE_LOSS, Choice, advise, choices
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import bill
-from thinwire.plan.job import BucketPrice, Job, Prices
+from thinwire.plan.job import Job, Prices
 from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import steady_utilisation
@@ -182,11 +182,11 @@ def test_h_of_the_user_is_kept_and_methods_that_cannot_be_run_are_not_advised():
 
 
 @pytest.mark.parametrize("accelerators", [1, 8])
-@pytest.mark.parametrize("price", [None, BucketPrice(egress_per_gb=0.09)])
+@pytest.mark.parametrize("price", [None, Prices(egress_per_gb=0.09)])
 @pytest.mark.parametrize("bits_per_s", [1e8, 1e15])
 def test_lines_that_are_pasted_are_read_by_the_command_line(accelerators, price, bits_per_s):
     topology = TOPOLOGIES["ring" if price is None else "star"]
-    planned = job(bits_per_s=bits_per_s, price=price, topology=topology)
+    planned = job(bits_per_s=bits_per_s, prices=price, topology=topology)
     for found in advise(planned).recommended:
         words = shlex.split(command_line(found.choice, planned, accelerators=accelerators))
         name, *arguments = words[words.index("thinwire") + 1 :]

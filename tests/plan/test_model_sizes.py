@@ -13,16 +13,15 @@ from thinwire.train.models import Model
 
 
 @pytest.mark.parametrize("name", LLAMA_SIZES)
-@pytest.mark.parametrize("vocabulary", [None, 97])
-def test_a_built_in_size_has_the_parameters_of_its_model(name: str, vocabulary: int | None) -> None:
+def test_a_built_in_size_has_the_parameters_of_its_model(name: str) -> None:
     """Written down, and as transformers makes them: names, shapes, layers, roles and order."""
     from transformers import AutoModelForCausalLM
 
     size = LLAMA_SIZES[name]
-    config = size.configuration(vocabulary or size.counted_with, 1)
+    config = size.configuration(size.counted_with, 1)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert resolve(name, vocabulary=vocabulary) == Shape.of_model(model, name=name)
+    assert resolve(name) == Shape.of_model(model, name=name)
 
 
 TINY = {"model_type": "llama", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
@@ -60,26 +59,24 @@ def test_a_config_is_found_by_its_path_its_folder_and_its_name_in_the_cache(
 
 
 @pytest.mark.parametrize(
-    ("source", "vocabulary", "message"),
+    ("source", "message"),
     [
-        ("150M", None, "did you mean '150m'"),
-        ("7q", None, "no built-in size, no file or folder that exists, and no org/name"),
-        ("no/such/config.json", None, "no file or folder that exists"),
-        ("org/absent", None, "not in the local Hugging Face cache.*hf download org/absent"),
-        ("250k", 0, "pass vocabulary >= 1"),
-        ("{", None, "transformers says"),  # no JSON
-        ("{}", None, "transformers says"),  # no type
-        ('{"model_type": "nobody"}', None, "transformers says"),
-        ('{"model_type": "t5"}', None, "transformers says"),  # not causal
-        ("", None, r"has no config\.json"),
-        (json.dumps(TINY), 5, "says how many tokens it has"),
+        ("150M", "did you mean '150m'"),
+        ("7q", "no built-in size, no file or folder that exists, and no org/name"),
+        ("no/such/config.json", "no file or folder that exists"),
+        ("org/absent", "not in the local Hugging Face cache.*hf download org/absent"),
+        ("{", "transformers says"),  # no JSON
+        ("{}", "transformers says"),  # no type
+        ('{"model_type": "nobody"}', "transformers says"),
+        ('{"model_type": "t5"}', "transformers says"),  # not causal
+        ("", r"has no config\.json"),
     ],
 )
-def test_what_is_not_there_says_so_in_one_line(tmp_path, source, vocabulary, message) -> None:
+def test_what_is_not_there_says_so_in_one_line(tmp_path, source, message) -> None:
     if not source:
         source = str(tmp_path)
     elif source.startswith("{"):
         source = str(write_config(tmp_path, source))
     with pytest.raises(tw.ConfigurationError, match=message) as caught:
-        resolve(source, vocabulary=vocabulary)
+        resolve(source)
     assert "\n" not in str(caught.value)

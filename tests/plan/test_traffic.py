@@ -1,6 +1,5 @@
 """The bytes of a plan are the bytes of a run: equal, on every worker, with no tolerance."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 import plan_scenarios
 import thinwire as tw
 from thinwire import codecs
-from thinwire.exchange import Exchange, ExchangeContext, ExchangeState, Sizes
 from thinwire.exchange.pairs import peers_of
 from thinwire.fragments.layout import Layout
 from thinwire.plan.shape import Shape
@@ -72,13 +70,13 @@ def run(method: tw.Method, make: Make, workers: int, steps: int, sealed: bool) -
 
 
 def check(
-    method: tw.Method, make: Make, workers: int, steps: int, *, votes: int = 0, sealed: bool = False
+    method: tw.Method, make: Make, workers: int, steps: int, *, sealed: bool = False
 ) -> list[Traffic]:
     """Plan and run, and compare what every worker counts."""
     with torch.device("meta"):
         shape = Shape.of_model(make())
-    more = {"votes": votes, "added_nbytes": 28 if sealed else 0}
-    plans = [traffic(method, shape, workers=workers, rank=r, **more) for r in range(workers)]
+    more = {"workers": workers, "added_nbytes": 28 if sealed else 0}
+    plans = [traffic(method, shape, rank=rank, **more) for rank in range(workers)]
     found = run(method, make, workers, steps, sealed)
     for rank, (plan, stats) in enumerate(zip(plans, found, strict=True)):
         assert plan.exchanges_after(steps) == stats.rounds
@@ -177,33 +175,8 @@ def test_automatic_changes_its_mind_with_k_and_a_lone_worker_sends_nothing() -> 
     assert kinds == {4: "gather", 5: "reduce_scatter"}
     sparse = traffic(preset("sparse_muloco"), shape, workers=8)
     assert sparse.messages[0].exchange == "gather"
-    plan = traffic(preset("diloco"), shape, workers=1, votes=1)
+    plan = traffic(preset("diloco"), shape, workers=1)
     assert (plan.sent_after(99), plan.received_after(99), plan.peak_sent_per_step) == (0, 0, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Voting(Exchange):
-    """Another exchange as it is where bad messages are dropped."""
-
-    inner: Exchange
-
-    def bind(self, context: ExchangeContext) -> ExchangeState:
-        return self.inner.bind(dataclasses.replace(context, drops_bad_messages=True))
-
-    def sizes(self, codec, layout, aggregate, *, workers: int, rank: int) -> Sizes:
-        return self.inner.sizes(codec, layout, aggregate, workers=workers, rank=rank)
-
-
-@pytest.mark.parametrize("workers", [2, 5])
-def test_votes_are_counted_beside_payloads(workers: int) -> None:
-    voting = preset("streaming_diloco", exchange=Voting(tw.Automatic()))
-    with_votes = check(voting, Odd, workers, 13, votes=1)
-    without = check(preset("streaming_diloco"), Odd, workers, 13)
-    exchanges = without[0].exchanges_after(13)
-    assert with_votes[0].sent_after(13) - without[0].sent_after(13) == workers * exchanges
-    assert with_votes[0].peak_sent_per_step == without[0].peak_sent_per_step
-    sharded = preset("streaming_diloco", exchange=Voting(tw.ReduceScatter()))
-    check(sharded, Odd, workers, 13, votes=1, sealed=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

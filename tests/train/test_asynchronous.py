@@ -1,16 +1,24 @@
 """Asynchronous training of a language model, by a virtual clock."""
 
+import contextlib
 import dataclasses
 import io
+from pathlib import Path
 
 import pytest
-import torch
+from rich.console import Console
 
 import thinwire as tw
-from thinwire.asynchronous import AsyncOptions, WorkerSpeeds
-from thinwire.train.asynchronous import AsyncTraining
+from thinwire.errors import RunStopped
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.runs.folder import RunFolder
+from thinwire.runs.status import RunState, read_run
+from thinwire.train.asynchronous import train_here
 from thinwire.train.config import Intervals, Runtime, TrainConfig
-from thinwire.train.trainer import train
+from thinwire.train.observers import Observer, Terminal
+from thinwire.train.trainer import resume, train
+from training import records
 
 NESTEROV = tw.outer.SGD(lr=0.8, momentum=0.6, nesterov=True)
 
@@ -22,17 +30,10 @@ def asynchronous(config: TrainConfig, **method) -> TrainConfig:
     )
 
 
-def run(config: TrainConfig, *speeds: float, stop: int | None = None, **options) -> AsyncTraining:
-    training = AsyncTraining(
-        config, config.data.load(), WorkerSpeeds(steps_per_s=speeds), AsyncOptions(**options)
-    )
-    if stop is None:
-        training.records = []
-        training.run(training.records.append)
-    else:
-        for _ in range(stop):
-            training.simulation.advance()
-    return training
+def run(config: TrainConfig, folder: Path, *speeds: float, stop=(), observers=None) -> dict:
+    """The summary of a run by a virtual clock, which goes on with what is in `folder`."""
+    stopping = contextlib.nullcontext(stop)
+    return train_here(config, RunFolder(folder), observers, stopping, speeds=speeds)
 
 
 def test_equal_workers_are_a_run_in_rounds(tiny, tmp_path) -> None:
@@ -40,54 +41,76 @@ def test_equal_workers_are_a_run_in_rounds(tiny, tmp_path) -> None:
     config = tiny("diloco", steps=20, periods=Intervals(evaluate_steps=10))
     rounds = dataclasses.replace(config, method=dataclasses.replace(config.method, outer=NESTEROV))
     expected = train(rounds, tmp_path / "rounds")
-    found = run(asynchronous(config), 3.0, 3.0)
-    last = found.records[-1]
-    assert [record["step"] for record in found.records] == [10, 20]
-    assert last["tokens"] == expected["tokens"]
-    assert last["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-5)
-    # Two arrivals a round, four rounds, one message of 4 bytes a number each.
-    assert last["sent_bytes"] == 2 * expected["sent_bytes_per_worker"]
-    assert last["virtual_s"] == pytest.approx(20 / 3)
-    slower = run(asynchronous(config), 3.0, 1.0).records[-1]
+    found = run(asynchronous(config), tmp_path / "equal", 3.0, 3.0)
+    evaluated = [r for r in records(tmp_path / "equal") if "val_loss" in r]
+    assert [record["step"] for record in evaluated] == [10, 20]
+    assert found["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-5)
+    # Four arrivals of each worker, one message of 4 bytes a number each.
+    assert found["sent_bytes_per_worker"] == expected["sent_bytes_per_worker"]
+    assert evaluated[-1]["virtual_s"] == pytest.approx(20 / 3)
+    slower = run(asynchronous(config), tmp_path / "slower", 3.0, 1.0)
     assert abs(slower["val_loss"] - expected["val_loss"]) > 1e-3
-    assert slower["tokens"] == expected["tokens"]
-
-
-def test_a_faster_worker_does_more_of_the_run(tiny) -> None:
-    training = run(asynchronous(tiny("diloco", steps=20)), 3.0, 1.0)
-    fast, slow = (trainee.steps for trainee in training.trainees)
+    assert slower["tokens"] == found["tokens"] == expected["tokens"]
+    # A faster worker does more of the run.
+    fast, slow = slower["asynchronous"]["steps_of"].values()
     assert fast + slow == 40
     assert fast > 2 * slow
-    assert training.records[-1]["virtual_s"] < 20 / 1.0 * 0.7
+    assert records(tmp_path / "slower")[-1]["virtual_s"] < 20 / 1.0 * 0.7
 
 
-def test_a_run_resumes_bit_for_bit(tiny) -> None:
+def test_a_run_stops_and_resumes_bit_for_bit(tiny, tmp_path) -> None:
     compressed = {"codec": tw.codecs.Quantise(bits=2), "feedback": tw.ErrorFeedback()}
-    config = asynchronous(tiny("diloco", steps=15), **compressed)
-    whole = run(config, 2.0, 1.0)
-    begun = run(config, 2.0, 1.0, stop=3)
-    file = io.BytesIO()
-    torch.save(begun.state_dict(), file)
-    file.seek(0)
-    resumed = AsyncTraining(config, config.data.load(), WorkerSpeeds(steps_per_s=(2.0, 1.0)))
-    resumed.load_state_dict(torch.load(file))
-    records: list = []
-    resumed.run(records.append)
-    assert resumed.server.digest() == whole.server.digest()
-    wanted = {**whole.records[-1], "loss": records[-1]["loss"]}
-    assert records[-1] == wanted
+    config = asynchronous(tiny("diloco", steps=15, periods=Intervals(log_steps=2)), **compressed)
+    whole = run(config, tmp_path / "whole", 2.0, 1.0)
+    asked: list[int] = []
+
+    class Watch(Observer):
+        def record(self, record) -> None:
+            asked.extend([15] * (record["step"] >= 8))
+
+    terminal = Terminal(Console(file=io.StringIO()), title="async", steps=config.steps)
+    with pytest.raises(RunStopped, match="asked to stop"):
+        run(
+            config,
+            tmp_path / "a",
+            *(2.0, 1.0),
+            stop=asked,
+            observers=lambda *_: [terminal, Watch()],
+        )
+    assert read_run(tmp_path / "a").state is RunState.UNFINISHED
+    found = run(config, tmp_path / "a", 2.0, 1.0)
+    assert found["outer_digest"] == whole["outer_digest"]
+    assert found["asynchronous"] == whole["asynchronous"]
+    times = ("wall_s", "tokens_per_s")
+    one, other = (
+        [{k: v for k, v in record.items() if k not in times} for record in records(tmp_path / name)]
+        for name in ("whole", "a")
+    )
+    assert one == other
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tiny) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(tiny, tmp_path) -> None:
     config = asynchronous(tiny("diloco", steps=5), inner=tw.inner.SGD(lr=1e30))
     with pytest.raises(tw.NonFiniteError, match=r"do: (start anew|lower the inner)"):
-        run(dataclasses.replace(config, clip_norm=0.0), 1.0, 1.0)
+        run(dataclasses.replace(config, clip_norm=0.0), tmp_path / "a", 1.0, 1.0)
 
 
-def test_what_only_rounds_have_is_refused(tiny) -> None:
+def test_what_only_rounds_have_is_refused(tiny, tmp_path) -> None:
     config = asynchronous(tiny("diloco"))
-    machine = Runtime(device="cpu", threads=1, compile=True)
-    with pytest.raises(tw.ConfigurationError, match="compiled model"):
-        run(dataclasses.replace(config, machine=machine), 1.0, 1.0)
-    with pytest.raises(tw.ConfigurationError, match="as many"):
-        run(config, 1.0, 1.0, 1.0)
+    machine = Runtime(device="cpu", threads=1, worker_size=2)
+    with pytest.raises(tw.ConfigurationError, match="workers of 2 ranks"):
+        run(dataclasses.replace(config, machine=machine), tmp_path / "a", 1.0, 1.0)
+    with pytest.raises(tw.ConfigurationError, match="one speed for each"):
+        run(config, tmp_path / "b", 1.0, 1.0, 1.0)
+
+
+def test_the_trainer_trains_asynchronous_methods_as_planned(tiny, tmp_path) -> None:
+    periods = Intervals(log_steps=2, checkpoint_steps=5)
+    config = asynchronous(tiny("diloco", steps=20, periods=periods))
+    summary = train(config, tmp_path / "a")
+    assert summary["outer_digest"] == run(config, tmp_path / "b", 1.0, 1.0)["outer_digest"]
+    planned = traffic(config.method, Shape.of_model(config.model.build(256, 16, 0)), workers=2)
+    assert read_run(tmp_path / "a").run.summary.sent_bytes_per_worker == planned.sent_after(20)
+    # From the checkpoint of step 15 on.
+    (tmp_path / "a" / "summary.json").unlink()
+    assert resume(config, tmp_path / "a")["outer_digest"] == summary["outer_digest"]

@@ -13,7 +13,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +23,10 @@ import pytest
 import torch
 
 import thinwire as tw
-from elastic_registry import at, client, registry_server
 from thinwire.cli import main
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import discarded
+from thinwire.handshake import check_same
 from thinwire.membership import Go, Membership, Over, Phase, RoundPlan
 from thinwire.runs.folder import RunFolder
 from thinwire.train import launch
@@ -36,12 +35,12 @@ from thinwire.train.data import Data
 from thinwire.train.observers import Observer
 from thinwire.train.trainer import resume, train
 from thinwire.train.workers import elastic as train_elastic
-from thinwire.train.workers.elastic import LighthouseConfig
+from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.transport import Transport
-from thinwire.transport.base import FinishedRound, RunningExchange
+from thinwire.transport.base import RunningExchange
 from training import records, run_ranked, script, stop_after
 
-ELASTIC = LighthouseConfig(lighthouse="127.0.0.1:1", identity="me")
+ELASTIC = ElasticConfig(store="memory://", run="r", identity="me")
 EVERY = 5  # H of `make`
 
 
@@ -52,9 +51,9 @@ class FakeElastic(Transport, Membership):
     fails_at_round, fails_with = 0, tw.ExchangeError
     rank, world_size, is_fixed = 0, 1, False
 
-    def __init__(self, lighthouse, *, token, identity, options, group=None) -> None:
-        assert group is None
-        self.lighthouse, self.identity, self.options = lighthouse, identity, options
+    def __init__(self, store, *, run, token, identity, options) -> None:
+        assert (store, run, token) == ("memory://", "r", None)
+        self.identity, self.options = identity, options
         self.events, self.closed, self.cards, self.left = EventLog(), 0, [], 0
         self.made.append(self)
 
@@ -69,12 +68,12 @@ class FakeElastic(Transport, Membership):
 
     def run(self, posts, tag):
         running = RunningExchange(posts)
-        return FinishedRound(running) if running.post is None else self.exchange(running, tag)
+        return running if running.post is None else self.exchange(running, tag)
 
     def exchange(self, running, tag):
         while running.post is not None:
             running.answer({})
-        return FinishedRound(running)
+        return running
 
     def join(self, state) -> None:
         self.state = state
@@ -83,7 +82,7 @@ class FakeElastic(Transport, Membership):
     def begin_round(self, phase):
         now = self.state.progress()
         if now.version + 1 == self.fails_at_round:
-            raise self.fails_with("reach the lighthouse", because="it is gone", do="start it")
+            raise self.fails_with("reach the store", because="it is gone", do="start it")
         own = {"names": (self.identity,), "dealt": now.step // EVERY, **self.says(now.step, phase)}
         fields = {"phase": phase, "changed": False, "joins": False, "step": now.step}
         plan = RoundPlan(**fields | own)
@@ -148,7 +147,7 @@ def test_an_elastic_worker_leaves_what_a_run_leaves_and_its_events(make, tmp_pat
     assert [transport.closed for transport in elastic] == [1]
     assert [transport.left for transport in elastic] == [1]
     assert not (out / "lock").exists()
-    # What it records is what the lighthouse is told.
+    # What it records is what others may see.
     metrics, last = elastic[0].metrics.describe(), records(out)[-1]
     assert set(metrics) == {"loss", "tokens_per_s", "sent_bytes", "received_bytes", "wait_s"}
     for name in ("loss", "tokens_per_s", "sent_bytes", "received_bytes"):
@@ -185,7 +184,7 @@ def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
 
 
 def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
-    membership = LighthouseConfig(lighthouse="h:1", patience=0.25, min_workers=2)
+    membership = ElasticConfig(store="memory://", run="r", patience=0.25, min_workers=2)
     train(make(steps=5), tmp_path / "run-a", elastic=membership)
     (transport,) = elastic
     assert transport.identity.startswith("run-a@")
@@ -195,17 +194,6 @@ def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
     assert not [f for f in card if f.startswith(("machine", "periods"))]
     # A file of one name may say something else on another machine.
     assert card["model.configuration.hidden_size"] == "16"
-
-
-def test_an_address_that_has_no_machine_is_named(make, tmp_path, monkeypatch) -> None:
-    def unknown(lighthouse, **_) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(train_elastic, "Elastic", unknown)
-    monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    elastic = LighthouseConfig(lighthouse="typo.example:5")
-    with pytest.raises(tw.ConfigurationError, match=r"typo\.example:5; because .*not known"):
-        train(make(), tmp_path / "run", elastic=elastic)
 
 
 def test_one_that_is_asked_to_stop_in_a_round_saves_leaves_and_goes_on(make, tmp_path, elastic):
@@ -301,7 +289,8 @@ def test_a_newcomer_to_the_last_round_repeats_it_until_it_counts(
     def exchange(self, running, tag):
         begun.append(tag.round)
         if len(begun) < 3:
-            return FinishedRound(None, discarded(tag, "a worker was lost"))
+            running.error = discarded(tag, "a worker was lost")
+            return running
         return original(self, running, tag)
 
     monkeypatch.setattr(FakeElastic, "exchange", exchange)
@@ -318,16 +307,18 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
 
     def exchange(self, running, tag):
         if tag.round == 2:
-            self.events.note("left", round=2, who=("bob",), why="no heartbeat for 5 s", lost_s=5.2)
+            self.events.note("left", round=2, who=("bob",), why="it did not come", lost_s=5.2)
         return original(self, running, tag)
 
     monkeypatch.setattr(FakeElastic, "exchange", exchange)
     out = tmp_path / "run"
     small = ["--steps", "15", "--sync-every", "5", "--sequence-length", "16", "--threads", "1",
              "--global-batch", "4", "--workers", "2", "--evaluate-steps", "0"]  # fmt: skip
-    assert main(["train", "--elastic", "h:1", "--out", str(out), *small]) == 0
+    assert (
+        main(["train", "--elastic", "memory://", "--run-name", "r", "--out", str(out), *small]) == 0
+    )
     printed = capsys.readouterr().out
-    assert printed.count("round 2: left bob no heartbeat for 5 s (5.2 s lost)") == 1
+    assert printed.count("round 2: left bob it did not come (5.2 s lost)") == 1
     assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
     kinds = [event["kind"] for event in events(out)]
     assert [kind for kind in kinds if kind != "committed"] == ["joined", "left"]
@@ -336,16 +327,22 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--elastic h:1 --method ddp", "--elastic by method 'ddp'"),
+        ("--elastic memory:// --run-name r --method ddp", "--elastic by method 'ddp'"),
         (
-            "--elastic h:1 --worker-size 2",
+            "--elastic memory:// --run-name r --worker-size 2",
             "--elastic and --worker-size 2 in 1 process; because all ranks of one torchrun are one "
             "worker, which ends with any of them; do: start one torchrun --nproc-per-node 2",
         ),
         ("--identity me", "use --identity without --elastic"),
         ("--min-workers 2", "use --min-workers without --elastic"),
-        ("--elastic h:1 --worker-size 1 --global-batch 12", "--worker-size 1 in 2 processes"),
-        ("--elastic h:1 --worker-size 3 --global-batch 12", "--worker-size 3 in 2 processes"),
+        (
+            "--elastic memory:// --run-name r --worker-size 1 --global-batch 12",
+            "--worker-size 1 in 2 processes",
+        ),
+        (
+            "--elastic memory:// --run-name r --worker-size 3 --global-batch 12",
+            "--worker-size 3 in 2 processes",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(
@@ -366,20 +363,13 @@ NOT_ELASTIC = r"(Eager|Gossip).*workers (that )?come and go"
 
 
 @pytest.mark.parametrize(
-    ("changes", "token", "match"),
-    [
-        ({}, "", "THINWIRE_TOKEN"),
-        ({"method": tw.presets.diloco(overlap=tw.Eager())}, "a secret of many", NOT_ELASTIC),
-        ({"method": tw.presets.noloco()}, "a secret of many", NOT_ELASTIC),
-    ],
-    ids=["no token", "eager", "noloco"],
+    "method",
+    [tw.presets.diloco(overlap=tw.Eager()), tw.presets.noloco()],
+    ids=["eager", "noloco"],
 )
-def test_without_a_token_or_with_weights_of_ones_own_nothing_is_begun(
-    make, tmp_path, elastic, monkeypatch, changes, token: str, match: str
-) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", token)
-    with pytest.raises(tw.ConfigurationError, match=match):
-        train(make(**changes), tmp_path / "run", elastic=ELASTIC)
+def test_with_weights_of_ones_own_nothing_is_begun(make, tmp_path, elastic, method) -> None:
+    with pytest.raises(tw.ConfigurationError, match=NOT_ELASTIC):
+        train(make(method=method), tmp_path / "run", elastic=ELASTIC)
     assert not elastic
     assert not (tmp_path / "run").exists()
 
@@ -431,10 +421,8 @@ def test_a_limit_that_was_chosen_is_kept_and_another_one_refused(make, tmp_path,
     expected = {"kind": "DropOutliers", "limit": 3.0, "aggregate": {"kind": "MeanOverWorkers"}}
     assert aggregate_of(tmp_path / "b") == expected
     first, other = ({k: v for card in t.cards for k, v in card.items()} for t in elastic)
-    with registry_server() as server:
-        client(server.port, "first", first).join(at(0), "10.0.0.1:4000")
-        with pytest.raises(tw.MismatchError, match=r"aggregate\.limit.*3\.0"):
-            client(server.port, "other", other).join(at(0), "10.0.0.2:4000")
+    with pytest.raises(tw.MismatchError, match=r"aggregate\.limit.*3\.0"):
+        check_same(first, other, cannot="take part", whose="the run", do="start alike")
 
 
 # -- its checkpoints ------------------------------------------------------------------------------
@@ -480,7 +468,7 @@ def test_a_checkpoint_has_what_was_in_flight_in_its_weights_and_not_in_its_feedb
 
 
 @pytest.mark.parametrize("kind", [tw.ExchangeError, tw.MismatchError])
-def test_a_lighthouse_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
+def test_a_store_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
     make, tmp_path, elastic, monkeypatch, kind
 ) -> None:
     undisturbed = train(make(), tmp_path / "a", elastic=ELASTIC)
@@ -497,11 +485,11 @@ def test_a_lighthouse_that_is_gone_leaves_a_checkpoint_and_says_how_to_resume(
 
 
 @pytest.mark.parametrize("call", ["join", "begin_round"])
-def test_a_lighthouse_that_was_never_there_leaves_no_run_in_the_way(
+def test_a_store_that_was_never_there_leaves_no_run_in_the_way(
     make, tmp_path, elastic, monkeypatch, call: str
 ) -> None:
     def fail(*_):
-        raise tw.ExchangeError("reach the lighthouse", because="it is silent", do="start it")
+        raise tw.ExchangeError("reach the store", because="it is silent", do="start it")
 
     with monkeypatch.context() as patch:
         patch.setattr(FakeElastic, call, fail)

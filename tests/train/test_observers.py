@@ -17,8 +17,7 @@ from thinwire.train.observers import (
     Terminal,
     forward_events,
     tensorboard,
-    trackio,
-    wandb,
+    tracker,
 )
 
 RECORD = {
@@ -124,7 +123,7 @@ class FakeTracker(types.ModuleType):
 
 
 ABOUT = {"name": "amsterdam", "group": "h:1", "config": {"steps": 10}}
-TRACKERS = {"wandb": wandb, "trackio": functools.partial(trackio, resumes=False)}
+TRACKERS = {name: functools.partial(tracker, name) for name in ("wandb", "trackio")}
 
 
 @pytest.mark.parametrize("package", TRACKERS)
@@ -151,9 +150,6 @@ def test_a_tracker_gets_every_record_with_its_step(package: str, monkeypatch) ->
     assert client.described == {"project": "project", "resume": "never", **ABOUT}
     assert client.logged == [(WRITTEN, 5)]
     assert client.finished == 1
-    if package == "trackio":  # which goes on with the curve of a worker that resumes
-        trackio("project", **ABOUT, resumes=True)
-        assert client.described["resume"] == "allow"
 
 
 class Listener(Observer):

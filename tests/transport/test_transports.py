@@ -2,7 +2,6 @@ import gc
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from processes import run_ranks, start_ranks
 from ranks import BYTES, DIFFERENT, ROUNDS, TCP_INFO_BYTES_SENT, methods, train_in_process
 from thinwire.testing import TransportContract
 from thinwire.testing.faults import Change, Changing
-from thinwire.testing.transports import check_worker, gathered, reduced, swapped
+from thinwire.testing.transports import gathered, reduced, swapped
 from thinwire.transport import (
     Metered,
     Post,
@@ -25,7 +24,7 @@ from thinwire.transport import (
     to_all,
 )
 from thinwire.transport.base import RunningExchange
-from thinwire.transport.progress_thread import Future, ProgressThread, Task
+from thinwire.transport.progress_thread import ProgressThread
 
 SECRET = "a secret of many characters"
 
@@ -34,7 +33,7 @@ class TestInProcess(TransportContract):
     wrap = staticmethod(lambda transport: transport)
 
     def connect(self, workers):
-        return [self.wrap(transport) for transport in in_process(workers)]
+        return [self.wrap(transport) for transport in in_process(workers, timeout_s=20)]
 
 
 class TestMetered(TestInProcess):
@@ -46,14 +45,17 @@ class TestChanging(TestInProcess):
 
 
 class TestSealed(TestInProcess):
-    wrap = staticmethod(lambda transport: Sealed(transport, SECRET))
+    wrap = staticmethod(lambda transport: Metered(Sealed(transport, SECRET)))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_in_threads_keep_the_contract(workers: int) -> None:
-    transports = [Metered(Sealed(t, SECRET)) for t in in_process(workers, timeout_s=20)]
-    with ThreadPoolExecutor(workers) as threads:
-        list(threads.map(check_worker, transports))
+def test_nothing_has_arrived_before_all_have_sent_it() -> None:
+    transports = in_process(2)
+    early = transports[0].run(gathered(BYTES, 0, 2), TAG)
+    assert early.arrived_s() is None
+    begun_s = time.perf_counter()
+    late = transports[1].run(gathered(BYTES, 1, 2), TAG)
+    assert early.wait() == late.wait() == [BYTES, BYTES]
+    assert begun_s <= early.arrived_s() <= time.perf_counter()
 
 
 TAG = RoundTag(what="x", round=1)
@@ -289,36 +291,25 @@ def test_a_forked_child_that_exits_leaves_exchanges_alone() -> None:
 
 def test_a_closed_transport_carries_nothing() -> None:
     thread = ProgressThread()
-    early, late = (Idle(RoundTag(what="x", round=n)) for n in (1, 2))
-    thread.submit(early)
-    assert early.future.wait() == 7
+    assert idle(thread, 1).wait() == 7
     thread.close()
-    thread.submit(late)
     with pytest.raises(tw.ExchangeError, match=r"x in round 2.*closed"):
-        late.future.wait()
+        idle(thread, 2).wait()
     assert not [t for t in threading.enumerate() if t is thread._thread]
 
 
-class Idle(Task):
-    """Has nothing to carry."""
-
-    def __init__(self, tag: RoundTag) -> None:
-        super().__init__(tag, Future(RunningExchange(nothing_posted())))
-
-    def carry(self):
-        return []
-
-    def abort(self) -> None:
-        pass
+def idle(thread: ProgressThread, number: int) -> RunningExchange[int]:
+    """An exchange of which nothing has to be carried."""
+    running = RunningExchange(nothing_posted())
+    thread.submit(running, RoundTag(what="x", round=number), carry=bool, abort=bool)
+    return running
 
 
 def test_an_unused_transport_ends_its_thread() -> None:
     """Its thread does not keep a transport alive."""
     transport = tw.transport.Distributed()
     progress = transport._progress
-    idle = Idle(TAG)
-    progress.submit(idle)
-    idle.future.wait()
+    idle(progress, 1).wait()
     del transport
     gc.collect()
     assert not progress._thread.is_alive()
@@ -343,7 +334,7 @@ class Slow(Round):
     def wait(self):
         self.clock.now_s = max(self.clock.now_s, self.at_s)
         self.running.answer({1: BYTES})
-        return self.running.finish()
+        return self.running.wait()
 
     def arrived_s(self) -> float | None:
         return self.at_s if self.clock.now_s >= self.at_s else None

@@ -2,21 +2,13 @@
 
 A worker fetches theta, trains on it by itself, and sends what it moved by; the server takes an
 outer step for every such arrival. `AsyncServer` and `AsyncWorker` are the two states, without a
-network; `Simulation` runs them by a virtual clock, and `AsyncHttpServer` and `AsyncClient` over
-TCP, for which `thinwire.asynchronous.http` is imported by itself.
+network; `Simulation` runs them by a virtual clock, and `thinwire.asynchronous.objects` over an
+object store.
 """
 
-from thinwire.asynchronous.assignment import (
-    Assignment,
-    AsyncOptions,
-    AsyncStats,
-    Receipt,
-    RunFinished,
-    TryLater,
-    dynamic_steps,
-)
+from thinwire.asynchronous.assignment import Assignment, AsyncOptions, AsyncStats, dynamic_steps
 from thinwire.asynchronous.server import AsyncServer
-from thinwire.asynchronous.simulation import Simulation, WorkerSpeeds
+from thinwire.asynchronous.simulation import Simulation
 from thinwire.asynchronous.worker import AsyncWorker
 
 __all__ = [
@@ -25,10 +17,6 @@ __all__ = [
     "AsyncServer",
     "AsyncStats",
     "AsyncWorker",
-    "Receipt",
-    "RunFinished",
     "Simulation",
-    "TryLater",
-    "WorkerSpeeds",
     "dynamic_steps",
 ]

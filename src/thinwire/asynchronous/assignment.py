@@ -1,13 +1,9 @@
-"""What a server and its workers say to each other, and how many inner steps a worker is given."""
+"""Options of an asynchronous run, what a worker is assigned, and what the server counts."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from torch import Tensor
+from dataclasses import dataclass, field
 
 from thinwire.errors import check
-from thinwire.rejection import Rejection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +32,12 @@ class AsyncOptions:
     lost_after_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, value in (("grace_s", self.grace_s), ("lost_after_s", self.lost_after_s)):
-            check(
-                value >= 0,
-                f"wait for workers with {name}={value}",
-                because="it is a number of seconds",
-                do=f"pass {name} >= 0",
-            )
+        check(
+            self.grace_s >= 0 and self.lost_after_s >= 0,
+            f"wait for workers with {self}",
+            because="a time is negative or not a number",
+            do="pass grace_s and lost_after_s in seconds, from 0",
+        )
 
 
 def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:
@@ -63,60 +58,25 @@ def dynamic_steps(sync_every: int, speed: float, fastest: float) -> int:
     return max(1, math.floor(sync_every * (speed / fastest)))
 
 
-# -- what a server answers a worker that asks for work ---------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """Train so many inner steps from this theta.
+    """Train so many inner steps from theta.
 
     Args:
-        message: theta in a message of the project's format, uint8.
-        round: number of the exchange that the answer belongs to, from 1.
+        round: number of the exchange that the answer belongs to, from 1; theta has taken one outer
+            step less.
         anchor: digest of theta, 8 bytes.
         steps: H_w.
         steps_done: inner steps of all workers that are in theta, for the learning-rate schedule.
     """
 
-    message: Tensor
     round: int
     anchor: bytes
     steps: int
     steps_done: int
 
 
-@dataclass(frozen=True, slots=True)
-class TryLater:
-    """Nothing yet: ask again after `after_s` seconds, for others are waited for."""
-
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunFinished:
-    """All steps of the run are in theta."""
-
-
-# -- what a server answers a worker that sends a pseudo-gradient -----------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt:
-    """What became of a pseudo-gradient.
-
-    Args:
-        staleness: outer steps that the server took between handing out the theta it started from
-            and this one.
-        rejection: why it was not applied; None if it was.
-        is_repeated: it had been applied before, and was not applied again.
-    """
-
-    staleness: int = 0
-    rejection: Rejection | None = None
-    is_repeated: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class AsyncStats:
     """What a server has done so far.
 
@@ -124,21 +84,20 @@ class AsyncStats:
         arrivals: pseudo-gradients applied, each an outer step.
         steps_done: inner steps that are in theta, of all workers.
         steps_of: of them, those of each worker.
-        staleness_counts: how many arrivals had which staleness.
+        staleness_counts: how many arrivals had which staleness: outer steps between the theta that
+            a worker started from and its arrival.
         refused: messages that were not applied, by the name of the reason.
-        repeated: messages that had been applied before.
         received_bytes: of messages from workers, refused ones included.
         sent_bytes: of messages with theta, to workers.
     """
 
-    arrivals: int
-    steps_done: int
-    steps_of: Mapping[int, int]
-    staleness_counts: Mapping[int, int]
-    refused: Mapping[str, int]
-    repeated: int
-    received_bytes: int
-    sent_bytes: int
+    arrivals: int = 0
+    steps_done: int = 0
+    steps_of: dict[int, int] = field(default_factory=dict[int, int])
+    staleness_counts: dict[int, int] = field(default_factory=dict[int, int])
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
     @property
     def mean_staleness(self) -> float:

@@ -1,5 +1,6 @@
 """The whole model as one vector, laid out alike by a server and its workers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -29,10 +30,8 @@ from thinwire.method import Method
 from thinwire.outer import Delay, GradientAveraging, OuterState
 from thinwire.rejection import Rejection, RejectReason
 from thinwire.storage import OnDevice, StatePlacement
-from thinwire.transport import RoundTag, in_process
+from thinwire.transport import in_process
 from thinwire.version import __version__
-
-_WHAT = "the whole model"
 
 
 class ModelVector:
@@ -42,6 +41,7 @@ class ModelVector:
         method: what server and workers have in common.
         live: the weights of one of them.
         storage: where its states rest.
+        facts: what else they have in common, as texts.
 
     Attributes:
         names: of the parameters, in the order of the vector.
@@ -52,16 +52,17 @@ class ModelVector:
         ConfigurationError: the method cannot be run asynchronously; says which slot and why.
     """
 
-    def __init__(self, method: Method, live: LiveWeights, storage: StatePlacement) -> None:
+    def __init__(
+        self, method: Method, live: LiveWeights, storage: StatePlacement, facts: Mapping[str, str]
+    ) -> None:
         _check_method(method)
-        for name, parameter in live.parameters.items():
-            check(
-                not sharding_of(parameter),
-                f"train parameter {name!r} asynchronously",
-                because="it is sharded over ranks, and a worker is one process here",
-                do="train workers of one rank each",
-            )
-        self._method, self._device = method, storage.device
+        check(
+            not any(map(sharding_of, live.parameters.values())),
+            "train a model asynchronously",
+            because="its parameters are sharded over ranks, and a worker is one process here",
+            do="train workers of one rank each",
+        )
+        self._method, self._device, self._facts = method, storage.device, facts
         gathered = replace(method, exchange=Gather())
         self._builder = FragmentBuilder(gathered, live, in_process(1)[0], storage, is_fixed=False)
         (self._fragment,) = self._builder.plan()
@@ -74,7 +75,7 @@ class ModelVector:
     def describe(self) -> dict[str, str]:
         """All that server and workers must have in common, as one text per field."""
         described = self._builder.describe_layouts([self._layout])
-        return described | {"thinwire version": __version__}
+        return {**self._facts, **described, "thinwire version": __version__}
 
     def outer_state(self, workers: int) -> OuterState:
         """A fresh outer state for a server of so many workers."""
@@ -125,33 +126,17 @@ class ModelVector:
             return Rejection(reason=RejectReason.NOT_FINITE)
 
 
-def tag_of(round: int, anchor: bytes) -> RoundTag:
-    """The exchange that a worker which starts from `anchor` will send in."""
-    return RoundTag(what=_WHAT, round=round, anchor=anchor)
-
-
 def _check_method(method: Method) -> None:
-    wrong = {
-        "fragments": (
-            not isinstance(method.fragments, Whole),
-            "a worker fetches and sends the whole model at once",
-        ),
-        "overlap": (
-            method.overlap != Delay(),
-            "a worker starts again from theta as it is when its answer has arrived",
-        ),
-        "outer": (
-            isinstance(method.outer, GradientAveraging) or method.outer.has_own_anchors,
-            "a server has no inner optimizer to give a mean gradient to, and one theta for all",
-        ),
-        "exchange": (
-            not isinstance(method.exchange, Automatic | Gather),
-            "workers do not exchange with each other",
-        ),
-    }
-    for slot, (is_wrong, because) in wrong.items():
+    outer = method.outer
+    one_theta = not (isinstance(outer, GradientAveraging) or outer.has_own_anchors)
+    for slot, fits, because in (
+        ("fragments", isinstance(method.fragments, Whole), "the whole model travels at once"),
+        ("overlap", method.overlap == Delay(), "a worker waits for its answer, then starts again"),
+        ("outer", one_theta, "a server has one theta for all, and no inner optimizer"),
+        ("exchange", isinstance(method.exchange, Automatic | Gather), "workers exchange nothing"),
+    ):
         check(
-            not is_wrong,
+            fits,
             f"train method {method.name!r} asynchronously with {getattr(method, slot)}",
             because=because,
             do=f"leave {slot} out; tw.presets.async_diloco() has what fits",

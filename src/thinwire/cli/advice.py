@@ -63,8 +63,8 @@ def command_line(
 ) -> str:
     """The command that each worker starts with, but for the address and the folder.
 
-    Workers meet at a lighthouse, or in an object store where the job has one; those that cannot
-    come and go by torchrun.
+    In a star workers meet in an object store, where all come by number if the method does not let
+    them come and go; in a ring by torchrun.
 
     Args:
         choice: what is run.
@@ -75,19 +75,20 @@ def command_line(
     """
     recipe = "--recipe paper " if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
     rest = f"{recipe}--model {model or 'config.json'} --method {choice.text}"
+    shared = f" --worker-size {accelerators}" if accelerators > 1 else ""
+    if where is None and job.topology.name != "star":
+        return (
+            f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29400 -m thinwire train {rest}{shared} --out runs/here"
+        )
     try:
         choice.method().check_elastic()
     except ConfigurationError:
-        return (
-            f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:29400 -m thinwire train {rest} --out runs/here"
-        )
-    if where is None:
-        where = "'TICKET'" if job.price is None else "s3://BUCKET --run-name NAME"
-    start, shared = "thinwire", ""
+        shared = f" --worker 0{shared}"
+    start = "thinwire"
     if accelerators > 1:
         start = f"torchrun --nproc-per-node {accelerators} -m thinwire"
-        shared = f" --worker-size {accelerators}"
+    where = where or "s3://BUCKET --run-name NAME"
     return f"{start} join {where} {rest} --workers {job.workers}{shared} --out runs/here"
 
 
@@ -97,7 +98,7 @@ def _notes(advice: Advice, job: Job) -> Iterator[str]:
     from thinwire.plan.forecast import bill
     from thinwire.plan.text import LOSS_SOURCE
 
-    if advice.recommended and (job.prices or job.price):
+    if advice.recommended and job.prices:
         costs = bill(advice.recommended[0].forecast, job)
         run = f"The run of 1 takes {duration_text(3600 * costs.hours)}"
         yield (

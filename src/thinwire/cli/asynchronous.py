@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Flat, Option, RateFlags, RunFlags, Switch, apply_flags, default_out
+from thinwire.cli.flags import (
+    Flat,
+    Option,
+    RateFlags,
+    RunFlags,
+    Switch,
+    apply_flags,
+    default_out,
+    optional_token,
+    place_in,
+)
 from thinwire.cli.output import say
-from thinwire.security.token import find_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,17 +36,19 @@ class ServeCommand:
     - the method's outer SGD becomes delayed Nesterov of the same rates
     - started again with the same --out, a server goes on from its checkpoint
 
-    $ thinwire serve --bind 10.9.0.1:29600 --workers 4 --out runs/server
+    $ thinwire serve s3://my-bucket/runs --run-name first --workers 4 --out runs/server
     """
 
-    bind: str = "0.0.0.0:29600"
-    """HOST:PORT to listen on; port 0 takes any that is free."""
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    """s3://, gs://, az:// or file:// place that server and workers share."""
+    run_name: Option[str] = None
+    """Of the run in the store, the same on all workers and no other run's."""
     method: str = "diloco"
     """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
     out: Option[Path] = None
-    """Folder of checkpoint, model and summary; default runs/async-METHOD-N."""
+    """The run's folder; default runs/async-METHOD-N."""
     equal_steps: Switch = False
     """Give slow workers as many inner steps as the fastest."""
     grace_s: float = 0.0
@@ -45,26 +56,24 @@ class ServeCommand:
     lost_after_s: float = 300.0
     """Seconds of silence after which a worker's steps are given to others."""
     token_file: Option[Path] = None
-    """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
+    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
     rates: Flat[RateFlags] = field(default_factory=RateFlags)
     run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        from thinwire.transport.address import split_address
-
-        token, (host, port) = find_token(self.token_file), split_address(self.bind)
         from thinwire.asynchronous import AsyncOptions
         from thinwire.train import asynchronous
 
+        store, run_name = place_in(self.store, self.run_name)
         config = _config(self.run, self.method, self.seed, self.rates)
         out = self.out or default_out(f"async-{self.method}")
         summary = asynchronous.serve(
             config,
             out,
-            token,
-            host=host,
-            port=port,
+            store,
+            run=run_name,
+            token=optional_token(self.token_file),
             options=AsyncOptions(
                 dynamic_steps=not self.equal_steps,
                 grace_s=self.grace_s,
@@ -75,7 +84,7 @@ class ServeCommand:
         say(
             console,
             f"{summary['method']}: validation loss {summary['val_loss']:.4f} after "
-            f"{summary['tokens']:,} tokens in {summary['arrivals']} arrivals; "
+            f"{summary['tokens']:,} tokens in {summary['asynchronous']['arrivals']} arrivals; "
             f"outer_digest {summary['outer_digest'][:12]}; {out}",
         )
 
@@ -84,21 +93,25 @@ class ServeCommand:
 class WorkCommand:
     """Train as one worker of an asynchronous run; with the flags of the run that the server has.
 
-    $ thinwire work 10.9.0.1:29600 --worker 0 --workers 4
+    $ thinwire work s3://my-bucket/runs --run-name first --worker 0 --workers 4 --out runs/here
     """
 
-    server: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HOST:PORT")]
-    """Of thinwire serve."""
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    """As thinwire serve has it."""
+    run_name: Option[str] = None
+    """As thinwire serve has it."""
     worker: int
     """This worker's number, from 0; the same after a restart."""
     method: str = "diloco"
     """As the server has it."""
     seed: int = 0
     """As the server has it."""
+    out: Option[Path] = None
+    """Folder of this worker's checkpoints, one each exchange, from which it goes on bit for bit."""
     give_up_s: float = 300.0
-    """Seconds without an answer of the server after which the worker ends."""
+    """Seconds without a sign of life of the server after which the worker ends."""
     token_file: Option[Path] = None
-    """Holds the run's token; default the environment variable THINWIRE_TOKEN."""
+    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
     rates: Flat[RateFlags] = field(default_factory=RateFlags)
     run: Flat[RunFlags] = field(default_factory=RunFlags)
 
@@ -106,12 +119,15 @@ class WorkCommand:
         """Run the command."""
         from thinwire.train import asynchronous
 
+        store, run_name = place_in(self.store, self.run_name)
         asynchronous.work(
             _config(self.run, self.method, self.seed, self.rates),
             self.worker,
-            find_token(self.token_file),
-            self.server,
-            give_up_s=self.give_up_s,
+            store,
+            run=run_name,
+            token=optional_token(self.token_file),
+            out=self.out,
+            patience_s=self.give_up_s,
             log=lambda line: say(console, line),
         )
         say(console, f"worker {self.worker}: the run is finished")

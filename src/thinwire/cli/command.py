@@ -11,7 +11,7 @@ import tyro
 from thinwire.cli.asynchronous import ServeCommand, WorkCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
-from thinwire.cli.lighthouse import LighthouseCommand
+from thinwire.cli.hub import HubCommand
 from thinwire.cli.output import lasting_output
 from thinwire.cli.plan import PlanCommand
 from thinwire.cli.report import ReportCommand
@@ -24,7 +24,7 @@ COMMANDS: Final[Mapping[str, type]] = {
     "compare": CompareCommand,
     "report": ReportCommand,
     "plan": PlanCommand,
-    "lighthouse": LighthouseCommand,
+    "hub": HubCommand,
     "join": JoinCommand,
     "status": StatusCommand,
     "doctor": DoctorCommand,
@@ -39,7 +39,7 @@ _GOES_ON: Final = {
     "compare": "; to go on: the same thinwire compare with --out FOLDER",
     "serve": "; to go on: the same thinwire serve with --out FOLDER",
     "work": "; to go on: the same thinwire work",
-    "lighthouse": "",
+    "hub": "; to go on: the same thinwire hub",
 }
 """Commands whose result is in a folder, or that they run: they outlive the terminal."""
 
@@ -53,6 +53,20 @@ $ thinwire doctor                                   # whether this machine can t
 $ thinwire COMMAND --help                           # the flags of a command
 """
 _MISTYPED: Final = 2
+_REPLACED: Final = (
+    (
+        "lighthouse",
+        "workers meet in an object store from 0.3 on",
+        "start thinwire hub on one machine, or take a bucket or a shared folder; then thinwire "
+        "join STORE --run-name NAME on every worker",
+    ),
+    (
+        "--bucket",
+        "--elastic has a fixed number of workers, too, from 0.3 on",
+        "pass --elastic in its place, with the same --run-name, --worker and --workers",
+    ),
+)
+"""Commands and flags of earlier versions: why they are gone, and what to do."""
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -87,6 +101,9 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _read(name: str, arguments: Sequence[str]) -> Any:
     """The command that was typed; does not return where help was asked for, or flags are wrong."""
+    for old, because, do in _REPLACED:
+        if name == old or any(each.split("=")[0] == old for each in arguments):
+            raise UnknownNameError(f"use {old}", because=because, do=do)
     if name not in COMMANDS and not name.startswith(("-h", "--help", "--tyro-")):
         do = "see thinwire --help"
         raise unknown_name(f"run thinwire {name}", name, COMMANDS, do=do)

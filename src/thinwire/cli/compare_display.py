@@ -115,22 +115,16 @@ def _shortened(title: str, width: int) -> str:
     return f"{title[: max(0, width - 1 - len(tail))]}…{tail}"
 
 
-class _Lines(Observer):
+class _Lines(Terminal):
     """Lines that name their run, because those of several may follow each other."""
 
     def __init__(self, console: Console, run: PlannedRun) -> None:
-        self._console, self._run = console, run
         plain = Console(file=console.file, force_terminal=False)
-        self._terminal = Terminal(plain, title=run.title, steps=run.config.steps)
-
-    def record(self, record: dict[str, Any]) -> None:
-        self._terminal.record(record)
+        super().__init__(plain, title=run.title, steps=run.config.steps)
+        self._run = run
 
     def fail(self, why: str) -> None:
         _say_why(self._console, self._run, why)
-
-    def close(self) -> None:
-        self._terminal.close()
 
 
 def _say_why(console: Console, run: PlannedRun, why: str) -> None:

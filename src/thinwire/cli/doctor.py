@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, address_in, flag, given_in, is_store, read_flag
+from thinwire.cli.flags import Option, flag, given_in, optional_token, read_flag, store_in
 from thinwire.cli.job_flags import check_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import parse_count, parse_duration
-from thinwire.security.token import find_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,18 +29,21 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorCommand:
-    """Check this machine, and the network to a run, before taking part in it.
+    """Check this machine, and the way to a store in which workers meet, before a run.
 
     $ thinwire doctor
-    $ thinwire doctor 'thinwire://...' --parameters 10B --layers 48
+    $ thinwire doctor s3://my-bucket/runs --parameters 10B --layers 48
+    $ thinwire doctor s3://my-bucket/runs --run-name first
     """
 
     where: Annotated[
         str | None,
         tyro.conf.Positional,
-        tyro.conf.arg(metavar="[TICKET|URL]", help_behavior_hint=""),
+        tyro.conf.arg(metavar="[STORE]", help_behavior_hint=""),
     ] = None
-    """Lighthouse's ticket, in quotes, or HOST:PORT, or a store's URL; default this machine."""
+    """URL of the store; default this machine alone."""
+    run_name: Option[str] = None
+    """Of a run there that is to be joined: is its method one for this link?"""
     token_file: Option[Path] = None
     """Holds the run's token; default THINWIRE_TOKEN."""
     parameters: Option[str] = None
@@ -60,51 +63,42 @@ class DoctorCommand:
         flags = [flag(name) for name in given if name not in ("where", "token_file")]
         if flags and self.where is None:
             raise ConfigurationError(
-                f"use {', '.join(flags)} without a ticket",
-                because="a method is looked for by the way to a run's lighthouse or store",
-                do="pass a ticket, HOST:PORT or the URL of a store, or ask thinwire plan about a "
-                "link that you know",
+                f"use {', '.join(flags)} without a store",
+                because="a method is looked for by the way to the store in which workers meet",
+                do="pass its URL, or ask thinwire plan about a link that you know",
             )
         from thinwire.cli.advice import show_advice
 
-        address = None if self.where is None else address_in(self.where)
-        findings = list(self._findings(address))
+        store, run_name = self.where, self.run_name
+        if store is not None:
+            store, run_name = store_in(store, run_name)
+        findings = list(self._findings(store, run_name))
         console.print(_table(findings))
         for run in (finding.run for finding in findings):
-            if run is not None and address is not None:
-                where = f"{shlex.quote(address)} --run-name NAME" if is_store(address) else None
+            if run is not None:
+                where = f"{shlex.quote(store or '')} --run-name {run_name or 'NAME'}"
                 show_advice(console, run.advice, run.job, model=run.model, where=where)
         failed = [finding.name for finding in findings if finding.status == "fail"]
         if failed:
             raise ConfigurationError(
-                "take part in a run from here" if address else "use thinwire here",
+                "take part in a run from here" if self.where else "use thinwire here",
                 because=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
                 do="follow the arrows in the table",
             )
 
-    def _findings(self, address: str | None) -> Iterator[Finding]:
-        from thinwire.doctor import examine, machine_checks, network_findings, store_findings
-        from thinwire.transport.address import split_address
+    def _findings(self, store: str | None, run_name: str | None) -> Iterator[Finding]:
+        from thinwire.doctor import examine, machine_checks, store_findings
 
-        over_store = address is not None and is_store(address)
-        if address is not None and not over_store:
-            split_address(address)
         # Before anything is measured: a flag that is wrong stays so.
         expected = self._expected()
-        # Over a store neither torchft nor a token is needed.
-        lacking = "warn" if address is None or over_store else "fail"
+        lacking = "warn" if store is None else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
-        if address is None:
-            return
-        if over_store:
-            yield from store_findings(address, expected)
-            return
-        try:
-            token = find_token(self.token_file)
-        except ConfigurationError:
-            token = None  # the check called token says so
-        yield from network_findings(address, token, expected)
+        if store is not None:
+            # A token that cannot be is one of the findings above.
+            with suppress(ConfigurationError):
+                token = optional_token(self.token_file)
+                yield from store_findings(store, expected, run=run_name, token=token)
 
     def _expected(self) -> ExpectedRun:
         """What the flags say of the run, checked."""

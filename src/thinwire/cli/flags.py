@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 
+from thinwire.elastic.place import check_store
 from thinwire.errors import ConfigurationError
-from thinwire.security.ticket import Ticket, is_ticket
-from thinwire.security.token import TOKEN_VARIABLE
+from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 
 if TYPE_CHECKING:
     from thinwire.train.config import TrainConfig
@@ -71,7 +71,7 @@ class RunFlags:
     worker_size: Setting[int] = None
     """Ranks of torchrun that share a worker, sharded by FSDP2."""
     timeout_s: Setting[float] = None
-    """Seconds after which a silent worker is an error (torchrun and --bucket)."""
+    """Seconds after which a silent worker is an error, where their number is fixed."""
     log_steps: Setting[int] = None
     """Steps between two records."""
     evaluate_steps: Setting[int] = None
@@ -189,51 +189,45 @@ def read_flag(name: str, parse: Callable[[str], T], text: str) -> T:
         ) from error
 
 
-# -- where a run is: HOST:PORT, a ticket, or the URL of a store ------------------------------------
+def store_in(url: str, run_name: str | None) -> tuple[str, str | None]:
+    """`url` without a token, which is from now on that of the environment, and the run's name.
 
+    Args:
+        url: of a store, or the address of a hub, which may have both of them.
+        run_name: of the run there; default that of the address, if it has one.
 
-def is_store(where: str) -> bool:
-    """Whether `where` is meant to be the URL of an object store.
-
-    >>> is_store("s3://bucket/prefix"), is_store("10.9.0.1:29400"), is_store("thinwire://")
-    (True, False, False)
+    Raises:
+        ConfigurationError: `url` is the address of a lighthouse, or has another token than the
+            environment.
     """
-    return "://" in where and not is_ticket(where)
+    if url.startswith("hub://"):
+        from thinwire.transport.hub_address import HubAddress
+
+        hub = HubAddress.read(url)
+        url, run_name = str(hub), run_name or hub.run or None
+        if hub.secret:
+            hub.token()  # refuses another one than that of the environment
+            os.environ[TOKEN_VARIABLE] = hub.secret
+    check_store(url)
+    return url, run_name
 
 
-def check_run_name(where: str, run_name: str | None) -> None:
-    """Raise `ConfigurationError` for a store without --run-name, and for a lighthouse with it."""
-    if is_store(where) and run_name is None:
+def place_in(url: str, run_name: str | None) -> tuple[str, str]:
+    """As `store_in`, for commands that need a run.
+
+    Raises:
+        ConfigurationError: as `store_in`, or there is no name.
+    """
+    store, name = store_in(url, run_name)
+    if name is None:
         raise ConfigurationError(
-            f"find a run in {where} without --run-name",
+            f"find a run in {store} without --run-name",
             because="runs in one place are told apart by their names",
             do="pass --run-name NAME, the same on all workers",
         )
-    if run_name is not None and not is_store(where):
-        raise ConfigurationError(
-            "use --run-name with the address of a lighthouse",
-            because="it names a run in an object store, and a lighthouse has one run",
-            do="leave --run-name out, or pass the URL of a store, such as s3://BUCKET/PREFIX",
-        )
+    return store, name
 
 
-def address_in(where: str) -> str:
-    """HOST:PORT of the lighthouse; the token of a ticket is from now on that of the environment.
-
-    Args:
-        where: HOST:PORT, which is returned as it is, or a ticket.
-
-    Raises:
-        ConfigurationError: it is half a ticket, or the environment has another token.
-    """
-    if not is_ticket(where):
-        return where
-    ticket = Ticket.read(where)
-    if os.environ.get(TOKEN_VARIABLE, ticket.secret) != ticket.secret:
-        raise ConfigurationError(
-            "use this ticket",
-            because=f"its token is another one than that of {TOKEN_VARIABLE}",
-            do=f"unset {TOKEN_VARIABLE}, or pass HOST:PORT in place of the ticket",
-        )
-    os.environ[TOKEN_VARIABLE] = ticket.secret
-    return ticket.address
+def optional_token(file: Path | None) -> Token | None:
+    """The token of a run in a store; None where neither `file` nor THINWIRE_TOKEN has one."""
+    return find_token(file) if file is not None or os.environ.get(TOKEN_VARIABLE) else None

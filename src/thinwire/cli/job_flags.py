@@ -24,8 +24,7 @@ from thinwire.plan.units import (
 
 if TYPE_CHECKING:
     from thinwire.plan.calibration import Calibration
-    from thinwire.plan.job import BucketPrice, Job
-    from thinwire.plan.link import Link
+    from thinwire.plan.job import Job, Prices
 
 _MFU: Final = 0.4
 
@@ -135,29 +134,38 @@ class JobFlags:
                 do="leave one of them out",
             )
         from thinwire.plan.compute import Coding, Compute
-        from thinwire.plan.job import Job, Prices
-        from thinwire.plan.link import TOPOLOGIES, Link
+        from thinwire.plan.job import Job
+        from thinwire.plan.link import TOPOLOGIES, Link, OverTcp
         from thinwire.plan.models import resolve
         from thinwire.plan.shape import Shape
         from thinwire.security.sealing import SEAL_NBYTES
 
         values = self._values()
-        link = Link(
+        asked = ("workers", "sync_every", "tokens_per_step", "tokens")
+        about: dict[str, Any] = {name: values[name] for name in asked if name in values}
+        about["link"] = Link(
             up_bits_per_s=values.get("up") or values["bandwidth"],
             down_bits_per_s=values.get("down") or values["bandwidth"],
             latency_s=values["latency"],
         )
-        coding = Coding(
-            encode_s_per_parameter=values.get("encode_time", 0.0),
-            decode_s_per_parameter=values.get("decode_time", 0.0),
-        )
-        currency = _currency(values)
-        named = {"worker_price": "worker_per_hour", "traffic_price": "traffic_per_gb"}
-        priced = {field: values[name][0] for name, field in named.items() if name in values}
-        prices = Prices(currency=currency or "USD", **priced) if priced else None
+        about["prices"] = _prices(values)
+        if calibration is None or {"encode_time", "decode_time"} & set(values):
+            about["coding"] = Coding(
+                encode_s_per_parameter=values.get("encode_time", 0.0),
+                decode_s_per_parameter=values.get("decode_time", 0.0),
+            )
         if calibration is not None:
-            return _job_again(calibration, values, link, coding, prices)
-        price = _bucket_price(values, currency, elastic=self.elastic)
+            of_run: dict[str, Any] = {
+                "shape": calibration.shape,
+                "workers": calibration.workers,
+                "compute": calibration.compute,
+                "coding": calibration.coding,
+                "topology": OverTcp(late_s=calibration.late_s),
+                "tokens_per_step": calibration.tokens_per_step // calibration.workers,
+                "tokens": calibration.steps * calibration.tokens_per_step,
+                "added_nbytes": calibration.added_nbytes,
+            }
+            return Job(**(of_run | about))
         # A model may take seconds to resolve: last, when all else is known to be right.
         if self.model is None:
             shape = Shape.of_size(values["parameters"], values["layers"])
@@ -170,17 +178,11 @@ class JobFlags:
             tokens, mfu = values["tokens_per_step"], values.get("mfu", _MFU)
             compute = Compute.of_flops(shape.parameters, tokens, flops_per_s, mfu)
         return Job(
+            **about,
             shape=shape,
-            workers=values["workers"],
             compute=compute,
-            coding=coding,
-            link=link,
-            topology=TOPOLOGIES[self.topology or ("ring" if price is None else "star")],
-            price=price,
-            prices=prices,
-            sync_every=values.get("sync_every"),
-            tokens_per_step=values.get("tokens_per_step"),
-            tokens=values.get("tokens"),
+            topology=TOPOLOGIES[self.topology or ("star" if self.egress_price else "ring")],
+            elastic=self.elastic,
             added_nbytes=SEAL_NBYTES if self.sealed else 0,
         )
 
@@ -194,31 +196,21 @@ class JobFlags:
         }
 
 
-def _job_again(
-    calibration: Calibration, values: Mapping[str, Any], link: Link, coding: Any, prices: Any
-) -> Job:
-    from thinwire.plan.job import Job
-    from thinwire.plan.link import OverTcp
-
-    return Job(
-        shape=calibration.shape,
-        workers=values.get("workers", calibration.workers),
-        compute=calibration.compute,
-        coding=coding if {"encode_time", "decode_time"} & set(values) else calibration.coding,
-        link=link,
-        topology=OverTcp(late_s=calibration.late_s),
-        prices=prices,
-        sync_every=values.get("sync_every"),
-        tokens_per_step=calibration.tokens_per_step // calibration.workers,
-        tokens=values.get("tokens", calibration.steps * calibration.tokens_per_step),
-        added_nbytes=calibration.added_nbytes,
-    )
+_PRICES: Final = {
+    "worker_price": "worker_per_hour",
+    "traffic_price": "traffic_per_gb",
+    "egress_price": "egress_per_gb",
+    "put_price": "put_per_million",
+    "get_price": "get_per_million",
+}
 
 
-def _currency(values: Mapping[str, Any]) -> str | None:
-    """The one currency of all prices; None without a price that says one."""
-    named = {name: values[name][1] for name in values if name.endswith("_price")}
-    codes = {name: code for name, code in named.items() if code is not None}
+def _prices(values: Mapping[str, Any]) -> Prices | None:
+    """All prices, which are in one currency."""
+    from thinwire.plan.job import Prices
+
+    given = {field: values[name][0] for name, field in _PRICES.items() if name in values}
+    codes = {name: values[name][1] for name in _PRICES if name in values and values[name][1]}
     if len(set(codes.values())) > 1:
         said = ", ".join(f"{flag(name)} in {code}" for name, code in codes.items())
         raise ConfigurationError(
@@ -226,26 +218,15 @@ def _currency(values: Mapping[str, Any]) -> str | None:
             because="they are in different currencies",
             do="give all prices in one of them",
         )
-    return next(iter(codes.values()), None)
-
-
-def _bucket_price(
-    values: Mapping[str, Any], currency: str | None, *, elastic: bool
-) -> BucketPrice | None:
-    from thinwire.plan.job import BucketPrice
-
-    if "egress_price" not in values:
-        return None
-    named = {"put_price": "put_per_million", "get_price": "get_per_million"}
-    flags = " and ".join(flag(name) for name in named if name not in values)
-    if flags and currency not in (None, "USD"):
+    currency = next(iter(codes.values()), "USD")
+    flags = " and ".join(flag(name) for name in ("put_price", "get_price") if name not in values)
+    if flags and "egress_price" in values and currency != "USD":
         raise ConfigurationError(
             f"plan with prices in {currency} and without {flags}",
             because="what holds without it is in USD",
             do=f"pass {flags} in {currency}, too",
         )
-    more = {field: values[name][0] for name, field in named.items() if name in values}
-    return BucketPrice(egress_per_gb=values["egress_price"][0], elastic=elastic, **more)
+    return Prices(currency=currency, **given) if given else None
 
 
 # -- which flags need each other, and which exclude each other -------------------------------------

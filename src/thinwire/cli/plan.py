@@ -147,7 +147,7 @@ def _tables(job: Job, rows: Sequence[Forecast]) -> Iterator[Table]:
         head = ("method", "tokens a day", "wall-clock", "sent", "received")
         head = head[:2] if job.tokens is None else head
         yield "the run: tokens of all workers, bytes of each", head, [_run(row) for row in rows]
-    if job.price is not None:
+    if job.prices is not None and job.prices.egress_per_gb is not None:
         title = "what all workers ask the store for, and the price"
         head = ("method", "puts a round", "gets a round", "read a round", "a round", "a day")
         head = head if job.tokens is None else (*head, "the run")

@@ -1,9 +1,9 @@
-"""The page of `thinwire status`, of a run with a lighthouse or over an object store."""
+"""The page of `thinwire status`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,21 +11,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.contributions import CLIPPED
-from thinwire.elastic.quorum import Member, identity_of
+from thinwire.elastic.roll import identity_of
 from thinwire.membership import Progress, WorkerMetrics
 from thinwire.plan.units import count_text, duration_text, nbytes_text
 
 if TYPE_CHECKING:
-    from thinwire.elastic.bucket.roll import View, WorkerReport
-    from thinwire.elastic.bucket.watch import BucketStatus
-    from thinwire.elastic.registry_server import RegistryReply
+    from thinwire.asynchronous.objects import AsyncRunStatus, WorkerState
+    from thinwire.elastic.roll import View, WorkerReport
+    from thinwire.elastic.watch import BucketStatus
 
 _WIDE = 116
 """Columns of a terminal that has room for all of the table."""
 _REST = 60
 """Columns that a narrow one needs for all but names."""
-_ONLY_WIDE = ("address", "sent", "received")
+_ONLY_WIDE = ("sent", "received")
 _NUMBERS = {"outer": 5, "inner": 5, "loss": 6, "tokens/s": 6, "sent": 7, "received": 8, "waited": 8}
 """Columns of numbers, and how many characters of each are never cut."""
 _UNKNOWN = "unknown"
@@ -38,37 +37,28 @@ class StatusPage:
     Args:
         headlines: about the run.
         record: JSON-able data; its "workers" are the rows.
-        has_addresses: of the workers.
-        contributions: how often a worker's was rejected or clipped, by identity and kind.
     """
 
     headlines: Sequence[str]
     record: Mapping[str, Any]
-    has_addresses: bool = False
-    contributions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def shown(self, width: int) -> Group:
         """The page for a terminal of `width` columns."""
-        every = (["address"] if self.has_addresses else []) + list(_NUMBERS)
         is_wide = width >= _WIDE
-        names = [name for name in every if is_wide or name not in _ONLY_WIDE]
+        names = [name for name in _NUMBERS if is_wide or name not in _ONLY_WIDE]
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         # Names are cut before anything else is.
         name_width = None if is_wide else max(10, width - _REST)
         table.add_column("worker", no_wrap=True, max_width=name_width)
         for name in names:
-            justify = "right" if name in _NUMBERS else "left"
-            table.add_column(name, justify=justify, no_wrap=True, min_width=_NUMBERS.get(name))
+            table.add_column(name, justify="right", no_wrap=True, min_width=_NUMBERS[name])
         table.add_column("state", min_width=14)
         for worker in self.record["workers"]:
             cells = _cells(worker)
             table.add_row(*(Text(cells[name]) for name in ("worker", *names, "state")))
         shown: list[RenderableType] = [Text("\n".join(self.headlines)), table]
-        if self.contributions:
-            shown.append(_contributions(self.contributions))
         if not is_wide:
-            left_out = ", ".join(name for name in every if name in _ONLY_WIDE)
-            shown.append(Text(f"a terminal of {_WIDE} columns shows {left_out}, too"))
+            shown.append(Text(f"a terminal of {_WIDE} columns shows {', '.join(_ONLY_WIDE)}, too"))
         return Group(*shown)
 
 
@@ -84,7 +74,6 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, str]:
     }
     return {
         "worker": worker["identity"],
-        "address": worker.get("address", ""),
         "outer": _UNKNOWN if position is None else str(position["version"]),
         "inner": _UNKNOWN if position is None else str(position["step"]),
         **{name: "-" if value is None else text(value) for name, (value, text) in measured.items()},
@@ -92,79 +81,8 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _contributions(found: Mapping[str, Mapping[str, int]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("contributions of", no_wrap=True)
-    table.add_column("rejected", justify="right")
-    table.add_column("clipped", justify="right")
-    table.add_column("why")
-    for identity, counts in found.items():
-        rejected = {kind: count for kind, count in counts.items() if kind != CLIPPED}
-        why = ", ".join(f"{kind} {count}" for kind, count in rejected.items())
-        numbers = (str(sum(rejected.values())), str(counts.get(CLIPPED, 0)))
-        table.add_row(*map(Text, (identity, *numbers, why)))
-    return table
-
-
 def _count(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
-
-
-# -- a run with a lighthouse -----------------------------------------------------------------------
-
-
-def lighthouse_page(reply: RegistryReply) -> StatusPage:
-    """The page of what a lighthouse knows."""
-    run, age = reply.run, duration_text(reply.age_s)
-    told = "no outer step yet"
-    if run.version:
-        told = (
-            f"the run is {'over' if run.over else 'under way'}: outer step {run.version}, "
-            f"inner step {run.step}, {run.dealt} data shares dealt, state {run.digest}"
-        )
-    workers = [
-        {
-            "identity": member.identity,
-            "address": member.address,
-            "position": member.position.describe(),
-            "metrics": reply.metrics.get(member.identity, WorkerMetrics()).describe(),
-            "heartbeat_age_s": reply.heartbeat_age_s.get(member.identity),
-            "state": _member_state(member, reply),
-        }
-        for member in sorted(reply.peers, key=lambda member: member.identity)
-    ]
-    return StatusPage(
-        headlines=[f"lighthouse up for {age}; {_count(len(workers))}; {told}"],
-        has_addresses=True,
-        contributions=reply.contributions,
-        record={
-            "age_s": reply.age_s,
-            "run": run.describe(),
-            "workers": workers,
-            "contributions": reply.contributions,
-        },
-    )
-
-
-def _member_state(member: Member, reply: RegistryReply) -> str:
-    run, behind = reply.run, reply.run.version - member.position.version
-    silent_s = reply.heartbeat_age_s.get(member.identity, 0.0)
-    found: list[str] = []
-    # Heartbeats are sent five times within the timeout, or more often.
-    if silent_s > reply.heartbeat_timeout_s / 2:
-        found.append(f"no heartbeat for {silent_s:.0f} s")
-    if member.finished:
-        found.append("finished")
-    if behind > 0:
-        found.append(f"{behind} outer steps behind" if behind > 1 else "1 outer step behind")
-    elif behind == 0 and run.version and member.position.digest not in ("", run.digest):
-        found.append(f"another state: digest {member.position.digest}")
-    if member.waiting_s >= 1:  # at the end of every round one waits for a moment
-        found.append(f"waits for others, {member.waiting_s:.0f} s")
-    return ", ".join(found) or "trains"
-
-
-# -- a run over an object store --------------------------------------------------------------------
 
 
 def bucket_page(status: BucketStatus, what: str) -> StatusPage:
@@ -187,12 +105,16 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
         told = {} if roll is None or name is None else roll.metrics.get(name, {})
         metrics = WorkerMetrics.read(told)[0] if call is None else call.metrics
         position = _position(name, call, roll)
+        age_s = status.signs_s.get((name if call is None else call.name) or "")
+        age_s = None if age_s is None else max(0.0, age_s)  # clocks may differ
         workers.append(
             {
                 "identity": identity,
                 "position": None if position is None else position.describe(),
                 "metrics": metrics.describe(),
-                "state": _worker_state(name, call, roll, is_awaited=is_awaited),
+                "age_s": age_s,
+                "state": _worker_state(name, call, roll, is_awaited=is_awaited)
+                + ("" if age_s is None else f", alive {duration_text(age_s)} ago"),
             }
         )
     return StatusPage(
@@ -227,7 +149,6 @@ def _worker_state(
         return "waits for a snapshot"
     if call is not None or roll is None:
         return "waits for the next round"
-    # Whether it trains or is gone, no object says.
     others = ", others wait for it" if is_awaited else ""
     if name in roll.behind:
         return f"catches up{others}"
@@ -250,3 +171,57 @@ def _bucket_headlines(status: BucketStatus, what: str, workers: int) -> list[str
         f"step {run.step}, {run.dealt} data shares dealt, digest {run.digest}",
         snapshot,
     ]
+
+
+# -- an asynchronous run ---------------------------------------------------------------------------
+
+
+def asynchronous_page(status: AsyncRunStatus, what: str, now_s: float) -> StatusPage:
+    """The page of what an asynchronous run's server wrote last.
+
+    Args:
+        status: as it was read.
+        what: the run, as it is called in the first line.
+        now_s: in seconds since 1970.
+    """
+    stats, total = status.stats, status.total_steps
+    workers = [
+        {
+            "identity": f"worker {number}",
+            "position": {"version": stats.arrivals, "step": stats.steps_of.get(number, 0)},
+            "metrics": WorkerMetrics(loss=state.loss, wait_s=state.wait_s).describe(),
+            "assigned_steps": state.assigned,
+            "arrival_age_s": max(0.0, now_s - state.arrived_s),
+            "state": _async_state(state, now_s, is_over=status.is_finished),
+        }
+        for number, state in sorted(status.workers.items())
+    ]
+    age = duration_text(max(0.0, now_s - status.written_s))
+    steps = f"{stats.steps_done} of {total}" if total else str(stats.steps_done)
+    refused = "".join(f", {count} {name}" for name, count in stats.refused.items())
+    return StatusPage(
+        headlines=[
+            f"{what}: asynchronous, written {age} ago; {_count(len(workers))}",
+            f"the run is {'over' if status.is_finished else 'under way'}: version "
+            f"{stats.arrivals}, {steps} inner steps; staleness {stats.mean_staleness:.2f} in the "
+            f"mean, {stats.largest_staleness} at most{refused}",
+        ],
+        record={
+            "age_s": max(0.0, now_s - status.written_s),
+            "run": {
+                "version": stats.arrivals,
+                "steps": stats.steps_done,
+                "total_steps": total,
+                "over": status.is_finished,
+                "mean_staleness": stats.mean_staleness,
+                "largest_staleness": stats.largest_staleness,
+            },
+            "workers": workers,
+        },
+    )
+
+
+def _async_state(state: WorkerState, now_s: float, *, is_over: bool) -> str:
+    age = duration_text(max(0.0, now_s - state.arrived_s))
+    doing = f"has {state.assigned} steps" if state.assigned else "waits"
+    return "finished" if is_over else f"{doing}, last arrival {age} ago"

@@ -15,13 +15,11 @@ from thinwire.cli.flags import (
     RateFlags,
     RunFlags,
     Switch,
-    address_in,
     apply_flags,
-    check_run_name,
     default_out,
     flag,
     given_in,
-    is_store,
+    place_in,
 )
 from thinwire.cli.output import noted_signals, say
 from thinwire.errors import ConfigurationError
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from thinwire.train.config import TrainConfig
     from thinwire.train.observers import Observer
-    from thinwire.train.workers.bucket import BucketConfig
     from thinwire.train.workers.elastic import ElasticConfig
 
 
@@ -43,82 +40,64 @@ class TeamFlags:
     """Makes this process one worker of a run with others; each has its own --out."""
 
     elastic: Option[str] = None
-    """Ticket, HOST:PORT or store URL of a run that workers join and leave at any time."""
-    identity: Option[str] = None
-    """This worker's name in an elastic run; default that of --out and of this host."""
-    token_file: Option[Path] = None
-    """Holds the run's token, which a lighthouse needs; default THINWIRE_TOKEN."""
-    patience: Option[float] = None
-    """Share of a round that a slow worker of an elastic run is waited for."""
-    min_workers: Option[int] = None
-    """With fewer workers a round of an elastic run waits for more."""
-    bucket: Option[str] = None
-    """s3://, gs://, az:// or file:// place that a fixed number of --workers share."""
-    worker: Option[int] = None
-    """This worker's number in the run in --bucket, from 0."""
+    """s3://, gs://, az:// or file:// place in which the workers of a run meet."""
     run_name: Option[str] = None
-    """Of the run in a store, the same on all workers and no other run's."""
+    """Of the run in that store, the same on all workers and no other run's."""
+    worker: Option[int] = None
+    """Number, from 0, of this one of --workers that are the same to the end; default: workers join
+    and leave at any time."""
+    identity: Option[str] = None
+    """This worker's name among those that come and go; default that of --out and of this host."""
+    token_file: Option[Path] = None
+    """Holds the run's token; default THINWIRE_TOKEN."""
+    patience: Option[float] = None
+    """Share of a round that a slow worker is waited for, where workers come and go."""
+    min_workers: Option[int] = None
+    """With fewer workers a round waits for more, where workers come and go."""
 
-    def connection(self) -> ElasticConfig | BucketConfig | None:
+    def connection(self) -> ElasticConfig | None:
         """How this worker takes part, or None where it does not.
 
         Raises:
             ConfigurationError: a flag is missing, or means nothing beside the others.
         """
         given = given_in(self)
-        elastic, bucket = given.pop("elastic", None), given.pop("bucket", None)
-        if elastic is not None and bucket is not None:
-            raise ConfigurationError(
-                "train with both --elastic and --bucket",
-                because="a worker has one connection to the others",
-                do="leave one of them out",
-            )
-        needs = {"worker": "--bucket", "run_name": "--bucket or --elastic"}
-        takes = given.keys() - {"worker"} if elastic else needs.keys() if bucket else set()
-        for name in given:
-            needed = needs.get(name, "--elastic")
-            if name not in takes:
+        if self.elastic is None:
+            for name in given:
                 raise ConfigurationError(
-                    f"use {flag(name)} without {needed}",
+                    f"use {flag(name)} without --elastic",
                     because="it says how a worker takes part in a run with others",
-                    do=f"add {needed}, or leave {flag(name)} out",
+                    do=f"add --elastic, or leave {flag(name)} out",
                 )
-        if bucket is not None:
-            missing = [flag(name) for name in needs if name not in given]
-            if missing:
-                raise ConfigurationError(
-                    f"use --bucket without {missing[0]}",
-                    because="messages of a run are told apart by its name and the worker's number",
-                    do="pass --worker 0 (1, 2, ...) and --run-name NAME",
-                )
-            from thinwire.train.workers.bucket import BucketConfig
-
-            return BucketConfig(url=bucket, worker=given["worker"], run=given["run_name"])
-        if elastic is None:
             return None
-        run_name = given.pop("run_name", None)
-        check_run_name(elastic, run_name)
-        from thinwire.train.workers.elastic import ElasticBucketConfig, LighthouseConfig
+        for name in ("identity", "patience", "min_workers"):
+            if name in given and self.worker is not None:
+                raise ConfigurationError(
+                    f"use {flag(name)} with --worker",
+                    because="a fixed number of workers have numbers, and all wait for all",
+                    do="leave one of them out",
+                )
+        store, run = place_in(given.pop("elastic"), given.pop("run_name", None))
+        from thinwire.train.workers.elastic import ElasticConfig
 
-        if is_store(elastic):
-            return ElasticBucketConfig(url=elastic, run=run_name, **given)
-        return LighthouseConfig(lighthouse=address_in(elastic), **given)
+        return ElasticConfig(store=store, run=run, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.
 
-    - with --elastic: one worker of a run in which workers join and leave at any time
-    - with --bucket: one of a fixed number of workers that share an object store
+    - with --elastic: one worker of a run in an object store, which workers join and leave at any
+      time; with --worker, too: one of a fixed number
 
     $ thinwire train --method muloco --workers 4
     $ torchrun --nproc-per-node 4 -m thinwire train --method muloco --out runs/b
     $ thinwire train --elastic s3://my-bucket/runs --run-name first --out runs/here
+    $ thinwire train --elastic s3://my-bucket/runs --run-name b --worker 0 --workers 2 --out runs/0
     """
 
     method: str = "diloco"
-    """ddp, demo, diloco, muloco, noloco, sparseloco, sparse_muloco, streaming_diloco,
+    """async_diloco, ddp, demo, diloco, muloco, noloco, sparseloco, sparse_muloco, streaming_diloco,
     streaming_muloco or decoupled_momentum; muloco:bits=2 sets its bits."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
@@ -139,16 +118,12 @@ class Train:
     def main(self, console: Console) -> None:
         """Run the command."""
         from thinwire.train.trainer import resume, train
-        from thinwire.train.workers.bucket import BucketConfig
         from thinwire.train.workers.ranks import is_lead
 
         connection = self.team.connection()
-        elastic = bucket = None
-        if isinstance(connection, BucketConfig):
-            bucket = connection
-        elif connection is not None:
-            elastic = connection
-            elastic.check_launch(self.run.worker_size or 1)
+        if connection is not None:
+            # Before the recipe, which counts the workers of torchrun.
+            connection.check_launch(self.run.worker_size or 1)
         self._check_launch()
         config = apply_flags(self.run, self.method, self.seed, self.rates)
         # Ranks agree on it: the folder is made only after all of them have met.
@@ -158,8 +133,7 @@ class Train:
             config,
             out,
             lambda config, step: self._observers(config, step, out, connection, console),
-            elastic=elastic,
-            bucket=bucket,
+            elastic=connection,
             stop=noted_signals(signal.SIGTERM),
         )
         if is_lead():
@@ -188,29 +162,31 @@ class Train:
         config: TrainConfig,
         step: int,
         out: Path,
-        connection: ElasticConfig | BucketConfig | None,
+        connection: ElasticConfig | None,
         console: Console,
     ) -> Sequence[Observer]:
-        from thinwire.train.observers import Terminal, tensorboard, trackio, wandb
+        from thinwire.train.observers import Terminal, tensorboard, tracker
 
         if self.resume:
             say(console, f"{out}: going on from step {step}")
-        team = f"K={config.workers}" if self.team.elastic is None else "elastic"
+        is_fixed = connection is None or connection.is_fixed
+        team = f"K={config.workers}" if is_fixed else "elastic"
         observers: list[Observer] = [
             Terminal(console, title=f"{self.method} {team}", steps=config.steps)
         ]
         if self.tensorboard:
             observers.append(tensorboard(out / "tensorboard"))
-        described = config.describe()
         # The workers of a run are one group, and a worker has one name wherever it is shown.
-        name = out.name if connection is None else connection.identity_in(out)
-        group = None if connection is None else connection.run_name
+        about: dict[str, Any] = {
+            "name": out.name if connection is None else connection.identity_in(out),
+            "group": None if connection is None else connection.run_name,
+            "config": config.describe(),
+        }
         if self.wandb:
-            observers.append(wandb(self.wandb, name=name, group=group, config=described))
+            observers.append(tracker("wandb", self.wandb, **about))
         if self.trackio:
-            observers.append(
-                trackio(self.trackio, name=name, group=group, config=described, resumes=self.resume)
-            )
+            about["resume"] = "allow" if self.resume else "never"
+            observers.append(tracker("trackio", self.trackio, **about))
         return observers
 
 
@@ -228,12 +204,12 @@ def _closing_line(summary: dict[str, Any], out: Path) -> str:
 class JoinCommand:
     """Take part in a run whose workers come and go: thinwire train --elastic, with all its flags.
 
-    $ thinwire join 'thinwire://...' --method muloco --out runs/here
+    $ thinwire join 'hub://TOKEN@HOST:PORT/first' --method muloco --out runs/here
     $ thinwire join s3://my-bucket/runs --run-name first --method muloco --out runs/here
     """
 
-    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TICKET|URL")]
-    """The lighthouse's ticket, in quotes, or its HOST:PORT; or a store's URL, with --run-name."""
+    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+    """URL of the place in which the workers meet."""
     train: Flat[Train] = field(default_factory=Train)
 
     def main(self, console: Console) -> None:

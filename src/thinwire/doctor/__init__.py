@@ -1,8 +1,8 @@
-"""Checks before a run: this machine, and the network between it and the others."""
+"""Checks before a run: this machine, and the store in which workers meet."""
 
 from thinwire.doctor.machine import Finding, RunAdvice, Status, examine, machine_checks
 from thinwire.doctor.method import ExpectedRun
-from thinwire.doctor.network import network_findings, store_findings
+from thinwire.doctor.store import store_findings
 
 __all__ = [
     "ExpectedRun",
@@ -11,6 +11,5 @@ __all__ = [
     "Status",
     "examine",
     "machine_checks",
-    "network_findings",
     "store_findings",
 ]

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 
 from thinwire.codecs.kernels import VARIABLE, kernel_backend
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, ThinwireError
 from thinwire.plan.advice import Advice
 from thinwire.plan.job import Job
 from thinwire.security.token import find_token
@@ -26,10 +25,9 @@ from thinwire.version import __version__
 
 Status: TypeAlias = Literal["ok", "warn", "fail"]
 
-_PYTHON = (3, 11)
 _GIB = 1 << 30
 _LITTLE_BYTES, _NOTHING_BYTES = 10 * _GIB, 1 * _GIB
-_INSTALL_ELASTIC = "pip install 'thinwire[elastic]' on Linux with CPython 3.11 to 3.13"
+_INSTALL_ELASTIC = "pip install 'thinwire[elastic]'"
 
 
 class RunAdvice(NamedTuple):
@@ -79,53 +77,43 @@ def examine(name: str, check: Check, *, limit_s: float = 5.0) -> Finding:
     >>> examine("it", lambda: Finding("ok", "there")).name
     'it'
     """
-    answers: list[Finding] = []
-    failures: list[Exception] = []
+    why, do = f"no answer within {limit_s:g} s", "run it again while the machine is idle"
+    found = [Finding("warn", f"not established: {why}", f"{do}; no answer then either: it hangs")]
 
     def look() -> None:
         try:
-            answers.append(check())
+            found.append(check())
+        except ThinwireError as error:
+            found.append(Finding("fail", error.because, error.do))
         except Exception as error:
-            failures.append(error)
+            do = "report it with this line: a check should say what it sees"
+            found.append(Finding("warn", f"not established: {error!r}", do))
 
     # A look-up of a name cannot be interrupted: a daemon thread lets the process end all the same.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(limit_s)
-    if answers:
-        return answers[0]._replace(name=name)
-    if failures:
-        why, do = repr(failures[0]), "report it with this line: a check should say what it sees"
-    else:
-        why = f"no answer within {limit_s:g} s"
-        do = "run it again while the machine is idle; no answer then either: that hangs"
-    return Finding("warn", f"not established: {why}", do, name=name)
+    return found[-1]._replace(name=name)
 
 
 def machine_checks(*, lacking: Status, token_file: Path | None = None) -> Mapping[str, Check]:
     """Checks that need no network, by name.
 
     Args:
-        lacking: status where something is missing that only an elastic run needs.
+        lacking: status where a package is missing that only an elastic run needs.
         token_file: holds the token; default THINWIRE_TOKEN.
     """
+    python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     return {
-        "python": _python,
+        "python": lambda: Finding("ok", python),
         "thinwire": lambda: Finding("ok", __version__),
         "torch": partial(_package, "torch", (2, 9), (3,), "fail", "pip install 'torch>=2.9'"),
         "kernels": _kernels,
-        "torchft": partial(_package, "torchft", (0, 2), (0, 3), lacking, _INSTALL_ELASTIC),
+        "obstore": partial(_package, "obstore", (0, 8), (1,), lacking, _INSTALL_ELASTIC),
         "safetensors": partial(_package, "safetensors", (0,), (1,), lacking, _INSTALL_ELASTIC),
-        "token": partial(_token, lacking, token_file),
+        "token": partial(_token, token_file),
         "folder": partial(_folder, Path.cwd()),
     }
-
-
-def _python() -> Finding:
-    found = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    if sys.version_info >= _PYTHON:
-        return Finding("ok", found)
-    return Finding("fail", found, "use Python 3.11 or newer")
 
 
 def _package(
@@ -145,10 +133,7 @@ def _package(
 
 def _kernels() -> Finding:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        backend = kernel_backend(device)
-    except ConfigurationError as error:
-        return Finding("fail", error.because, error.do)
+    backend = kernel_backend(device)
     found = f"{backend}, for {device.type}"
     if backend != "torch" or os.environ.get(VARIABLE):
         return Finding("ok", found)
@@ -158,11 +143,12 @@ def _kernels() -> Finding:
     )
 
 
-def _token(lacking: Status, file: Path | None) -> Finding:
+def _token(file: Path | None) -> Finding:
     try:
         find_token(file)
     except ConfigurationError as error:
-        return Finding(lacking, error.because, error.do)
+        # Without one, what workers write is as readable as the store.
+        return Finding("warn" if file is None else "fail", error.because, error.do)
     return Finding("ok", "in THINWIRE_TOKEN" if file is None else f"in {file}")
 
 

@@ -17,7 +17,7 @@ from thinwire.plan.advice import Advice, Recommendation, advise
 from thinwire.plan.compute import Compute
 from thinwire.plan.forecast import Forecast, forecast
 from thinwire.plan.job import Job
-from thinwire.plan.link import Link, Ring, Topology
+from thinwire.plan.link import Link, Star
 from thinwire.plan.models import resolve
 from thinwire.plan.shape import Shape
 from thinwire.plan.units import duration_text, rate_text, share_text
@@ -60,11 +60,10 @@ class ExpectedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDescription:
-    """What a registry knows of the run under way.
+    """What a store has of the run under way.
 
     Args:
-        fields: of its model and method, one text each; empty where no run is under way, or where
-            the registry is of a version that does not tell.
+        fields: of its model and method, one text each; empty where no run is under way.
         workers: that are there.
 
     >>> RunDescription(fields={"parameters.h.0.w": "[2, 3]"}).size()
@@ -99,24 +98,8 @@ class RunDescription:
         return method if again.items() <= flat.items() else None
 
 
-def measured_link(
-    up_bits_per_s: float | None, down_bits_per_s: float | None, latency_s: float
-) -> Link | None:
-    """The link of these numbers; None if one of them is no measurement."""
-    rates = up_bits_per_s or 0.0, down_bits_per_s or 0.0
-    if not all(0 < rate < math.inf for rate in rates) or not 0 <= latency_s < math.inf:
-        return None
-    return Link(up_bits_per_s=rates[0], down_bits_per_s=rates[1], latency_s=latency_s)
-
-
-def method_finding(
-    link: Link | None,
-    planned: ExpectedRun,
-    run: RunDescription,
-    *,
-    topology: Topology | None = None,
-) -> Finding:
-    """What to run, if every worker has this link to the others.
+def method_finding(link: Link | None, planned: ExpectedRun, run: RunDescription) -> Finding:
+    """What to run, if every worker has this link to the store.
 
     A run that is under way has a method, and a worker that joins cannot choose: while that one
     keeps it busy, nothing else is looked for.
@@ -124,14 +107,13 @@ def method_finding(
     Args:
         link: as measured; None: it was not.
         planned: what the user said of the run.
-        run: what the registry knows of it; what the user said is believed more.
-        topology: how messages travel; default in a ring.
+        run: what the store has of it; what the user said is believed more.
     """
     if link is None:
-        found = "not reckoned: the rate to the lighthouse was not measured"
+        found = "not reckoned: the rate to the store was not measured"
         do = "measure it by other means, and pass it to thinwire plan with --bandwidth"
         return Finding("warn", found, do)
-    job, flags, figures = _job(link, planned, run, topology or Ring())
+    job, flags, figures = _job(link, planned, run)
     plan = f"what each method sends, and the rate that it needs: thinwire plan {flags}"
     method, own = run.method(), None
     with suppress(ConfigurationError):  # it does not fit the model; thinwire plan says why
@@ -174,9 +156,7 @@ def _busy_text(found: Recommendation) -> str:
     return f"{found.choice.text} keeps a worker busy {share_text(found.forecast.utilisation)}"
 
 
-def _job(
-    link: Link, planned: ExpectedRun, run: RunDescription, topology: Topology
-) -> tuple[Job, str, str]:
+def _job(link: Link, planned: ExpectedRun, run: RunDescription) -> tuple[Job, str, str]:
     """The job, the flags with which `thinwire plan` plans it, and where its numbers are from."""
     size, assumed = run.size(), list[str]()
     shape, shape_flags = planned.shape, planned.shape_flags
@@ -193,14 +173,14 @@ def _job(
     if planned.step_s is None:
         assumed.append("--step-time")
     compute = Compute(step_s=step_s)
-    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=topology)
+    job = Job(shape=shape, workers=workers, compute=compute, link=link, topology=Star())
     shape_flags = shape_flags or f"--parameters {shape.parameters} --layers {shape.layers}"
     values = {
         "--step-time": duration_text(step_s),
         "--up": rate_text(link.up_bits_per_s),
         "--down": rate_text(link.down_bits_per_s),
         "--latency": duration_text(link.latency_s),
-        "--topology": topology.name,
+        "--topology": "star",
     }
     given = [f"{name} {text.replace(' ', '')}" for name, text in values.items()]
     flags = f"{shape_flags} --workers {workers} {' '.join(given)}"

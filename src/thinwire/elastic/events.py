@@ -3,12 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
-
-from thinwire.elastic.quorum import identities_of
-from thinwire.errors import RunStopped, check
 
 Kind: TypeAlias = Literal[
     "joined",  # this worker has joined the run
@@ -16,13 +13,11 @@ Kind: TypeAlias = Literal[
     "left",  # another worker is gone
     "late",  # the others did not wait for this worker
     "healed",  # this worker took over the state of another
-    "helped",  # another worker took over this worker's state
     "committed",  # a round counts
     "discarded",  # a round counts for no worker; its work is sent again
     "left out",  # a worker's contribution was not used
     "clipped",  # a worker's contribution was scaled down
     "refused",  # a worker may not take part
-    "lighthouse",  # the lighthouse was lost, or found again
     "unsaved",  # this worker could not write a file
 ]
 
@@ -126,40 +121,3 @@ class EventLog:
                 "lost_s": self._lost_s,
                 "events": [event.describe() for event in self._events],
             }
-
-
-def note_who_came_and_went(
-    note: Callable[..., object],
-    name: str,
-    now: Sequence[str],
-    before: Collection[str],
-    lost_s: float,
-) -> None:
-    """Note a change of the workers of a round.
-
-    Args:
-        note: takes an event.
-        name: of this worker.
-        now: names of the workers, in rank order.
-        before: those of the round before; empty if this worker has just joined.
-        lost_s: for how long it waited for the round.
-    """
-    if not before:
-        place = f"as worker {now.index(name)} of {len(now)}"
-        note("joined", who=identities_of(now), why=place)
-        return
-    if left := set(before).difference(now):
-        note("left", who=identities_of(left), lost_s=lost_s)
-    if arrived := set(now).difference(before):
-        note("arrived", who=identities_of(arrived))
-
-
-def check_asked_to_leave(is_asked: bool) -> None:  # noqa: FBT001
-    """Raise `RunStopped` if this worker is asked to leave while it waits."""
-    check(
-        not is_asked,
-        "wait for the others",
-        because="this worker was asked to stop",
-        do="start it again to take part",
-        kind=RunStopped,
-    )

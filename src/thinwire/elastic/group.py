@@ -1,235 +1,282 @@
-"""The workers of a round as one rank sees them: its link to theirs, and exchanges over it."""
+"""Exchanges by objects: among the workers of a roll, or among a fixed number of them."""
 
-import concurrent.futures
-import contextlib
+from __future__ import annotations
+
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, wait
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from thinwire.elastic.carrier import GroupLink, StreamCarrier
-from thinwire.elastic.quorum import Quorum, identity_of
-from thinwire.elastic.timeouts import Timeouts, in_background
-from thinwire.errors import RoundDiscarded, ThinwireError
-from thinwire.transport.backend import Backend, Wait
+from thinwire.elastic.alive import LostWorkers
+from thinwire.elastic.loop_thread import LoopThread
+from thinwire.elastic.run_objects import RunObjects, absent_message
+from thinwire.elastic.timeouts import Timeouts
+from thinwire.errors import RoundDiscarded, RunStopped, ThinwireError
 from thinwire.transport.base import (
-    FinishedRound,
+    Post,
     Posts,
+    Received,
     Round,
     RoundTag,
     RunningExchange,
-    run_alone,
 )
-from thinwire.transport.distributed import reason_of
-from thinwire.transport.progress_thread import Future, ProgressThread, Task
+from thinwire.transport.object_store import now_s, together
+from thinwire.transport.progress_thread import closed
 
 T = TypeVar("T")
 
-_LOOK_S = 0.02
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S, _GRACE_S = 0.5, 5.0
+_REMEMBERED = 5  # waits, of which the shortest tells when the next messages come at the soonest
+KEPT_ROLLS = 4
+"""Messages stay for at least so many rolls more."""
 
 
-class _ElasticTask(Task):
-    """An exchange that may be discarded."""
+class StoreGroup:
+    """The workers of a roll, until they change.
+
+    A message counts if it is there before anything else is in its place. Who waited in vain for one
+    puts an empty one there, so that it counts for no worker or for all of them.
+
+    Args:
+        objects: of the run.
+        names: of the workers, in rank order.
+        rank: of this one.
+        timeouts: how long an exchange may take.
+        shard: ending of messages' names, where workers have several ranks.
+
+    Attributes:
+        roll: number of the roll that the next exchange belongs to.
+        is_asked_to_leave: ends a wait some seconds after it says so.
+    """
 
     def __init__(
         self,
-        group: "ElasticGroup",
-        tag: RoundTag,
-        running: RunningExchange[Any],
-        backend: Backend,
-        nbytes: int,
+        objects: RunObjects,
+        names: Sequence[str],
+        rank: int,
+        timeouts: Timeouts,
+        *,
+        shard: str = "",
     ) -> None:
-        super().__init__(tag, Future(running, backend.sync_stream()))
-        self._group, self._running, self._backend = group, running, backend
-        self._nbytes = nbytes
-        self.first: Wait | None = None
-
-    def carry(self) -> Sequence[Tensor]:
-        assert self.first is not None
-        started_s, wait, step = time.perf_counter(), self.first, 0
-        try:
-            while True:
-                received = wait()
-                self._running.answer(received)
-                if self._running.post is None:
-                    break
-                step += 1
-                wait = self._backend.start(self._running.post, step)
-        except (RuntimeError, ValueError, ThinwireError) as error:
-            # The others wait for a message of this worker that will not come: tell them now, not at
-            # their timeouts.
-            self.abort()
-            raise self._group.break_up(self.tag, error) from error
-        self._group.timeouts.exchanged(self._nbytes, seconds=time.perf_counter() - started_s)
-        return list(received.values())
-
-    def abort(self) -> None:
-        self._backend.abort()
-
-
-class ElasticGroup:
-    """A link between workers for as long as none of them is lost.
-
-    Args:
-        link: between them; None for a lone worker.
-        timeouts: how long an exchange may take.
-        on_broken: told why the link can be used no longer, once.
-    """
-
-    def __init__(
-        self, link: GroupLink | None, timeouts: Timeouts, on_broken: Callable[[str, float], None]
-    ) -> None:
-        self.link, self.timeouts = link, timeouts
-        self._on_broken = on_broken
-        self._progress = ProgressThread()
-        self._begun = 0
-        self.broken = self._lost = ""
+        self._objects, self._timeouts, self._shard = objects, timeouts, shard
+        self.names, self.rank = tuple(names), rank
+        self.roll = 0
+        self._lost = LostWorkers(objects, timeouts.floor_s)
+        self._absent_s: dict[str, deque[float]] = {}
+        self.is_asked_to_leave: Callable[[], bool] = lambda: False
+        self._thread: LoopThread | None = None
+        self._turn, self._is_closed = asyncio.Lock(), False
+        self._answers: dict[tuple[str, int], list[tuple[str, Received]]] = {}
+        self._missed = 0
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange; what stops it discards the round."""
-        if self.link is None:
-            return run_alone(posts)
-        if self.broken:
-            return FinishedRound(None, discarded(tag, self.broken))
+        """Start an exchange of the present roll; what stops it discards the round here."""
         running = RunningExchange(posts)
         if running.post is None:
-            return FinishedRound(running)
-        post, nbytes = running.post, sum(running.post.take.values())
-        if not post.is_to_all(self.link.workers):
-            nbytes *= 2  # results come back
-        self._begun += 1
-        backend = self.link.backend(self._begun, timeout_s=self.timeouts.exchange(nbytes))
-        task = _ElasticTask(self, tag, running, backend, nbytes)
-        try:
-            task.first = backend.start(post, 0)
-        except (RuntimeError, ValueError) as error:
-            return FinishedRound(None, self.break_up(tag, error))
-        self._progress.submit(task)
-        return task.future
+            return running
+        # Here, on the stream that has computed it.
+        running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
+        roll = self.roll
+        return self._start(tag, running, lambda: self.exchange(tag, running, roll))
 
-    def break_up(self, tag: RoundTag, error: Exception) -> RoundDiscarded:
-        """Use the link no longer; returns why the round of `tag` is discarded."""
-        is_discarded = isinstance(error, RoundDiscarded)
-        reason = error.because if is_discarded else self._lost or reason_of(error)
-        if not self.broken:
-            self.broken = reason
-            if "timed out" in reason.lower() or "timeout" in reason.lower():
-                self.timeouts.timed_out()
-            self._on_broken(f"{tag}: {reason}", 0.0)
-        return discarded(tag, reason)
+    def _start(
+        self,
+        tag: RoundTag,
+        running: RunningExchange[T],
+        work: Callable[[], Coroutine[Any, Any, None]],
+    ) -> Round[T]:
+        """Carry `running` by `work`, in a thread, after what was started before."""
+        # torch keeps the number of threads per thread, and sums may depend on it.
+        threads = torch.get_num_threads()
 
-    def lose(self, why: str) -> None:
-        """Fail what is under way: a worker is gone, and one that was stopped keeps its streams."""
-        if (link := self.link) is not None and self._progress.busy and not self.broken:
-            self._lost = why
-            link.abort()
+        async def carry() -> None:
+            async with self._turn:
+                if torch.get_num_threads() != threads:
+                    torch.set_num_threads(threads)
+                await work()
 
-    def close(self) -> None:
-        """Fail what is under way and let go of the link."""
-        self.broken = self.broken or "the group was given up"
-        self._progress.close()
-        if self.link is not None:
-            with contextlib.suppress(RuntimeError, ValueError):
-                self.link.abort()
-        self.link = None
+        if self._is_closed:
+            running.error = closed(tag)
+            return running
+        if self._thread is None:
+            self._thread = LoopThread()
+        carried = self._thread.start(carry())
 
-
-class RankLink:
-    """What one rank of a worker has in an elastic run: the group of the current round.
-
-    Which workers take part is decided by `ElasticSession` and handed in.
-
-    Args:
-        carrier: makes links.
-        on_broken: told why a group can be used no longer.
-        index: of this rank in its worker, from 0: it is linked to the same one of the others.
-
-    Attributes:
-        key: of the group.
-        names: of the workers that this rank is linked to, or connects to.
-    """
-
-    def __init__(
-        self, carrier: StreamCarrier, on_broken: Callable[[str, float], None], *, index: int = 0
-    ) -> None:
-        self._carrier, self._on_broken, self._index = carrier, on_broken, index
-        self._group: ElasticGroup | None = None
-        self._lost = ""
-        self.key = ""
-        self.names: frozenset[str] = frozenset()
-
-    @property
-    def usable_key(self) -> str:
-        """Key of the group, if there is one that can be used; else ""."""
-        return self.key if self._group is not None and not self._group.broken else ""
-
-    def form(self, quorum: Quorum, name: str, timeouts: Timeouts) -> str:
-        """Have a group of exactly the members of `quorum`; returns why not, or "".
-
-        Args:
-            quorum: of the round.
-            name: of this worker in it.
-            timeouts: for connecting, and for exchanges.
-        """
-        if quorum.key == self.key and self._group is not None:
-            # One that broke since all said that they had it is gone for all.
-            return self._group.broken
-        if self._group is not None:
-            self._group.close()
-        self._group = None
-        names = [member.name for member in quorum.members]
-        self._lost, self.names = "", frozenset(names)
-        link = None
-        if len(names) > 1:
+        def arrive() -> None:
+            asked_s = None
+            while not wait([carried], timeout=_LOOK_S).done:
+                if self.is_asked_to_leave() and asked_s is None:
+                    asked_s = time.monotonic()
+                if asked_s is not None and time.monotonic() - asked_s > _GRACE_S:
+                    carried.cancel()
+                    raise RunStopped(
+                        f"exchange {tag}",
+                        because="this worker was asked to stop",
+                        do="start it again to take part",
+                    )
             try:
-                link = self._connect(quorum, names.index(name), timeouts.connect())
-            except (RuntimeError, ValueError, TimeoutError) as error:
-                if not self._lost:
-                    timeouts.not_connected()
-                return f"the workers could not connect: {reason_of(error)}"
-        timeouts.connected()
-        self._group = ElasticGroup(link, timeouts, self._on_broken)
+                carried.result()
+            except CancelledError as error:
+                raise closed(tag) from error
+
+        running.arrive = arrive
+        return running
+
+    def place_of(self, messages: Sequence[Tensor]) -> str:
+        """Where the messages of a round lie, which is over now; "" if they came from elsewhere."""
+        for key, answers in self._answers.items():
+            for place, answer in answers:
+                is_whole = len(messages) == len(self.names)
+                if is_whole and all(messages[rank] is each for rank, each in answer.items()):
+                    del self._answers[key]
+                    return place
         return ""
 
-    def _connect(self, quorum: Quorum, rank: int, timeout_s: float) -> GroupLink:
-        # In a thread of its own: it ends with its timeout, and this wait when a worker is gone.
-        call = in_background(
-            lambda: self._carrier.connect(
-                [member.addresses[self._index] for member in quorum.members],
-                key=f"{quorum.key}/{self._index}",
-                rank=rank,
-                timeout_s=timeout_s,
-            ),
-            name="thinwire-connect",
-        )
-        until_s = time.monotonic() + timeout_s
-        while not concurrent.futures.wait([call], _LOOK_S).done:
-            if self._lost:
-                raise TimeoutError(self._lost)
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"it took longer than {timeout_s:g} s")
-        return call.result()
-
-    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        """Start an exchange in the group; without one the round is discarded."""
-        if self._group is None:
-            return FinishedRound(None, discarded(tag, "the workers are not connected"))
-        return self._group.run(posts, tag)
-
-    def lose(self, names: Collection[str]) -> None:
-        """Fail what is under way if a worker of the group is among `names`, which are gone."""
-        gone = sorted(map(identity_of, self.names.intersection(names)))
-        if gone:
-            self._lost = f"{' and '.join(gone)} is gone"
-            if (group := self._group) is not None:
-                group.lose(self._lost)
-
     def close(self) -> None:
-        """End the group and the carrier."""
-        if self._group is not None:
-            self._group.close()
-        self._carrier.close()
+        """Give up what is under way."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._thread.close()
+        self._answers.clear()
+
+    # -- in the progress thread --------------------------------------------------------------------
+
+    async def exchange(self, tag: RoundTag, running: RunningExchange[Any], roll: int) -> None:
+        """Carry an exchange of `roll` to its end.
+
+        Raises:
+            RoundDiscarded: it does not count here.
+        """
+        self._answers[tag.what, tag.round] = []
+        place, step = self._objects.place(roll, tag), 0
+        began_s, missed, nbytes = now_s(), self._missed, 0
+        try:
+            while running.post is not None:
+                post = running.post.changed(lambda payload: payload.cpu().contiguous())
+                received = await self._answered(tag, roll, f"{place}/{step}", post)
+                nbytes += sum(received[sender].nbytes for sender in post.take)
+                step += 1
+                running.answer(received)
+        except (RuntimeError, ValueError, ThinwireError) as error:
+            # The others may wait for this message, or for what this worker would have sent next.
+            for late in (step, step + 1):
+                await self._withdraw(f"{place}/{late}/{self.rank:05}{self._shard}")
+            if isinstance(error, RoundDiscarded):
+                raise
+            raise discarded(tag, str(error)) from error
+        if self._missed == missed:
+            # Else it is how long a worker was waited for, and says nothing of the store.
+            self._timeouts.exchanged(nbytes, seconds=now_s() - began_s)
+
+    async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
+        """The answer to `post`; it has this worker's own message where that does not count."""
+        me, to_all = self.rank, post.is_to_all(len(self.names))
+        puts, gets = self._keys(base, post)
+        kind = f"{tag.what}/{base.rpartition('/')[2]}"
+        # One long wait, as for a worker that was lost, must not make the next one long.
+        unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
+        absent_s = self._absent_s.setdefault(kind, unknown)
+        nbytes = max(post.take.values(), default=0)
+        found, own = await self._exchanged(roll, puts, gets, nbytes, absent_s)
+        # A shard that came too late is known to its owner, who gives up the round.
+        if to_all and not own:
+            found[me] = absent_message()
+        late = [self.names[rank] for rank, each in sorted(found.items()) if not each.numel()]
+        if late and not post.allow_missing:
+            raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
+        if to_all:
+            self._answers.get((tag.what, tag.round), []).append((base, found))
+        return found
+
+    async def _exchanged(
+        self,
+        roll: int,
+        puts: Mapping[str, Tensor],
+        gets: Mapping[int, str],
+        nbytes: int,
+        absent_s: deque[float],
+    ) -> tuple[dict[int, Tensor], bool]:
+        """Others' messages of `nbytes` each, and whether this worker's own count."""
+        sealed, store = self._objects.sealed, self._objects.store
+        timeout_s = self._timeouts.exchange(nbytes * len(gets))
+        until_s = now_s() + timeout_s
+
+        async def lost(ranks: Collection[int]) -> set[int]:
+            gone = await self._lost.among([self.names[rank] for rank in ranks])
+            return {rank for rank in ranks if self.names[rank] in gone}
+
+        coming = store.get_all(
+            gets,
+            timeout_s=timeout_s,
+            nbytes=nbytes + sealed.added_nbytes,
+            absent_s=absent_s,
+            lost=lost,
+        )
+        writing = [sealed.put(key, payload, until_s) for key, payload in puts.items()]
+        raw, *are_mine = await together(coming, *writing)
+        missing = {rank: key for rank, key in gets.items() if rank not in raw}
+        if missing:
+            raw |= await self._decided(roll, missing, nbytes)
+        found: dict[int, Tensor] = {}
+        for rank, each in raw.items():
+            payload = sealed.opened(each, gets[rank])
+            if payload is None and len(each):
+                payload = await sealed.get(gets[rank], now_s() + timeout_s, nbytes=nbytes)
+            is_whole = payload is not None and payload.numel() == nbytes
+            found[rank] = payload if payload is not None and is_whole else absent_message()
+        return found, all(are_mine)
+
+    async def _decided(
+        self, roll: int, missing: Mapping[int, str], nbytes: int
+    ) -> dict[int, memoryview]:
+        """What counts in the places of messages that did not come: they, or nothing for good.
+
+        Raises:
+            RoundDiscarded: the run has gone on, and these messages were deleted meanwhile.
+        """
+        sealed, store = self._objects.sealed, self._objects.store
+        # Messages that came at the last moment are still to be read.
+        until_s = now_s() + self._timeouts.exchange(nbytes * len(missing))
+        self._missed += 1
+        self._timeouts.timed_out()
+        keys = list(missing.values())
+        await together(*(sealed.put(key, absent_message(), until_s) for key in keys))
+        there = await together(*(store.get(key, until_s, nbytes=nbytes) for key in keys))
+        # In this order: what was there before this roll was written has not been deleted.
+        if await self._objects.roll(roll + KEPT_ROLLS, until_s) is not None:
+            raise RoundDiscarded(
+                "use messages of a round that others have finished long ago",
+                because="this worker was away meanwhile",
+                do="nothing: it catches up before the next round",
+            )
+        if any(raw is None for raw in there):
+            raise RuntimeError("what was written there a moment ago is gone")
+        return {rank: raw for rank, raw in zip(missing, there, strict=True) if raw is not None}
+
+    def _keys(self, base: str, post: Post) -> tuple[dict[str, Tensor], dict[int, str]]:
+        """This worker's payloads by their names, and the names of the others' by their ranks."""
+        me, shard = self.rank, self._shard
+        if post.is_to_all(len(self.names)):
+            puts = {f"{base}/{me:05}{shard}": next(iter(post.to.values()))}
+            return puts, {rank: f"{base}/{rank:05}{shard}" for rank in post.take}
+        puts = {f"{base}/{to:05}/{me:05}{shard}": payload for to, payload in post.to.items()}
+        return puts, {rank: f"{base}/{me:05}/{rank:05}{shard}" for rank in post.take}
+
+    async def _withdraw(self, key: str) -> None:
+        """Let others not wait for what this worker would have sent next; if that works."""
+        until_s = now_s() + self._timeouts.floor_s
+        try:
+            await self._objects.sealed.put(key, absent_message(), until_s)
+        except ThinwireError as error:
+            _LOG.info("the others will wait for this worker: %s", error)
 
 
 def discarded(tag: RoundTag, because: str) -> RoundDiscarded:

@@ -1,496 +1,657 @@
-"""A worker in an elastic run, from joining to leaving: what its first rank decides for it."""
+"""A worker among others that come and go over an object store: from joining to leaving.
 
-import contextlib
-import hashlib
+All of it runs on one event loop and waits by its clock: a simulation can run whole sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
 import json
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from thinwire.contributions import CLIPPED
-from thinwire.elastic.events import check_asked_to_leave, note_who_came_and_went
-from thinwire.elastic.heartbeat import Heartbeat, PeerPolicy
-from thinwire.elastic.lighthouse import LighthouseClient
-from thinwire.elastic.quorum import Member, Quorum, elect, identities_of, identity_of
-from thinwire.elastic.rank_session import Action, RankSession, RankStatus
-from thinwire.elastic.registry_server import RefusedError, RegistryClient
-from thinwire.elastic.relay import LoopbackForward
-from thinwire.elastic.timeouts import RetryBudget, with_retry
-from thinwire.errors import ExchangeError, MismatchError, ThinwireError
-from thinwire.membership import Answer, Phase, Progress, RoundPlan, RoundRecord, WorkerMetrics
+import msgspec
+
+from thinwire.elastic.alive import LostWorkers, give_signs
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.group import StoreGroup
+from thinwire.elastic.roll import (
+    LoggedRound,
+    NewestState,
+    View,
+    WorkerReport,
+    identity_of,
+    is_since,
+    latest_calls,
+    leading_to,
+    next_roll,
+)
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.elastic.shard import Apply, Leg, Shard
+from thinwire.elastic.timeouts import ElasticOptions, Timeouts, pauses
+from thinwire.elastic.worker_ranks import WorkerRanks, on_all_ranks
+from thinwire.errors import ExchangeError, MismatchError, ThinwireError, check
+from thinwire.membership import (
+    Go,
+    Over,
+    Phase,
+    Progress,
+    RoundPlan,
+    SharedState,
+    WorkerMetrics,
+)
+from thinwire.transport.object_store import now_s, together
 
 T = TypeVar("T")
 
-_Command: TypeAlias = tuple[RoundPlan, str]
-"""A round, and the key of the link that it is exchanged over; "" if the run is over."""
+_LOG = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
-_STILL_THERE_S = 10.0
+_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.05, 1.0, 1.5
+_SETTLE_S = 2.0  # in which no other worker comes before the first roll
+_LEAST_TURN_S = 1.0
+_SILENCE_S = 0.5  # a request that takes longer was perhaps made again
+_AT_ONCE: Final = 16
+_REMEMBERED: Final = 5  # meetings, of which the shortest tells when the next ends at the soonest
 
 
-class ElasticSession:
-    """What the first rank of a worker keeps open while the worker takes part, and decides for it.
+class Session:
+    """What a worker does from joining to leaving, by its first rank.
 
     Args:
-        here: this rank.
-        description: of this rank: what must be the same on all workers.
-        asked_to_leave: says so; asked while waiting for the others or the registry, which then ends
-            with `RunStopped`.
+        objects: of the run.
+        name: of this worker, with that of its process.
+        options: how long it waits, and for how many.
+        timeouts: from how long others took so far.
+        state: this rank's, for reading.
+        events: what happens is noted here.
+        apply: has the loop of this rank take over a snapshot or replay rounds.
+        snapshot_after: so many times a snapshot's bytes of messages another one is written.
+        ranks: of this worker.
 
     Attributes:
-        link: of this rank to the same one of the other workers.
         names: of the workers of the round, in rank order.
-        rank: this worker's place among them.
-        run: starts an exchange among them.
-
-    Raises:
-        ExchangeError: the lighthouse does not answer.
-        MismatchError: the registry refuses this worker.
+        rank: of this worker among them.
+        shard: this rank's.
+        is_stale: whether the run may have gone on without this worker.
     """
 
     def __init__(
         self,
-        here: RankSession,
-        description: Mapping[str, str],
+        objects: RunObjects,
+        name: str,
+        options: ElasticOptions,
+        timeouts: Timeouts,
         *,
-        asked_to_leave: Callable[[], bool] = lambda: False,
+        state: SharedState,
+        events: EventLog,
+        apply: Apply,
+        snapshot_after: float,
+        ranks: WorkerRanks | None = None,
     ) -> None:
-        self._asked_to_leave = asked_to_leave
-        self._here, self._ranks = here, here.ranks
-        self._settings, self._state, self.link = here.settings, here.state, here.link
-        self.names, self.rank = here.names, here.rank
-        self.run, self._note = here.run, here.note
-        self._connections_failed = self._rounds_begun = 0
-        self._caught_up_to = -1
-        self._statuses: list[RankStatus] = []
-        self._told_s = time.monotonic()
-        self._retries = RetryBudget(self._settings.host, self._settings.options.give_up_s)
-        self._opened = contextlib.ExitStack()
-        try:
-            self._open(description)
-        except BaseException as error:
-            self._tell_failure(error)
-            self._opened.close()
-            here.close()
-            raise
-
-    def _open(self, description: Mapping[str, str]) -> None:
-        settings, options = self._settings, self._settings.options
-        introduced = self._here.introduce(description)
-        self._addresses = [address for address, _, _ in introduced]
-        # Not this rank's alone: its digest is that of its shards.
-        self._known_progress = progress_of_worker([progress for _, _, progress in introduced])
-        description = merge_descriptions([described for _, described, _ in introduced])
-        described = json.dumps(description, sort_keys=True).encode()
-        self._description_digest = hashlib.sha256(described).hexdigest()[:16]
-        registry = RegistryClient(
-            settings.token, settings.lighthouse, settings.identity, description
-        )
-        self._nonce = registry.nonce
-        self.name = f"{settings.identity}:{registry.nonce}"
-        self._registry = registry
-        # A token that is wrong at the start stays so: it is told at once.
-        reply = self._with_retry(
-            lambda: registry.join(self._known_progress, *self._addresses), ExchangeError
-        )
-        self._ranks.broadcast(("joined", self.name, reply.heartbeat_timeout_s))
-        self._here.joined(self.name, reply.heartbeat_timeout_s)
-        self.timeouts = self._here.timeouts
-        forward = LoopbackForward(self._here.dialer, settings.lighthouse, "lighthouse")
-        self._opened.callback(forward.close)
-        self._lighthouse = LighthouseClient(
-            forward.address,
-            self.name,
-            heartbeat_timeout_s=reply.heartbeat_timeout_s,
+        self.name, self.names, self.rank = name, (name,), 0
+        self._ranks = WorkerRanks() if ranks is None else ranks
+        self.shard = Shard(
+            objects,
+            state,
+            timeouts,
+            apply,
+            events,
             give_up_s=options.give_up_s,
-            on_change=lambda lost: self._note(
-                "lighthouse", why=f"is lost: {lost}" if lost else "is there again"
-            ),
+            ranks=self._ranks.size,
         )
-        self._opened.callback(self._lighthouse.close)
-        # Some heartbeats may be lost before the registry counts this worker as gone.
-        every_s = min(1.0, reply.heartbeat_timeout_s / 5)
-        self._heartbeat = Heartbeat(
-            registry,
-            self._glance,
-            reply,
-            every_s=every_s,
-            members=lambda: self.link.names,
-            # The lighthouse takes the floor to miss this worker's heartbeats.
-            lenient_s=lambda: self.timeouts.late() - self.timeouts.floor_s,
-            on_awaited=self._lighthouse.pause,
-            on_gone=self._here.lost_workers.tell,
-            on_refused=lambda line: self._note("refused", why=line),
-        )
-        self._opened.callback(self._heartbeat.close)
-        self._peers = PeerPolicy(options, self._heartbeat, self._is_lighthouse_new)
+        self._objects, self._options, self._timeouts = objects, options, timeouts
+        self._state, self._events, self._snapshot_after = state, events, snapshot_after
+        self._roll: View | None = None  # the newest that is known
+        self._read_up_to = 0
+        self._rounds: dict[int, LoggedRound] = {}  # by the version after them
+        self._digests: dict[int, str] = {}  # of the run, by version
+        self._began: dict[int, Progress] = {}  # where rolls began, by the data shares dealt then
+        self._passed: dict[int, str] = {}  # of this worker, since the roll that it entered last
+        self._unusable: set[NewestState] = set()
+        self._entered: View | None = None  # the last that this worker took part in
+        self._here = state.progress()
+        self.is_stale = True
+        self._lacks = self._has_called = self._has_ended = False
+        self._forgetting: asyncio.Task[None] | None = None
+        self._metrics = WorkerMetrics()
+        self._lost = LostWorkers(objects, timeouts.floor_s)
+        # One long wait, as for a worker that was lost, must not make the next one long.
+        self._absent_s = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
+        self._living: asyncio.Task[None] | None = None
 
-    def _with_retry(self, ask: Callable[[], T], *silence: type[ThinwireError]) -> T:
-        def asked() -> T:
-            self._check_waiting()
-            return ask()
+    @property
+    def group(self) -> StoreGroup | None:
+        """Carries exchanges with the other workers of the round; None before the first."""
+        return self.shard.group
 
-        return with_retry(
-            asked,
-            silence=silence,
-            refusal=(RefusedError,),
-            give_up_s=self._settings.options.give_up_s,
-            log=lambda why: self._note("lighthouse", why=f"does not answer: {why}"),
-        )
+    async def _on_all(self, command: str, *args: Any) -> list[Any]:
+        """What `command` of their shards returns on all ranks of this worker."""
+        return await on_all_ranks(self._ranks, self.shard, command, *args)
 
-    def _is_lighthouse_new(self) -> bool:
-        # A worker that trained while the lighthouse was away may not have missed it, but the
-        # registry says how old it is.
-        is_new = self._heartbeat.registry_age_s < self.timeouts.floor_s
-        return is_new or self._lighthouse.was_lost_lately()
-
-    # -- the ranks of this worker ------------------------------------------------------------------
-
-    def _all(self, action: Action) -> Generator[Answer, None, list[RankStatus]]:
-        """Have every rank do something; returns where that left them."""
-        self._ranks.broadcast(action)
-        self._told_s = time.monotonic()
-        mine = yield from self._here.act(action)
-        self._statuses = self._ranks.gather(mine)
-        return self._statuses
-
-    def _progress(self) -> Progress:
-        """How far this worker is, by what its ranks said last, and this one says now."""
-        self._statuses[0] = self._here.status()
-        self._known_progress = progress_of_worker([status.progress for status in self._statuses])
-        return self._known_progress
-
-    def _glance(self) -> Progress:
-        """The same for heartbeats, at once.
-
-        What the other ranks have after a round that has just counted is asked before the next one;
-        until then the digest of the worker's state is not known, and is "".
-        """
-        here, known = self._state.progress(wait=False), self._known_progress
-        if self._ranks.size == 1:
-            return here
-        return known if here.version <= known.version else replace(here, digest="", over=False)
-
-    def _tell_failure(self, error: BaseException) -> None:
-        """Let the other ranks of this worker fail with the same error, if they are still there."""
-        if isinstance(error, ThinwireError):
-            with contextlib.suppress(ThinwireError):
-                self._ranks.broadcast(error)
+    async def _look(self) -> Progress:
+        """Progress of the worker, by the tensors as they are now."""
+        self._here = _joined(await self._on_all("progress"))
+        return self._here
 
     # -- before a round ----------------------------------------------------------------------------
 
-    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
-        """Agree with the others on the next round, and catch up if this worker is behind."""
-        self._heartbeat.wait_begins()
-        paused_s = self._lighthouse.paused_s()
-        if paused_s > self.timeouts.floor_s:
-            self._note("late", why=f"for {paused_s:.1f} s the others were not asked to wait")
-        began_s = time.monotonic()
-        try:
-            yield from self._all(("report",))
-            command = None
-            while command is None:
-                command = yield from self._try(phase, began_s)
-        except BaseException as error:
-            self._tell_failure(error)
-            raise
-        finally:
-            self._heartbeat.wait_ends()
-        self.timeouts.round_began()
-        plan, key = command
-        self._ranks.broadcast(("begin", plan, key))
-        answer = self._here.begin(plan, key)
-        self.names, self.rank = self._here.names, self._here.rank
-        yield answer
-
-    def _try(self, phase: Phase, began_s: float) -> Generator[Answer, None, _Command | None]:
-        """One attempt to begin a round; None if it has to be made again."""
-        self._check_may_take_part()
-        over = yield from self._catch_up_with_peers()
-        if over is not None:
-            return over
-        if phase is Phase.JOIN and self._heartbeat.registry_age_s < self.timeouts.floor_s:
-            # Workers of a run that goes on may not have reached a new registry yet.
-            time.sleep(_PAUSE_S)
-            return None
-        # Not before: the others must not wait for a worker that is still catching up.
-        self._lighthouse.resume()
-        members = self._lighthouse.quorum(
-            lambda: self._member(phase), self._settings.token, check=self._check_may_take_part
-        )
-        mine = [member for member in members if member.nonce == self._nonce]
-        if not mine:
-            return None
-        # Every worker has the same members from the lighthouse and elects the same from them, so
-        # they need not ask each other again.
-        quorum = elect(members)
-        self._check_description(quorum)
-        self._check_reachable(quorum)
-        if self.name not in {member.name for member in quorum.members}:
-            behind = quorum.position.version - mine[0].position.version
-            why = f"{behind} outer steps behind" if behind else "its outer parameters were others"
-            yield from self._catch_up(quorum.leader, why)
-            return None
-        # Workers that came to the end by themselves, or start again from there, may train further.
-        if quorum.has_only_caught_up and (over := self._end_if_over()) is not None:
-            return over
-        if self._peers.lacks_members(quorum):
-            time.sleep(_PAUSE_S)
-            return None
-        connects = yield from self._reach(quorum)
-        if connects:
-            statuses = yield from self._all(("connect", quorum))
-            connects = all(status.worked for status in statuses)
-        if not connects:
-            # Part of the next group's key: no worker may wait at a key that others have left.
-            self._connections_failed += 1
-            why = "the workers of the round could not connect"
-            self._retries.failed("form a group", because=why, newcomer=phase is Phase.JOIN)
-            return None
-        self._retries.worked()
-        refusal = self._with_retry(
-            lambda: self._registry.begin_round(quorum.position, [m.name for m in quorum.members]),
-            ExchangeError,
-            MismatchError,
-        )
-        if not self._peers.may_begin(refusal):
-            time.sleep(_PAUSE_S)
-            return None
-        return self._round(quorum, phase, began_s)
-
-    def _check_may_take_part(self) -> None:
-        self._check_waiting()
-        if self._heartbeat.refusal is not None:
-            raise self._heartbeat.refusal
-        self._peers.check_alone()
-
-    def _check_waiting(self) -> None:
-        if time.monotonic() - self._told_s > _STILL_THERE_S:
-            # The other ranks of this worker wait with it, and would take long silence for a fault.
-            self._ranks.broadcast(None)
-            self._told_s = time.monotonic()
-        check_asked_to_leave(self._asked_to_leave())
-
-    def _member(self, phase: Phase) -> Member:
-        progress, run = self._progress(), self._heartbeat.run
-        links = {status.link for status in self._statuses}
-        return Member(
-            identity=self._settings.identity,
-            nonce=self._nonce,
-            description=self._description_digest,
-            address=self._addresses[0],
-            further=tuple(self._addresses[1:]),
-            position=self._heartbeat.with_dealt_shares(progress),
-            phase=phase.value,
-            generation=self._connections_failed + sum(s.links_lost for s in self._statuses),
-            oldest=self._here.log.oldest(progress.version),
-            group=links.pop() if len(links) == 1 else "",
-            awaits=self._peers.awaited(),
-            rounds=self._rounds_begun,
-            unreachable=tuple(sorted({name for s in self._statuses for name in s.unreachable})),
-            known=run.digest if run.version == progress.version else "",
-            caught_up=progress.version == self._caught_up_to,
-        )
-
-    def _check_description(self, quorum: Quorum) -> None:
-        refused = [member.identity for member in quorum.refused]
-        if self._settings.identity in refused:
-            raise MismatchError(
-                f"take part as {self._settings.identity!r}",
-                because=f"{quorum.leader.identity!r} and others run another model, method or "
-                "version",
-                do="start all workers from the same script, arguments and thinwire version",
+    async def begin_round(self, phase: Phase) -> Go | Over:
+        """Agree with the others on the next roll, and catch up if this worker is behind."""
+        began_s = now_s()
+        if self._has_ended and self._roll is not None:
+            position = self._roll.position
+            raise ExchangeError(
+                "train further",
+                because=f"the run is over, at version {position.version} and inner step "
+                f"{position.step}, and this worker was to take more steps",
+                do="take the model as it is now; to train on from there, start all workers from it "
+                "with another name as run",
             )
-        for identity in refused:
-            self._note("refused", who=(identity,), why="it runs another model, method or version")
+        here = await self._look()
+        known = self._passed.get(here.version, here.digest)
+        if known != here.digest and len(self.names) > 1:
+            self._note("refused", why="its outer parameters have changed since its last round")
+            self._lacks = True
+        while True:
+            if self.is_stale:
+                self.is_stale = False
+                await self._learn_newest()
+                await self._get_to(self._roll)
+            if self._roll is not None and self._roll.is_over:
+                if self._lacks and await self._wait_for_snapshot(self._roll):
+                    self.is_stale = True
+                    continue
+                return await self._end(self._roll)
+            roll = await self._meet(phase)
+            if roll is None:
+                self.is_stale = True
+                continue
+            before = self._roll
+            self._learn(roll)
+            self._check_superseded(roll)
+            if self.name in roll.names and await self._get_to(roll):
+                break
+            self.is_stale = True
+            is_lost = self.name not in (*roll.names, *roll.lacking) and not roll.is_over
+            if is_lost and before is not None and self._entered is before:
+                self._note("late", why=f"roll {roll.number} was written without this worker")
+        self._timeouts.round_began(now_s())
+        return Go(await self._enter(roll, began_s))
 
-    def _check_reachable(self, quorum: Quorum) -> None:
-        everyone = (*quorum.members, *quorum.cut_off)
-        for member in quorum.cut_off:
-            lacks = (w.name for w in everyone if w.name in member.unreachable)
-            lacked = (w.name for w in everyone if member.name in w.unreachable)
-            others = " and ".join(identities_of({*lacks, *lacked}))
-            if member.name == self.name:
-                raise ExchangeError(
-                    "take part in a round",
-                    because=f"this worker and {others} do not reach each other, though all of "
-                    "them reach the lighthouse",
-                    do=f"see whether this machine and {others} reach the lighthouse all the time "
-                    "(thinwire doctor)",
-                )
-            why = f"it and {others} do not reach each other"
-            self._note("refused", who=(member.identity,), why=why)
+    async def _meet(self, phase: Phase) -> View | None:
+        """Wait for the next roll, and write it if that is for this worker to do.
 
-    def _round(self, quorum: Quorum, phase: Phase, began_s: float) -> _Command:
-        names = tuple(member.name for member in quorum.members)
-        self._rounds_begun += 1
-        lost_s, before = time.monotonic() - began_s, self._peers.names
-        self._peers.met(frozenset(names))
-        note_who_came_and_went(self._note, self.name, names, before, lost_s)
-        plan = RoundPlan(
-            changed=quorum.key != self.link.key,
-            phase=Phase(quorum.phase),
-            joins=phase is Phase.JOIN and quorum.phase != Phase.JOIN.value,
-            step=quorum.position.step,
-            names=names,
-            dealt=quorum.position.dealt,
+        Returns:
+            The roll; None if the snapshot is there that this worker waits for.
+        """
+        number, growing = self._next_number(), pauses(_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH)
+        objects, until_s, began_s = self._objects, self._until_s(), now_s()
+        self._has_called = True
+        if self._living is None:
+            self._living = asyncio.ensure_future(
+                give_signs(objects, self.name, self._timeouts.floor_s, self._sign)
+            )
+        meeting = _Meeting(turn_s=self._turn_s())
+        expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
+        put = objects.put_call(number, self._call(phase), until_s)
+        roll, _ = await together(self._ask(number, meeting), put)
+        while roll is None:
+            if meeting.has_turn:
+                roll = await self._conclude(number, phase, meeting)
+                if roll is not None:
+                    break
+            absent_s = asked_s
+            if self._lacks and self._roll is not None and await self._has_come(self._roll):
+                return None
+            self._check_waits_in_vain(meeting)
+            left_s = expected_s - (now_s() - began_s)
+            await asyncio.sleep(max(next(growing), left_s))
+            asked_s = now_s() - began_s
+            roll = await self._ask(number, meeting)
+        self._absent_s.append(absent_s)
+        return roll
+
+    async def _ask(self, number: int, meeting: _Meeting) -> View | None:
+        """The roll, if it is there; beside it the reports, if this worker may have to write it."""
+        meeting.has_turn = meeting.waited_s >= meeting.turn_s
+        roll, _ = await together(
+            meeting.timed(partial(self._objects.roll, number, self._until_s())),
+            self._read_calls(number, meeting) if meeting.has_turn else together(),
         )
-        return plan, quorum.key
+        return roll
+
+    async def _read_calls(self, number: int, meeting: _Meeting) -> None:
+        until_s, waited_s = self._until_s(), meeting.waited_s
+        missing = self._missing(meeting)
+        # Now and then all are listed: a worker that was started again has another name.
+        is_listing = self._roll is None or waited_s >= meeting.listing_s
+        known = [self.name, *meeting.calls, *missing]
+        found, further = await together(
+            self._objects.calls(number, missing, until_s),
+            self._objects.further_calls(number, known, until_s) if is_listing else together(),
+        )
+        if is_listing:
+            meeting.listing_s = waited_s + self._turn_length_s()
+        if further:
+            meeting.last_arrival_s = waited_s
+        meeting.calls |= {call.name: call for call in (*found, *further)}
+
+    def _missing(self, meeting: _Meeting) -> list[str]:
+        names = () if self._roll is None else self._roll.names
+        return [name for name in names if name not in meeting.calls and name != self.name]
+
+    async def _conclude(self, number: int, phase: Phase, meeting: _Meeting) -> View | None:
+        """Write the next roll if all are there that are to be waited for, or it was long enough."""
+        until_s, waited_s = self._until_s(), meeting.waited_s
+        is_late = waited_s >= self._patience_s()
+        lost = await self._lost.among(self._missing(meeting))
+        names = () if self._roll is None else self._roll.names
+        expected = [name for name in names if name not in lost]
+        all_calls = [self._call(phase), *meeting.calls.values()]
+        calls = latest_calls(all_calls)
+        here = {identity_of(call.name) for call in calls}
+        if not is_late and any(identity_of(name) not in here for name in expected):
+            return None
+        if self._roll is None:
+            earlier = sum(call.name < self.name for call in calls)
+            turn_s = min(_SETTLE_S, self._timeouts.floor_s) + earlier * self._turn_length_s()
+            if waited_s - meeting.last_arrival_s < turn_s:
+                return None
+        roll = self._next_roll(calls)
+        if roll is None and is_late:
+            # Some may have come further and died, and nothing leads there.
+            lost = await self._lost.among([c.name for c in all_calls if c.name != self.name])
+            roll = self._next_roll(latest_calls([c for c in all_calls if c.name not in lost]))
+        if roll is None or await self._objects.put_roll(roll, until_s):
+            return roll
+        return await self._objects.roll(number, until_s)
+
+    def _next_roll(self, calls: Sequence[WorkerReport]) -> View | None:
+        return next_roll(
+            self._roll,
+            calls,
+            me=self.name,
+            min_workers=self._options.min_workers,
+            largest_log=int(self._snapshot_after * self._state.shared_nbytes()),
+        )
+
+    def _call(self, phase: Phase) -> WorkerReport:
+        return WorkerReport(
+            name=self.name,
+            phase=phase.value,
+            position=self._here,
+            lacks=self._lacks,
+            round_s=self._timeouts.round_s,
+            settled=self._state.fully_synced(),
+            state=self.shard.written,
+            metrics=self._metrics,
+            rounds=leading_to(self._here.version, list(self._rounds.values()), self._roll),
+        )
+
+    def _next_number(self) -> int:
+        return 1 if self._roll is None else self._roll.number + 1
+
+    def _turn_length_s(self) -> float:
+        return max(_LEAST_TURN_S, self._timeouts.late() / 4)
+
+    def _patience_s(self) -> float:
+        """How long the workers of the last roll are waited for."""
+        late_s = self._timeouts.late()
+        if self._roll is None or self.name in self._roll.names:
+            # They end its exchanges when this worker does.
+            return late_s
+        # They may still wait there for one that is lost, and are then further than this worker.
+        nbytes = max((round.nbytes for round in self._roll.rounds), default=0)
+        return late_s + self._timeouts.exchange(nbytes)
+
+    def _turn_s(self) -> float:
+        """After how long this worker writes a roll itself: one after the other."""
+        if self._roll is None:
+            return 0.0
+        identities = [identity_of(name) for name in self._roll.names]
+        mine = identity_of(self.name)
+        if mine in identities:
+            return identities.index(mine) * self._turn_length_s()
+        # The others know more than a newcomer does.
+        return self._patience_s() + len(identities) * self._turn_length_s()
+
+    def _check_waits_in_vain(self, meeting: _Meeting) -> None:
+        waited_s = meeting.waited_s
+        if waited_s <= meeting.turn_s + max(self._options.give_up_s, 3 * self._timeouts.late()):
+            return
+        there = 1 + sum(not call.leaves for call in meeting.calls.values())
+        check(
+            there >= self._options.min_workers,
+            "begin a round",
+            because=f"it needs min_workers={self._options.min_workers}, and only {there} were "
+            f"there for {waited_s:.0f} s",
+            do="start the others, or ask for fewer workers",
+            kind=ExchangeError,
+        )
+        if self._lacks:
+            position = self._roll.position if self._roll is not None else self._here
+            raise ExchangeError(
+                "go on with the run",
+                because=f"it is at version {position.version}, digest {position.digest}; this "
+                "worker cannot get there by what lies in the store, and no worker that was there "
+                f"came for {waited_s:.0f} s",
+                do="start one of them again, with --resume; or start all from the same seed or "
+                "checkpoint, with another name as run",
+            )
+        # Anything else is a slow round of others, which this worker waits for.
+
+    def _check_superseded(self, roll: View) -> None:
+        mine = identity_of(self.name)
+        check(
+            all(identity_of(name) != mine or name <= self.name for name in roll.names),
+            f"take part as {mine!r}",
+            because="another process that was started later has this name, too",
+            do="end one of them, or give each worker a name of its own",
+            kind=MismatchError,
+        )
+
+    async def _enter(self, roll: View, began_s: float) -> RoundPlan:
+        changed = roll.changes(self._entered)
+        was, now = set(() if self._entered is None else self._entered.names), set(roll.names)
+        self._entered, self.names = roll, roll.names
+        self._passed = {roll.position.version: roll.position.digest}
+        self.rank = roll.names.index(self.name)
+        if changed:
+            self._absent_s.extend([0.0] * _REMEMBERED)
+        if not was:
+            why = f"as worker {self.rank} of {len(now)}"
+            self._note("joined", who=tuple(sorted(map(identity_of, now))), why=why)
+        elif gone := was - now:
+            who = tuple(sorted(map(identity_of, gone)))
+            self._note("left", who=who, lost_s=now_s() - began_s)
+        if was and (arrived := now - was):
+            self._note("arrived", who=tuple(sorted(map(identity_of, arrived))))
+        await self._on_all("enter", roll, self.name, changed)
+        # No round waits for it.
+        forget = self._objects.forget_call(roll.number, self.name)
+        self._forgetting = asyncio.ensure_future(forget)
+        return RoundPlan(
+            phase=Phase(roll.phase),
+            changed=changed,
+            joins=self.name in roll.new,
+            step=roll.position.step,
+            names=roll.names,
+            dealt=roll.position.dealt,
+        )
+
+    async def _end(self, roll: View) -> Over:
+        check(
+            not self._lacks,
+            "end with the others",
+            because=f"the run is over, at version {roll.position.version}, and this worker cannot "
+            "get there by what lies in the store",
+            do="take the model that another worker wrote; for another run pass another name",
+            kind=ExchangeError,
+        )
+        self._has_ended = True
+        changed = self._entered is None or self._entered.number != roll.number - 1
+        if changed:
+            self.names, self.rank = (self.name,), 0
+        return Over(
+            RoundPlan(
+                phase=Phase.DONE,
+                changed=changed,
+                joins=False,
+                step=roll.position.step,
+                names=self.names,
+                dealt=roll.position.dealt,
+            )
+        )
+
+    async def _wait_for_snapshot(self, roll: View) -> bool:
+        """Wait for the snapshot that was being written for this worker when the run ended."""
+        until_s = self._until_s()
+        while self.name in roll.lacking and now_s() < until_s:
+            if await self._has_come(roll):
+                return True
+            if not self._may_come(roll):
+                break
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+        return False
+
+    # -- what is known of the run ------------------------------------------------------------------
+
+    async def _learn_newest(self) -> None:
+        """Read what was decided without this worker."""
+        known = 0 if self._roll is None else self._roll.number
+        if self._roll is None or not self._roll.is_over:
+            number = await self._objects.newest_roll(known, self._until_s())
+            if number > known:
+                self._learn(*await self._rolls([number]))
+
+    def _learn(self, roll: View) -> None:
+        """Take `roll` for the newest, with the rounds that it tells of."""
+        if self._timeouts.round_s is None and roll.round_s is not None:
+            self._timeouts.finished_round(roll.round_s)
+        is_next = self._read_up_to == roll.number - 1
+        self._roll = roll
+        self._digests[roll.position.version] = roll.position.digest
+        self._began[roll.position.dealt + len(roll.names)] = roll.position
+        self._rounds |= {round.version: round for round in roll.rounds}
+        if is_next:
+            self._read_up_to = roll.number
+        # What the newest snapshot has need not be taken again.
+        least = roll.state.version
+        self._rounds = {v: r for v, r in self._rounds.items() if v > least}
+        self._digests = {v: d for v, d in self._digests.items() if v >= least}
+
+    async def _read_rolls(self) -> None:
+        """Read the rolls between the newest snapshot and the newest roll."""
+        assert self._roll is not None
+        newest, first = self._roll, max(self._roll.state.roll, self._read_up_to) + 1
+        for start in range(first, newest.number, _AT_ONCE):
+            for roll in await self._rolls(range(start, min(start + _AT_ONCE, newest.number))):
+                self._learn(roll)
+        self._learn(newest)
+        self._read_up_to = newest.number
+
+    async def _rolls(self, numbers: Sequence[int]) -> list[View]:
+        until_s = self._until_s()
+        found = await together(*(self._objects.roll(n, until_s) for n in numbers))
+        gone = [number for number, roll in zip(numbers, found, strict=True) if roll is None]
+        check(
+            not gone,
+            f"read roll {', '.join(map(str, gone))} of the run in {self._objects.store.url}",
+            because="it is gone, and others after it are there",
+            do="end the lifecycle rule, or whatever deletes objects of the run; then go on from "
+            "checkpoints, under another name as run",
+            kind=ExchangeError,
+        )
+        return found
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _catch_up_with_peers(self) -> Generator[Answer, None, _Command | None]:
-        """Catch up with the worker that is furthest, if that is not this one.
+    def _is_at(self, position: Progress) -> bool:
+        return (self._here.version, self._here.digest) == (position.version, position.digest)
 
-        Returns:
-            That the run is over, if it is.
-        """
-        here = self._progress()
-        peers = [p for p in self._heartbeat.send() if p.position.version > here.version]
-        if not peers:
-            return None
-        best = max(peers, key=lambda p: (p.position.over, p.position.version))
-        ahead = best.position.version - here.version
-        why = f"{best.identity} is {ahead} outer steps ahead"
-        if not (yield from self._catch_up(best, why)):
-            return None
-        return self._end_if_over() if best.position.over else None
-
-    def _end_if_over(self) -> _Command | None:
-        """That the run is over, if it ended at the version that this worker has."""
-        self._heartbeat.send()
-        run, here = self._heartbeat.run, self._progress()
-        if not run.over or (run.version, run.digest) != (here.version, here.digest):
-            return None
-        self._lighthouse.pause()
-        # If its schedule is longer, it goes on from here knowingly, like one that ended by itself.
-        self._caught_up_to = -1
-        plan = RoundPlan(
-            changed=True,
-            phase=Phase.DONE,
-            joins=False,
-            # By missed rounds a worker catches up in version, and not in inner steps.
-            step=run.step,
-            names=(self.name,),
-            dealt=run.dealt,
-        )
-        return plan, ""
-
-    def _catch_up(self, member: Member, why: str) -> Generator[Answer, None, bool]:
-        began_s = time.monotonic()
-        self._lighthouse.pause()
-        statuses = yield from self._all(("catch up", member.addresses))
-        # The other worker trains on: its ranks may have given away their states of two rounds.
-        reached = {status.progress.version for status in statuses}
-        failed = [status.outcome for status in statuses if not status.worked]
-        if failed:
-            self._retries.failed(f"heal from {member.address}", because=failed[0])
-        if failed or len(reached) > 1:
-            time.sleep(_PAUSE_S)
-            return False
-        self._caught_up_to = statuses[0].progress.version
-        self._note("healed", why=f"{statuses[0].outcome}; {why}", lost_s=time.monotonic() - began_s)
-        return True
-
-    def _reach(self, quorum: Quorum) -> Generator[Answer, None, bool]:
-        """Replay the rounds up to the quorum's position; returns whether that worked."""
-        here, there = self._progress(), quorum.position
-        if (here.version, here.digest) == (there.version, there.digest):
+    async def _get_to(self, roll: View | None) -> bool:
+        """Get to where `roll` is, if anything leads there."""
+        if roll is None or self._is_at(roll.position):
+            self._lacks = False
             return True
-        statuses = yield from self._all(("replay", quorum.leader.addresses, there.version))
-        if not all(status.worked for status in statuses):
+        began_s = now_s()
+        at = roll.position
+        is_further = self._here.version > at.version and not self._lacks and not roll.is_over
+        if is_further and (is_since(self._here, roll) or await self._has_passed(at)):
+            # From a checkpoint, or late: the next roll says whether that is the run's.
+            return True
+        how = await self._lead_to(roll)
+        if not how:
+            if not self._lacks:
+                version = roll.position.version
+                why = f"it has to wait for a snapshot: nothing leads to version {version}"
+                self._note("refused", why=why)
+            self._lacks = True
             return False
-        self._caught_up_to = there.version
-        self._note("healed", why=f"by the rounds up to {there.version}")
+        self._lacks = False
+        why = f"{how} up to version {roll.position.version}"
+        self._note("healed", why=why, lost_s=now_s() - began_s)
         return True
+
+    async def _has_passed(self, at: Progress) -> bool:
+        """Whether this worker was at the last roll's position before it took further steps."""
+        await self._read_rolls()
+        # A checkpoint knows by its data shares in which roll it was taken.
+        entered = self._began.get(self._here.dealt)
+        is_from = entered is not None and (entered.version, entered.digest) == (
+            at.version,
+            at.digest,
+        )
+        return is_from or self._passed.get(at.version) == at.digest
+
+    async def _lead_to(self, roll: View) -> str:
+        """Get to where `roll` is, and say how: by the rounds that were missed, or by a snapshot and
+        the rounds after it; empty if nothing leads there."""
+        await self._read_rolls()
+        if self._here.version < roll.position.version and await self._replay(roll.position):
+            return "by the rounds"
+        return "by a snapshot" if await self._load(roll) else ""
+
+    async def _replay(self, target: Progress) -> bool:
+        """Take the outer steps that lead to `target`, as far as they are known."""
+        version, legs = self._here.version, list[Leg]()
+        while version < target.version:
+            until = min(v for v in self._digests if v > version)
+            rounds = [self._rounds.get(v) for v in range(version + 1, until + 1)]
+            known = [round for round in rounds if round is not None]
+            if len(known) < len(rounds):
+                return False
+            there = Progress(version=until, step=target.step, digest=self._digests[until])
+            legs.append(Leg(known, there))
+            version = until
+        await self._on_all("replay", legs)
+        await self._look()
+        return self._is_at(target)
+
+    async def _load(self, roll: View) -> bool:
+        """Take the newest snapshot, and the outer steps after it."""
+        for newest in (roll.next_state, roll.state):
+            if newest in self._unusable or not 0 <= newest.version <= roll.position.version:
+                continue
+            found = await self._on_all("load", newest)
+            await self._look()
+            if None in found:
+                continue
+            if all(found) and await self._replay(roll.position):
+                return True
+            self._unusable.add(newest)
+        return False
+
+    async def _has_come(self, roll: View) -> bool:
+        """Whether the snapshot is there that was being written when `roll` was."""
+        return self._may_come(roll) and await self._objects.has_state(
+            roll.next_state, self._until_s(), ranks=self._ranks.size
+        )
+
+    def _may_come(self, roll: View) -> bool:
+        """Whether a snapshot was being written when `roll` was, that may be usable."""
+        return bool(roll.next_state.writer) and roll.next_state not in self._unusable
+
+    # -- after a round -----------------------------------------------------------------------------
+
+    def log_round(self, ranks: Sequence[tuple[LoggedRound, Progress]]) -> None:
+        """Remember by which messages the run came to its version.
+
+        Args:
+            ranks: what `Shard.logged` and the state say of it on each rank of this worker.
+        """
+        logged = [each for each, _ in ranks]
+        self._here = here = _joined([progress for _, progress in ranks])
+        self._rounds[here.version] = msgspec.structs.replace(
+            logged[0],
+            place=logged[0].place if len({each.place for each in logged}) == 1 else "",
+            nbytes=sum(each.nbytes for each in logged),
+            facts=tuple(facts for each in logged for facts in each.facts),
+        )
+        facts = logged[0].facts[0]
+        for rank, kind in facts["kinds"].items():
+            if rank in facts["flaws"]:
+                who = (identity_of(self.names[rank]),)
+                self._note("left out", who=who, why=facts["flaws"][rank])
+            elif rank in facts["clipped"]:
+                why = f"{kind}: scaled to {facts['clipped'][rank]:.2g} of its length"
+                self._note("clipped", who=(identity_of(self.names[rank]),), why=why)
+        self._note("committed")
+        self._passed[here.version] = here.digest
+
+    def _sign(self) -> str:
+        position = msgspec.to_builtins(self._state.progress(wait=False))
+        return json.dumps({"position": position, "metrics": self._metrics.describe()})
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Say it before the next roll."""
+        self._metrics = metrics
 
     # -- notes -------------------------------------------------------------------------------------
 
-    def report(self, metrics: WorkerMetrics) -> None:
-        """Say in all later heartbeats what this worker measured.
-
-        Bytes are those of all its ranks: of the others, as they were when the round began.
-        """
-        self._here.report(metrics)
-        ranks = [metrics, *(status.metrics for status in self._statuses[1:])]
-        totals: dict[str, int] = {}
-        for name in ("sent_bytes", "received_bytes"):
-            known = [n for rank in ranks if (n := getattr(rank, name)) is not None]
-            totals |= {name: sum(known)} if known else {}
-        self._registry.report(replace(metrics, **totals))
-
-    def log_round(self, record: RoundRecord) -> None:
-        """Keep a round for workers that missed it, and tell the registry what it left out."""
-        self._here.log_round(record)
-        facts = record.facts
-        for rank, kind in facts["kinds"].items():
-            who = identity_of(self.names[rank])
-            self._registry.note_contribution(record.version, who, kind)
-            if kind == CLIPPED:
-                why = f"scaled to {facts['clipped'][rank]:.2g} of its length"
-                self._note("clipped", who=(who,), why=why)
-            else:
-                self._note("left out", who=(who,), why=facts["flaws"][rank])
+    def _note(self, kind: Any, **fields: Any) -> None:
+        self._events.note(kind, round=self._here.version, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Leave the run; if it went to its end, stay until the others need nothing more."""
+    async def close(self) -> None:
+        """Leave the run; what was written stays."""
+        if self._living is not None:
+            self._living.cancel()
+        here = self._here
         try:
-            if self._state.progress().over:
-                for _ in self._all(("report",)):
-                    pass
-                # Only now do heartbeats of several ranks say that the run is over.
-                self._progress()
-                self._registry.finished = True
-                # Not before: a worker that comes back would go on without knowing that.
-                self._lighthouse.pause()
-                self._peers.linger(
-                    self.timeouts.round_s or 0.0, to_come_back_s=2 * self.timeouts.floor_s
+            if not here.over and not self._has_ended and self._has_called:
+                call = WorkerReport(
+                    name=self.name, phase=Phase.ROUND.value, position=here, leaves=True
                 )
-                self._ranks.broadcast(("leave",))
-        finally:
-            self._here.close()
-            self._opened.close()
+                until_s = now_s() + self._timeouts.floor_s
+                await self._objects.put_call(self._next_number(), call, until_s)
+        except ThinwireError as error:
+            _LOG.info("the others will wait for this worker: %s", error)
+        await self.shard.close()
+
+    def _until_s(self) -> float:
+        return now_s() + self._options.give_up_s
 
 
-def progress_of_worker(ranks: Sequence[Progress]) -> Progress:
-    """How far a worker is whose ranks are so far; a rank that is behind holds it back.
+def _joined(ranks: Sequence[Progress]) -> Progress:
+    """Progress of a worker: that of its ranks, which have one version, or none."""
+    first = min(ranks, key=lambda each: each.version)
+    are_equal = all(each.version == first.version for each in ranks)
+    # No run has the digest of ranks that differ.
+    return replace(first, digest=".".join(each.digest for each in ranks) if are_equal else "-")
+
+
+class _Meeting:
+    """What is known while a worker waits for a roll.
 
     Args:
-        ranks: one for each rank, in rank order; the digest is that of its shards.
+        turn_s: after how long a wait this worker writes the roll.
 
-    >>> one = Progress(version=3, step=30, digest="ab")
-    >>> progress_of_worker([one]) == one
-    True
-    >>> progress_of_worker([one, Progress(version=2, step=20, digest="cd")]).version
-    2
+    Attributes:
+        listing_s: after how long it looks for workers that it does not know.
+        has_turn: whether it has read the reports, to write the roll.
     """
-    if len(ranks) == 1:
-        return ranks[0]
-    told = json.dumps([(rank.version, rank.digest) for rank in ranks])
-    behind = min(ranks, key=lambda rank: rank.version)
-    return Progress(
-        version=behind.version,
-        step=behind.step,
-        digest=hashlib.sha256(told.encode()).hexdigest()[:16],
-        dealt=max(rank.dealt for rank in ranks),
-        over=all(rank.over for rank in ranks),
-    )
 
+    def __init__(self, *, turn_s: float) -> None:
+        self.turn_s, self.listing_s, self.last_arrival_s = turn_s, 0.0, 0.0
+        self.has_turn = False
+        self.calls: dict[str, WorkerReport] = {}
+        self._began_s = now_s()
 
-def merge_descriptions(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What a worker runs, from what each of its ranks does: its shards differ from rank to rank.
+    @property
+    def waited_s(self) -> float:
+        """For how long, less the time in which the store did not answer: no call could come."""
+        return now_s() - self._began_s
 
-    >>> merge_descriptions([{"method": "diloco", "shard": "0"}, {"method": "diloco", "shard": "1"}])
-    {'ranks': '2', 'method': 'diloco', 'shard of rank 0': '0', 'shard of rank 1': '1'}
-    """
-    merged = {"ranks": str(len(ranks))}
-    for field in dict.fromkeys(field for rank in ranks for field in rank):
-        texts = [rank.get(field, "none") for rank in ranks]
-        if len(set(texts)) == 1:
-            merged[field] = texts[0]
-        else:
-            merged |= {f"{field} of rank {index}": text for index, text in enumerate(texts)}
-    return merged
+    async def timed(self, request: Callable[[], Awaitable[T]]) -> T:
+        """The answer to `request`, which may have taken too long."""
+        asked_s = now_s()
+        answer = await request()
+        silent_s = now_s() - asked_s
+        self._began_s += silent_s if silent_s > _SILENCE_S else 0.0
+        return answer

@@ -1,26 +1,17 @@
 """How long to wait for other workers, and how often to try again."""
 
-import math
 import statistics
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
-from thinwire.errors import ExchangeError, ThinwireError, check
-from thinwire.security.token import Token
-
-T = TypeVar("T")
+from thinwire.errors import check
 
 _KEPT = 20
 _SLACK = 3.0
 _SLOWEST_BYTES_PER_S = 125_000  # 1 Mbit/s, until a link has shown what it can do
 _LONGEST_S = 3600.0
-_LONGEST_CONNECT = 8.0
-_FAILURES_OF_A_NEWCOMER = 4  # each costs the workers that train a round
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +22,7 @@ class ElasticOptions:
         min_workers: with fewer, no round begins.
         patience: share of a round for which a slow worker is waited for.
         timeout_s: for an exchange; None derives it from those measured so far.
-        give_up_s: how long a lighthouse that does not answer is waited for.
+        give_up_s: how long a store that does not answer is waited for.
 
     Raises:
         ConfigurationError: a number is not above 0.
@@ -48,17 +39,6 @@ class ElasticOptions:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             check_positive("join an elastic run", name, value)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ElasticSettings:
-    """What `Elastic` was given; see there."""
-
-    lighthouse: str
-    token: Token
-    identity: str
-    host: str
-    options: ElasticOptions
 
 
 def check_positive(cannot: str, name: str, value: float | None) -> None:
@@ -80,7 +60,7 @@ class Timeouts:
     was measured, a link is assumed to carry 1 Mbit/s.
 
     Args:
-        floor_s: the heartbeat timeout; a lost worker is not noticed sooner.
+        floor_s: a lost worker is not noticed sooner.
         patience: share of a round for which a slow worker is waited for.
         unmeasured_s: length of a round that is assumed before one was measured.
         fixed_s: replaces `exchange`; None derives it.
@@ -100,7 +80,7 @@ class Timeouts:
         self._exchanges: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._rounds: deque[float] = deque(maxlen=_KEPT)
         self._round_began_s: float | None = None
-        self._factor = self._connect_factor = 1.0
+        self._factor = 1.0
 
     @property
     def round_s(self) -> float | None:
@@ -129,18 +109,6 @@ class Timeouts:
             travel_s = _SLACK * seconds * max(1.0, nbytes / max(1, largest))
         return min(_LONGEST_S, self._factor * (self.floor_s + self.late() + travel_s))
 
-    def connect(self) -> float:
-        """How long the workers of a round may take to connect to each other."""
-        return min(_LONGEST_S, self._connect_factor * self.floor_s)
-
-    def connected(self) -> None:
-        """Give the next round the usual time to connect: the workers of this one have."""
-        self._connect_factor = 1.0
-
-    def not_connected(self) -> None:
-        """Give the next try twice the time: the workers of a round could not connect."""
-        self._connect_factor = min(_LONGEST_CONNECT, 2.0 * self._connect_factor)
-
     def exchanged(self, nbytes: int, *, seconds: float) -> None:
         """Note an exchange of `nbytes` that took `seconds`."""
         self._exchanges.append((nbytes, seconds))
@@ -162,26 +130,6 @@ class Timeouts:
         self._round_began_s = now_s
 
 
-def in_background(work: Callable[[], T], *, name: str) -> Future[T]:
-    """Call `work` in a daemon thread, which can be left behind.
-
-    torchft and torch wait in code of their own that nothing can end.
-
-    >>> in_background(lambda: 1 + 1, name="example").result(10)
-    2
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # a panic in torchft's Rust code is not an Exception
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
-
-
 def pauses(first_s: float, longest_s: float, growth: float = 2.0) -> Iterator[float]:
     """Seconds between one try and the next: longer each time.
 
@@ -192,89 +140,3 @@ def pauses(first_s: float, longest_s: float, growth: float = 2.0) -> Iterator[fl
     while True:
         yield first_s
         first_s = min(longest_s, growth * first_s)
-
-
-def with_retry(
-    ask: Callable[[], T],
-    *,
-    silence: tuple[type[ThinwireError], ...],
-    refusal: tuple[type[ThinwireError], ...] = (),
-    give_up_s: float,
-    first_s: float = 0.2,
-    longest_s: float = 5.0,
-    log: Callable[[str], object] = lambda _: None,
-) -> T:
-    """The result of `ask`, which is called again, with growing pauses, while nothing answers.
-
-    Args:
-        ask: asks a server.
-        silence: errors that are taken for no answer.
-        refusal: of them, those that are an answer.
-        give_up_s: seconds without an answer, after which the error is raised.
-        first_s: the first pause.
-        longest_s: the longest pause.
-        log: called once, with the reason of the first failure.
-    """
-    growing, began_s, told = pauses(first_s, longest_s), time.monotonic(), False
-    while True:
-        try:
-            return ask()
-        except refusal:
-            raise
-        except silence as error:
-            left_s = began_s + give_up_s - time.monotonic()
-            if left_s <= 0:
-                raise
-            if not told:
-                log(error.because)
-            told = True
-            time.sleep(min(next(growing), left_s))
-
-
-class RetryBudget:
-    """Counts failures in a row, and gives up after too many of them or too long a time.
-
-    A worker that cannot reach the others would otherwise try for as long as it lives, while they
-    train on without it.
-
-    Args:
-        host: at which others should reach this worker.
-        give_up_s: seconds from the first failure since the last success.
-
-    >>> tries = RetryBudget("10.0.0.1", give_up_s=300)
-    >>> tries.failed("connect", because="the connection was refused")
-    >>> tries.worked()
-    """
-
-    def __init__(self, host: str, give_up_s: float) -> None:
-        self._host, self._give_up_s = host, give_up_s
-        self.worked()
-
-    def worked(self) -> None:
-        """Forget the failures: the last try succeeded."""
-        self._failures, self._since_s = 0, math.inf
-
-    def failed(self, what: str, *, because: str, newcomer: bool = False) -> None:
-        """Count a failure.
-
-        Args:
-            what: that failed.
-            because: why.
-            newcomer: this worker has no round yet. Each try costs the others a round, so it has
-                only a few.
-
-        Raises:
-            ExchangeError: it was one too many.
-        """
-        now_s = time.monotonic()
-        self._since_s = min(self._since_s, now_s)
-        self._failures += 1
-        too_many = newcomer and self._failures >= _FAILURES_OF_A_NEWCOMER
-        check(
-            not too_many and now_s - self._since_s <= self._give_up_s,
-            what,
-            because=f"it failed {self._failures} times: {because}",
-            do=f"check that the others reach {self._host} and its ports, and this machine theirs "
-            "(thinwire doctor)",
-            kind=ExchangeError,
-        )

@@ -1,90 +1,494 @@
-"""The connection of an elastic worker: who is there, and what carries their payloads."""
+"""Workers that share an object store, or a folder: a transport that knows who takes part."""
 
-import importlib.metadata
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from thinwire.elastic.joined_transport import JoinedTransport, Session
-from thinwire.elastic.timeouts import ElasticOptions, ElasticSettings
-from thinwire.elastic.worker_ranks import WorkerRanks
-from thinwire.errors import ConfigurationError
-from thinwire.membership import SharedState
-from thinwire.security.token import Token, find_token
-from thinwire.transport.address import local_address, split_address
+import asyncio
+import concurrent.futures
+import json
+import os
+import queue
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.place import check_run_name, check_store
+from thinwire.elastic.roll import identity_of
+from thinwire.elastic.timeouts import ElasticOptions, Timeouts
+from thinwire.errors import ConfigurationError, RunStopped, ThinwireError, check
+from thinwire.membership import (
+    Answer,
+    FixedMembership,
+    Go,
+    Load,
+    Membership,
+    Over,
+    Phase,
+    Replay,
+    RoundRecord,
+    SharedState,
+    WorkerMetrics,
+)
+from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
+from thinwire.transport.base import Posts, Round, RoundTag, Transport, run_alone
+from thinwire.transport.hub_address import HubAddress, is_hub
+from thinwire.transport.object_store import ObjectStore
+from thinwire.version import __version__
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from thinwire.elastic.loop_thread import LoopThread
+    from thinwire.elastic.session import Session
+    from thinwire.elastic.shard import Shard
 
-class Elastic(JoinedTransport):
-    """A worker that may come late, be lost, and come back, among others that may.
+T = TypeVar("T")
 
-    Who takes part is settled when a round begins. Messages are checked by all workers and voted on:
-    one that did not reach every worker whole is left out, and a round whose workers were lost is
-    discarded; its work is sent again in the next one. A worker that is behind takes over the
-    others' state.
+_UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
+_FORMAT: Final = "4"
+_LONGEST_NAME: Final = 200
+_LOOK_S: Final = 0.5
+_FIXED_TIMEOUT_S: Final = 600.0
+_ENVIRONMENT: Final = (
+    "THINWIRE_BUCKET",
+    "THINWIRE_WORKER",
+    "THINWIRE_WORKERS",
+    "THINWIRE_RUN",
+)
+
+
+class Elastic(Transport, Membership):
+    """A worker among others that share an object store, or a folder, and nothing else.
+
+    No worker needs an address or an open port, and nothing but the store has to be up all the time.
+    By default workers come late, are lost and come back: who takes part is written before each
+    round, once, by whichever worker is first, and a message counts if it is there before the others
+    have waited too long for it. All workers that read the same objects conclude the same, so that
+    one that was lost, or all of them at once, resume from what is in the store.
+
+    With `workers=K` the same K workers take part to the end, with the bits of K workers over
+    torch.distributed. One that was killed resumes from its checkpoint while the others wait.
 
     A worker may be several ranks, each with shards of the model (FSDP2, tensor parallelism): all of
     them build this alike, and each exchanges with the same rank of the other workers. The first one
-    speaks with the lighthouse, a worker counts once, and with one of its ranks it ends.
+    speaks for the worker, and with one of its ranks the worker ends.
 
     Args:
-        lighthouse: HOST:PORT at which `thinwire lighthouse` listens.
-        token: of the run; default that of the environment variable THINWIRE_TOKEN.
-        identity: this worker's own in the run, also after a restart; default random.
-        host: address at which others reach this machine; default that of its way to the lighthouse.
-        options: how long it waits, and for how many.
+        store: s3://, gs:// or az:// of a bucket with a prefix, hub:// as `thinwire hub` prints it,
+            file:// of a folder that all workers see, or a store of obstore's. Keys and endpoints
+            come from the environment.
+        run: its name, the same on all workers and no other run's in that store; default that in the
+            address of a hub.
+        workers: K where it is fixed.
+        worker: this one's number in a run with `workers`, from 0.
+        token: seals all payloads; default that in the address of a hub, or of the environment
+            variable THINWIRE_TOKEN; without one whoever can read the store reads them.
+        identity: this worker's name in the run, also after a restart; default random.
         group: the process group, or one-dimensional mesh, of this worker's ranks; default a worker
             of one rank.
+        options: how long it waits, and for how many.
+        least_wait_s: no worker is taken for lost sooner, however short rounds are.
+        snapshot_after: a snapshot of outer parameters and optimizer is written once the messages
+            since the last one have so many times its bytes. With more, workers send less (a part of
+            1/`snapshot_after` of their messages is snapshots), and a newcomer reads more.
+        keep: with `workers`, latest rounds whose messages stay for a worker that was killed: as
+            many as it may have taken since its checkpoint.
+        store_options: of the store, in place of environment variables.
 
     Raises:
-        ConfigurationError: torchft is missing, or there is no token.
+        ConfigurationError: a name or a number that cannot be, obstore is missing, or the URL is
+            unknown.
 
-    Source: torchft 0.2, `torchft.coordination`.
+    >>> Elastic("memory://", run="first", identity="a").is_fixed
+    False
+    >>> Elastic("memory://", run="first", workers=2, worker=1).rank
+    1
     """
 
     def __init__(
         self,
-        lighthouse: str,
+        store: Any,
         *,
-        token: Token | None = None,
+        run: str = "",
+        workers: int | None = None,
+        worker: int | None = None,
+        token: Token | str | None = None,
         identity: str | None = None,
-        host: str | None = None,
+        group: ProcessGroup | DeviceMesh | None = None,
         options: ElasticOptions | None = None,
-        group: "ProcessGroup | DeviceMesh | None" = None,
+        least_wait_s: float = 10.0,
+        snapshot_after: float = 4.0,
+        keep: int = 2,
+        store_options: Mapping[str, str] | None = None,
     ) -> None:
-        split_address(lighthouse)
-        super().__init__(identity, torchft=_torchft_version())
-        self._settings = ElasticSettings(
-            lighthouse=lighthouse,
-            token=token or find_token(),
-            identity=self.identity,
-            host=host or local_address(split_address(lighthouse)[0]),
-            options=options or ElasticOptions(),
+        check_store(store)
+        if is_hub(store):
+            hub = HubAddress.read(store)
+            token, run = token or hub.token(), run or hub.run
+        check_run_name(run)
+        check(
+            (worker is None and workers is None) or 0 <= (worker or 0) < (workers or 0),
+            f"be worker {worker} of {workers}",
+            because="workers of a fixed number are numbered from 0",
+            do="pass workers=K and worker=0 to K-1, or neither where workers come and go",
         )
+        if identity is None:
+            identity = f"worker-{secrets.token_hex(4)}" if worker is None else f"worker {worker}"
+        check(
+            identity.isprintable() and len(identity) <= _LONGEST_NAME,
+            f"call a worker {identity[:50]!r}",
+            because="its name is part of the names of objects",
+            do=f"pass up to {_LONGEST_NAME} printable characters",
+        )
+        if token is None and os.environ.get(TOKEN_VARIABLE):
+            token = find_token()
+        # Here, because these need what a description of the worker does not.
+        from thinwire.elastic.fixed import FixedGroup
+        from thinwire.elastic.run_objects import RunObjects
+        from thinwire.elastic.worker_ranks import WorkerRanks
+
+        token = Token(token) if isinstance(token, str) else token
+        self._store = ObjectStore(store, store_options, token=token)
+        self.url, self.run_name, self.identity = self._store.url, run, identity
+        self.events = EventLog()
         self._ranks = WorkerRanks(group)
         self.ranks = self._ranks.size
-
-    def _open(self, state: SharedState) -> Session:
-        # Here, because it brings servers along that a description of the worker does not need.
-        from thinwire.elastic.rank_session import RankSession
-        from thinwire.elastic.session import ElasticSession
-
-        here = RankSession(self._settings, state, self._ranks, self.events)
-        if self._ranks.is_first:
-            return ElasticSession(
-                here, self._description, asked_to_leave=lambda: self._asked_to_leave()
+        self._options, self._snapshot_after = options or ElasticOptions(), snapshot_after
+        self._timeouts = Timeouts(
+            floor_s=least_wait_s,
+            patience=self._options.patience,
+            unmeasured_s=max(_UNMEASURED_ROUND_S, least_wait_s),
+            fixed_s=self._options.timeout_s,
+        )
+        self._objects = RunObjects(self._store, run, token, workers=workers or 0)
+        self._description = {
+            "thinwire": __version__,
+            "objects": _FORMAT,
+            "ranks of a worker": str(self.ranks),
+        }
+        self._thread: LoopThread | None = None
+        self._asked_to_leave: Callable[[], bool] = lambda: False
+        self._answers: queue.SimpleQueue[
+            tuple[Load | Replay, concurrent.futures.Future[None]] | None
+        ] = queue.SimpleQueue()
+        self._session: Session | None = None  # of the first rank
+        self._shard: Shard | None = None
+        self._name, self._names, self._may_end = identity, (identity,), True
+        if workers is not None and worker is not None:
+            # Not by __new__, which would hide the parameters from help().
+            object.__setattr__(self, "__class__", FixedElastic)
+            self._fixed = FixedGroup(
+                self._objects,
+                workers=workers,
+                rank=worker,
+                timeout_s=self._options.timeout_s or _FIXED_TIMEOUT_S,
+                keep=keep,
+                shard=f".{self._ranks.index}" if self.ranks > 1 else "",
             )
-        here.join(self._description)
-        return here
+            self._fixed.is_asked_to_leave = lambda: self._asked_to_leave()
+            self._names = self._fixed.names
+            self._name = self._names[worker]
+
+    @classmethod
+    def from_environment(cls) -> Elastic:
+        """The worker that THINWIRE_BUCKET, THINWIRE_RUN, THINWIRE_WORKER, THINWIRE_WORKERS name.
+
+        With THINWIRE_TOKEN it is sealed. Where torchrun started several ranks, they are one worker,
+        and each exchanges with the same rank of the others.
+
+        Raises:
+            ConfigurationError: one of the four is missing or no number; and what the class raises.
+        """
+        url, *numbers, run = [os.environ.get(name, "") for name in _ENVIRONMENT]
+        missing = [name for name in _ENVIRONMENT if not os.environ.get(name)]
+        if missing or not all(each.isascii() and each.isdigit() for each in numbers):
+            raise ConfigurationError(
+                "exchange over an object store",
+                because=f"{missing[0]} is not set"
+                if missing
+                else f"THINWIRE_WORKER and THINWIRE_WORKERS are {numbers[0]!r} and {numbers[1]!r}",
+                do="export THINWIRE_BUCKET=URL, THINWIRE_RUN=NAME, THINWIRE_WORKER=0 (1, 2, ...) "
+                "and THINWIRE_WORKERS=K",
+            )
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        return cls(
+            url,
+            run=run if ranks == 1 else f"{run}.{os.environ['RANK']}of{ranks}",
+            worker=int(numbers[0]),
+            workers=int(numbers[1]),
+        )
+
+    # -- the transport -----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among those of the round."""
+        return 0 if self._name not in self._names else self._names.index(self._name)
+
+    @property
+    def world_size(self) -> int:
+        """The workers of the round."""
+        return len(self._names)
+
+    @property
+    def added_nbytes(self) -> int:
+        """What sealing adds; nothing without a token."""
+        return self._objects.sealed.added_nbytes
+
+    @property
+    def service_requests(self) -> Mapping[str, int]:
+        """What the store was asked for since this was built."""
+        return asdict(self._store.requests)
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        """Run it among the workers of the round; what stops it discards the round."""
+        from thinwire.elastic.worker_ranks import AgreedRound
+
+        group = self._joined().group
+        assert group is not None, "a round was begun"
+        running = group.run(posts, tag)
+        return running if self.ranks == 1 else AgreedRound(running, self._ranks)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Add to this worker's description, which is compared with the run's when it joins."""
+        del tag
+        self._description |= json.loads(card)
+        return {0: card}
+
+    def close(self) -> None:
+        """`leave`."""
+        self.leave()
+
+    # -- the membership ----------------------------------------------------------------------------
+
+    is_fixed = False
+
+    def join(self, state: SharedState) -> None:
+        """Compare this worker with the run; once.
+
+        Raises:
+            ExchangeError: the store cannot be reached for too long.
+            MismatchError: this worker runs something else.
+        """
+        if self._shard is not None:
+            return  # it joined before, and the first round failed
+        from thinwire.elastic.loop_thread import LoopThread
+        from thinwire.elastic.session import Session
+        from thinwire.elastic.shard import Shard
+
+        self._thread, self._state = LoopThread(), state
+        try:
+            self._name = self._agreed(self._new_process)
+            self._names = (self._name,)
+            if self._ranks.is_first:
+                self._session = Session(
+                    self._objects,
+                    self._name,
+                    self._options,
+                    self._timeouts,
+                    state=state,
+                    events=self.events,
+                    apply=self._apply,
+                    snapshot_after=self._snapshot_after,
+                    ranks=self._ranks,
+                )
+                self._shard = self._session.shard
+            else:
+                self._shard = Shard(
+                    self._objects,
+                    state,
+                    self._timeouts,
+                    self._apply,
+                    self.events,
+                    give_up_s=self._options.give_up_s,
+                    index=self._ranks.index,
+                    ranks=self.ranks,
+                )
+            self._agreed(self._check_description)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _new_process(self) -> str:
+        if not self._ranks.is_first:
+            return ""
+        until_s = time.monotonic() + self._options.give_up_s
+        return self._wait(self._objects.new_process(self.identity, until_s))
+
+    def _check_description(self) -> None:
+        until_s = time.monotonic() + self._options.give_up_s
+        ending = f".{self._ranks.index}" if self._ranks.index else ""
+        self._wait(
+            self._objects.check_description(
+                self._description, f"{self._name}{ending}", until_s, shard=ending
+            )
+        )
+        if self._session is not None:
+            self._session.is_stale = True
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """What `work` returns on the first rank of this worker, or raises on any of them."""
+        outcome: T | ThinwireError
+        try:
+            outcome = work()
+        except ThinwireError as raised:
+            outcome = raised
+        outcomes = self._ranks.gather(outcome)
+        results = [each for each in outcomes if not isinstance(each, ThinwireError)]
+        for each in outcomes:
+            if isinstance(each, ThinwireError):
+                raise each
+        return results[0]
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Have waits for the others and for the store end with `RunStopped` once asked.
+
+        Args:
+            asked: called about once a second while waiting, or more often.
+        """
+        self._asked_to_leave = asked
+
+    def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
+        """Meet the others, and catch up with them if this worker is behind."""
+        from thinwire.elastic.worker_ranks import end_following, follow
+
+        shard, session = self._joined(), self._session
+        thread = self._thread
+        assert thread is not None
+        if session is None:
+            outcome = yield from self._pumped(thread.start(follow(self._ranks, shard)))
+        else:
+            try:
+                outcome = yield from self._pumped(thread.start(session.begin_round(phase)))
+            except ThinwireError as error:
+                thread.run(end_following(self._ranks, error))
+                raise
+            thread.run(end_following(self._ranks, outcome))
+        assert isinstance(outcome, Go | Over)
+        if isinstance(outcome, Over):
+            shard.leave_group()
+        assert outcome.plan is not None
+        self._may_end = isinstance(outcome, Over)
+        # At the end of a run this worker is among those of the last round, or alone.
+        self._names = tuple(outcome.plan.names)
+        yield outcome
+
+    def _pumped(
+        self, running: concurrent.futures.Future[Go | Over]
+    ) -> Generator[Answer, None, Go | Over]:
+        """Hand what is to be applied to the loop, until `running` is done."""
+        answers = self._answers = queue.SimpleQueue()
+        running.add_done_callback(lambda _: answers.put(None))
+        while True:
+            try:
+                pending = answers.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._check_asked_to_leave(running)
+                continue
+            if pending is None:
+                return running.result()
+            answer, applied = pending
+            try:
+                yield answer
+            except GeneratorExit:
+                running.cancel()
+                raise
+            except BaseException as error:  # it belongs to whoever asked for it
+                applied.set_exception(error)
+            else:
+                applied.set_result(None)
+
+    async def _apply(self, answer: Load | Replay) -> None:
+        applied = concurrent.futures.Future[None]()
+        self._answers.put((answer, applied))
+        await asyncio.wrap_future(applied)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, which may ask a store that does not answer.
+
+        Raises:
+            RunStopped: this worker is asked to stop meanwhile.
+        """
+        assert self._thread is not None
+        running = self._thread.start(work)
+        while not concurrent.futures.wait([running], timeout=_LOOK_S).done:
+            self._check_asked_to_leave(running)
+        return running.result()
+
+    def _check_asked_to_leave(self, running: concurrent.futures.Future[Any]) -> None:
+        if self._asked_to_leave():
+            running.cancel()
+            raise RunStopped(
+                "wait for the others",
+                because="this worker was asked to stop",
+                do="start it again to take part",
+            )
+
+    def member(self, rank: int) -> str:
+        """The identity of worker `rank` of the round."""
+        return identity_of(self._names[rank])
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Keep where the messages of the round are, for workers that missed it."""
+        logged = self._joined().logged(record), self._state.progress()
+        ranks = self._ranks.gather(logged)
+        if self._session is not None:
+            self._session.log_round(ranks)
+
+    def may_end(self) -> bool:
+        """Whether the run ended where this worker is, as far as it knows."""
+        return self._may_end
+
+    def report(self, metrics: WorkerMetrics) -> None:
+        """Have the others know it, once this worker has joined."""
+        if self._session is not None:
+            self._session.report(metrics)
+
+    def leave(self) -> None:
+        """Leave the run."""
+        session, self._session = self._session, None
+        shard, self._shard = self._shard, None
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            leaving = session or shard
+            if leaving is not None:
+                work = thread.start(leaving.close())
+                while not concurrent.futures.wait([work], timeout=_LOOK_S).done:
+                    if self._asked_to_leave():
+                        break
+        finally:
+            thread.close()
+
+    def _joined(self) -> Shard:
+        if self._shard is None:
+            raise ConfigurationError(
+                "exchange anything with the others",
+                because="this worker has not joined them",
+                do="call join() first, or use the transport through OuterLoop, which does",
+            )
+        return self._shard
 
 
-def _torchft_version() -> str:
-    try:
-        return importlib.metadata.version("torchft")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigurationError(
-            "join an elastic run",
-            because="torchft is not installed",
-            do="pip install 'thinwire[elastic]' (Linux on x86-64)",
-        ) from error
+class FixedElastic(FixedMembership, Elastic):
+    """`Elastic` with `workers`: the same workers to the end."""
+
+    def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
+        """Start an exchange; it goes on in a thread, after those that were started before."""
+        return run_alone(posts) if self.world_size == 1 else self._fixed.run(posts, tag)
+
+    def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
+        """Put the card, and wait for those of the others: nothing is trained yet."""
+        return {0: card} if self.world_size == 1 else self._fixed.announce(card, tag)
+
+    def member(self, rank: int) -> str:
+        """The name of worker `rank`."""
+        return self._names[rank]
+
+    def leave(self) -> None:
+        """End the thread; exchanges under way fail. What was written stays."""
+        self._fixed.close()

@@ -1,10 +1,10 @@
 """What the ranks of one elastic worker tell each other, so that all of them do the same."""
 
-import contextlib
+import asyncio
+import concurrent.futures
 import datetime
-import json
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -12,15 +12,12 @@ import torch.distributed as dist
 from thinwire.errors import ExchangeError, RoundDiscarded, ThinwireError
 from thinwire.transport.base import Round
 from thinwire.transport.distributed import group_of, reason_of
-from thinwire.transport.gloo_group import listening_store
 
 T = TypeVar("T")
 
 # A rank that ends is noticed at once. One that hangs stops its trainer's collectives, too, which
-# have a timeout of their own; here others may wait for a shard that takes long to be healed.
-_TIMEOUT = datetime.timedelta(hours=1)
-_LOOK_S, _JOIN_S = 0.1, 1.0
-_REQUEST = datetime.timedelta(seconds=30)
+# have a timeout of their own; here others may wait for as long as the first rank waits for workers.
+_TIMEOUT = datetime.timedelta(days=20)
 
 
 class WorkerRanks:
@@ -43,6 +40,7 @@ class WorkerRanks:
     def __init__(self, group: Any = None) -> None:
         self.index, self.size, self.is_first = 0, 1, True
         self._group: Any = None
+        self._lock = threading.Lock()  # a cancelled wait leaves its gather under way
         if group is None:
             return
         members = dist.get_process_group_ranks(group_of(group))
@@ -66,7 +64,8 @@ class WorkerRanks:
             return [value]
         found: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(found, value, group=self._group)
+            with self._lock:
+                dist.all_gather_object(found, value, group=self._group)
         except (RuntimeError, ValueError) as error:
             raise ExchangeError(
                 f"go on as a worker of {self.size} ranks",
@@ -83,6 +82,78 @@ class WorkerRanks:
         """
         first: Any = self.gather(value)[0]
         return first
+
+    async def gather_async(self, value: T) -> list[T]:
+        """`gather`, on an event loop."""
+        loop, future = asyncio.get_running_loop(), concurrent.futures.Future[list[T]]()
+
+        def work() -> None:
+            try:
+                future.set_result(self.gather(value))
+            except BaseException as error:  # it belongs to the thread that waits
+                future.set_exception(error)
+
+        # A daemon: a process that ends must not wait for the other ranks.
+        threading.Thread(target=work, name="thinwire-ranks", daemon=True).start()
+        return await asyncio.wrap_future(future, loop=loop)
+
+
+async def on_all_ranks(ranks: WorkerRanks, target: object, command: str, *args: Any) -> list[Any]:
+    """Call a method on every rank of a worker, from its first rank while the others `follow`.
+
+    Args:
+        ranks: of the worker.
+        target: this rank's, whose coroutine method is called.
+        command: the method's name.
+        args: such that they can be pickled.
+
+    Returns:
+        What it returned on each rank, in rank order.
+
+    Raises:
+        ThinwireError: what it raised on any of them.
+    """
+    if ranks.size == 1:
+        return [await getattr(target, command)(*args)]
+    await ranks.gather_async((command, args))
+    return await _outcomes(ranks, target, command, args)
+
+
+async def follow(ranks: WorkerRanks, target: object) -> Any:
+    """Do on this rank what the first one calls, until it calls `end_following`.
+
+    Returns:
+        What that was given, or raises it if it is an error.
+    """
+    while True:
+        told: list[Any] = await ranks.gather_async(None)
+        match told[0]:
+            case str() as command, args:
+                await _outcomes(ranks, target, command, args)
+            case BaseException() as error:
+                raise error
+            case outcome:
+                return outcome
+
+
+async def end_following(ranks: WorkerRanks, outcome: object) -> None:
+    """Have the other ranks return `outcome` from `follow`, or raise it; the first rank's."""
+    if ranks.size > 1:
+        await ranks.gather_async(outcome)
+
+
+async def _outcomes(
+    ranks: WorkerRanks, target: object, command: str, args: Sequence[Any]
+) -> list[Any]:
+    try:
+        mine = await getattr(target, command)(*args)
+    except ThinwireError as error:
+        mine = error
+    found = await ranks.gather_async(mine)
+    for each in found:
+        if isinstance(each, ThinwireError):
+            raise each
+    return found
 
 
 class AgreedRound(Round[T]):
@@ -114,65 +185,3 @@ class AgreedRound(Round[T]):
     def arrived_s(self) -> float | None:
         """When everything had arrived at this rank."""
         return self._inner.arrived_s()
-
-
-class LostWorkers:
-    """Calls `on_lost` on every rank with the workers that the first rank was told are gone.
-
-    Only the first rank hears from the registry, and the others would wait for a worker that was
-    stopped or cut off until the timeout of their exchange with it. All ranks construct this.
-
-    Args:
-        ranks: of this worker.
-        host: address of this machine, as the worker's other ranks reach it.
-        on_lost: told their names; called from any thread.
-
-    Raises:
-        OSError: the first rank's machine does not have the address.
-
-    >>> LostWorkers(WorkerRanks(), "127.0.0.1", on_lost=print).tell(["b:1"])
-    ['b:1']
-    """
-
-    def __init__(
-        self, ranks: WorkerRanks, host: str, on_lost: Callable[[Collection[str]], None]
-    ) -> None:
-        self._on_lost, self._told = on_lost, 0
-        self._closed = threading.Event()
-        self._store: Any = None
-        self._thread: threading.Thread | None = None
-        if ranks.size == 1:
-            return
-        if ranks.is_first:
-            self._store = listening_store(host, 0, timeout_s=_REQUEST.total_seconds())
-        found = ranks.broadcast((host, self._store.port) if ranks.is_first else None)
-        if not ranks.is_first:
-            stores: Any = dist
-            self._store = stores.TCPStore(
-                *found, is_master=False, wait_for_workers=False, timeout=_REQUEST
-            )
-            self._thread = threading.Thread(target=self._listen, daemon=True)
-            self._thread.start()
-
-    def tell(self, names: Collection[str]) -> None:
-        """Note that workers are gone; the first rank's."""
-        if self._store is not None:
-            self._store.set(f"lost/{self._told}", json.dumps(sorted(names)))
-            self._told += 1
-        self._on_lost(names)
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-        self._store = None
-
-    def _listen(self) -> None:
-        store, heard = self._store, 0
-        # The first rank may be gone, and this one with it in a moment.
-        with contextlib.suppress(RuntimeError, ValueError):
-            while not self._closed.wait(_LOOK_S):
-                while store.check([key := f"lost/{heard}"]):
-                    heard += 1
-                    self._on_lost(json.loads(store.get(key)))

@@ -16,7 +16,7 @@ from thinwire.fragments.layout import Layout
 from thinwire.rejection import Rejection
 from thinwire.storage import StatePlacement
 
-Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs"]
+Pattern: TypeAlias = Literal["gather", "reduce_scatter", "pairs", "server"]
 """Which workers send what to which: all that a link must know of an exchange."""
 
 
@@ -33,10 +33,8 @@ class ExchangeContext:
         workers: K, for as long as the exchange is bound.
         rank: this worker's.
         storage: where feedback rests.
-        drops_bad_messages: the workers agree on which messages are bad and go on without them;
-            otherwise a bad message is an error.
-        votes: whether they vote on it, because a message may have reached some of them only; else
-            the transport gives all of them the same bytes, and they find the same.
+        drops_bad_messages: leave out bad messages; needs a transport that gives all workers the
+            same bytes, so that they find the same. Otherwise a bad message is an error.
         has_own_anchors: each worker has an anchor of its own, so messages carry no digest of it.
         warns_of_same_work: warn if all workers send the same in the first round.
         refuses_own: what this worker would send is an error if it is not finite; else it is sent,
@@ -52,7 +50,6 @@ class ExchangeContext:
     rank: int
     storage: StatePlacement
     drops_bad_messages: bool = False
-    votes: bool = True
     has_own_anchors: bool = False
     warns_of_same_work: bool = True
     refuses_own: bool = True

@@ -30,7 +30,6 @@ from thinwire.exchange.message import (
     seal,
 )
 from thinwire.exchange.same_work import is_same_work, warn_of_same_work
-from thinwire.exchange.votes import agree
 from thinwire.feedback import FeedbackState
 from thinwire.rejection import MessageKind, Rejection, check_round_counts
 from thinwire.transport import Post, Posts, Received, RoundTag, SharedAnswer, attempt
@@ -108,8 +107,14 @@ class ExchangeState:
         if self._owner and refuses and self._device.type == "cpu" and not delta.is_finite():
             refuse_vector()
         parts = zip(bodies, self._places, self._codecs, self._feedback, strict=True)
+        is_whole = len(self._places) == 1
         totals = [
-            feedback.encode_to(body, delta.piece(at.start, at.stop), codec, round=tag.round)
+            feedback.encode_to(
+                body,
+                delta if is_whole else delta.piece(at.start, at.stop),
+                codec,
+                round=tag.round,
+            )
             for body, at, codec, feedback in parts
         ]
         total = torch.stack(totals).sum() if refuses else None
@@ -207,18 +212,15 @@ class ExchangeState:
         messages = dict(sorted({rank: own, **answer}.items()))
         rejected: dict[int, Rejection] = {}
         if drops:
+            # All workers read the same objects, so that all of them leave out the same ones.
             kind = _MESSAGE_KINDS[headers[rank].kind]
             for sender, header in headers.items():
                 nbytes = self._codecs[header.shard].nbytes
                 if found := examine(messages[sender], header, body_nbytes=nbytes):
                     rejected[sender] = found
-            # A message may be damaged on its way to some workers only. They then vote, so that all
-            # of them leave out the same ones and get equal means. A shard has one receiver.
-            if context.votes and kind is not MessageKind.SHARD:
-                rejected = yield from agree(rejected, rank=rank, workers=context.workers)
             check_round_counts(rejected, kind, what=tag, workers=context.workers)
-        # This worker's own message, if it is as it was sent, was checked before. Where workers vote
-        # on what to leave out, each judges its own as the others do.
+        # This worker's own message, if it is as it was sent, was checked before. Where bad messages
+        # are left out, each worker judges its own as the others do.
         checked = rank if context.refuses_own and not drops and messages[rank] is own else None
 
         def bodies() -> dict[int, Tensor]:

@@ -90,14 +90,14 @@ class TransformersCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Prepare what Trainer does between two steps."""
-        self._before_evaluation(control)
+        """Prepare what Trainer does between two steps or epochs, or after the last one."""
+        # Trainer may load its best model next, which must not be taken for training.
+        if control.should_training_stop:
+            self.outer.flush()
+        if control.should_evaluate:
+            self.outer.begin_evaluation()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        """Prepare what Trainer does between two epochs, or after the last one."""
-        self._before_evaluation(control)
+    on_epoch_end = on_step_end
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -119,13 +119,6 @@ class TransformersCallback(TrainerCallback):
             self._schedule.move(moved)
             self._log.moved_steps += moved
             state.global_step = step
-
-    def _before_evaluation(self, control: TrainerControl) -> None:
-        # Trainer may load its best model next, which must not be taken for training.
-        if control.should_training_stop:
-            self.outer.flush()
-        if control.should_evaluate:
-            self.outer.begin_evaluation()
 
     def _check(self, args: TrainingArguments, optimizer: Any) -> None:
         # Accelerate wraps it once training has begun.

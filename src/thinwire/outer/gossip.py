@@ -76,8 +76,8 @@ class Gossip(OuterOptimizer):
         """
         raise ConfigurationError(
             "use Gossip among workers that come and go",
-            because="every worker has an anchor of its own there, and elastic rounds compare, vote "
-            "on and replay outer parameters that are equal on all workers",
+            because="every worker has an anchor of its own there, and elastic rounds "
+            "compare and replay outer parameters that are equal on all workers",
             do="take a fixed number of workers, or a method with a shared anchor, such as diloco",
         )
 

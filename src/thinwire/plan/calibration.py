@@ -231,10 +231,8 @@ def planned_traffic(run: FinishedRun, method: Method, shape: Shape) -> Traffic:
     because = f"its workers have {size} ranks each, which divide what is sent"
     do = "plan from a run with --worker-size 1"
     check(size == 1, _what(run.folder), because=because, do=do)
-    votes, added_nbytes = int(summary.is_elastic), summary.added_nbytes or 0
-    planned = traffic(
-        method, shape, workers=summary.workers, votes=votes, added_nbytes=added_nbytes
-    )
+    added_nbytes = summary.added_nbytes or 0
+    planned = traffic(method, shape, workers=summary.workers, added_nbytes=added_nbytes)
     expected = planned.sent_after(summary.steps), planned.received_after(summary.steps)
     counted = summary.sent_bytes_per_worker, summary.received_bytes_per_worker
     because = f"it counted {counted[0]} bytes sent and {counted[1]} received, and the planner "

@@ -165,14 +165,14 @@ def forecast(
 def _forecast(
     name: str, sent: Traffic, job: Job, target: float, utilisations: Sequence[float]
 ) -> Forecast:
-    scenario, price, steps = job.scenario(sent), job.price, job.steps
+    scenario, steps = job.scenario(sent), job.steps
     utilisation = steady_utilisation(scenario)
     what, because = f"plan for {name} over so slow a link", "the first exchange would never end"
     check(utilisation > 0, what, because=because, do="pass a higher rate")
     step_s = job.compute.step_s / utilisation
     required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
-    is_elastic = price is not None and price.elastic
-    meeting = MeetingRequests.of(job.workers) if is_elastic else None
+    meeting = MeetingRequests.of(job.workers) if job.elastic else None
+    cost_per_round = job.store_cost(sent)
     tokens_per_step = job.tokens_per_step
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
@@ -204,9 +204,9 @@ def _forecast(
         gets_per_round=sent.gets_per_round,
         meeting_puts_per_round=0 if meeting is None else meeting.puts + meeting.lists,
         meeting_gets_per_round=0 if meeting is None else meeting.gets,
-        cost_per_round=None if price is None else price.of_round(sent),
-        cost_per_day=None if price is None else rounds_per_day * price.of_round(sent),
-        cost=None if price is None or steps is None else price.of_run(sent, steps),
+        cost_per_round=cost_per_round,
+        cost_per_day=None if cost_per_round is None else rounds_per_day * cost_per_round,
+        cost=None if steps is None else job.store_cost(sent, steps),
     )
 
 

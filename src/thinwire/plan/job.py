@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from thinwire.errors import check
 from thinwire.method import Method
@@ -17,36 +17,54 @@ _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
 
 
-def _check_prices(prices: object, *names: str) -> None:
-    for name in names:
-        value: float | None = getattr(prices, name)
-        check(
-            value is None or 0 <= value < math.inf,
-            f"plan with {name}={value}",
-            because="a price is finite and not below 0",
-            do="pass 0 or more",
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What workers and what they send cost, in one currency.
+    """What workers, what they send and an object store cost, in one currency.
+
+    Not counted are requests for messages that are not there yet (one a second at most for each
+    worker that waits), deleting, which is free, and keeping a few rounds; nor, where workers come
+    and go, snapshots.
 
     Args:
         currency: a code such as USD.
         worker_per_hour: of a worker with all its accelerators; None: not known.
         traffic_per_gb: of 10^9 bytes that a worker sends over its link; None: not known.
+        egress_per_gb: for 10^9 bytes that are read from the store that the workers exchange over;
+            None: they exchange without one, or its prices are not known.
+        put_per_million: for 10^6 objects written there.
+        get_per_million: for 10^6 objects read there.
 
     Raises:
         ConfigurationError: a price that is negative or not finite.
     """
 
-    currency: str
+    currency: str = "USD"
     worker_per_hour: float | None = None
     traffic_per_gb: float | None = None
+    egress_per_gb: float | None = None
+    put_per_million: float = 5.0
+    get_per_million: float = 0.4
 
     def __post_init__(self) -> None:
-        _check_prices(self, "worker_per_hour", "traffic_per_gb")
+        for name in self.__slots__:
+            value: Any = getattr(self, name)
+            check(
+                name == "currency" or value is None or 0 <= value < math.inf,
+                f"plan with {name}={value}",
+                because="a price is finite and not below 0",
+                do="pass 0 or more",
+            )
+
+    def of_store(self, read_nbytes: int, puts: int, gets: int) -> float | None:
+        """What the store charges; None: its prices are not known.
+
+        >>> Prices(egress_per_gb=0.09).of_store(10**10, puts=10**6, gets=0)
+        5.9
+        """
+        if self.egress_per_gb is None:
+            return None
+        requests = puts * self.put_per_million + gets * self.get_per_million
+        return read_nbytes / _GB * self.egress_per_gb + requests / _MILLION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,66 +91,6 @@ class MeetingRequests:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketPrice:
-    """Prices of an object store, in one currency.
-
-    Not counted are requests for messages that are not there yet (one a second at most for each
-    worker that waits), deleting, which is free, and keeping a few rounds; nor, where workers come
-    and go, snapshots.
-
-    Args:
-        egress_per_gb: for 10^9 bytes that workers read.
-        put_per_million: for 10^6 objects written.
-        get_per_million: for 10^6 objects read.
-        elastic: workers come and go, and agree on who takes part in each round.
-
-    Raises:
-        ConfigurationError: a price below 0.
-
-    >>> from thinwire import presets
-    >>> from thinwire.plan.shape import Shape
-    >>> from thinwire.plan.traffic import traffic
-    >>> price = BucketPrice(egress_per_gb=0.09)
-    >>> sent = traffic(presets.diloco(), Shape.of_size(10**9, 10), workers=2)
-    >>> round(price.of_round(sent), 3), round(price.of_run(sent, 60) / price.of_round(sent), 3)
-    (0.72, 2.0)
-    """
-
-    egress_per_gb: float
-    put_per_million: float = 5.0
-    get_per_million: float = 0.4
-    elastic: bool = False
-
-    def __post_init__(self) -> None:
-        _check_prices(self, "egress_per_gb", "put_per_million", "get_per_million")
-
-    def of_round(self, traffic: Traffic) -> float:
-        """Of H inner steps of all workers."""
-        exchanged = traffic.workers * self._of(
-            traffic.received_per_round, traffic.puts_per_round, traffic.gets_per_round
-        )
-        return exchanged + self._of_meetings(1, traffic.workers)
-
-    def of_run(self, traffic: Traffic, steps: int) -> float:
-        """Of a run of `steps` inner steps of all workers, with its end."""
-        exchanged = traffic.workers * self._of(
-            traffic.received_after(steps), traffic.puts_after(steps), traffic.gets_after(steps)
-        )
-        return exchanged + self._of_meetings(1 + -(-steps // traffic.sync_every), traffic.workers)
-
-    def _of_meetings(self, times: int, workers: int) -> float:
-        if not self.elastic:
-            return 0.0
-        asked = MeetingRequests.of(workers)
-        # Stores charge as much for a listing as for a put.
-        return times * self._of(0, asked.puts + asked.lists, asked.gets)
-
-    def _of(self, read_nbytes: int, puts: int, gets: int) -> float:
-        requests = puts * self.put_per_million + gets * self.get_per_million
-        return read_nbytes / _GB * self.egress_per_gb + requests / _MILLION
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A model, the workers that train it, and what joins them.
 
@@ -147,8 +105,8 @@ class Job:
         tokens_per_step: of one worker in an inner step.
         tokens: of all workers in the whole run.
         added_nbytes: to every message; 28 where they are sealed.
-        price: of the object store that the workers exchange over; None without one.
-        prices: of workers and of what they send; None: not known.
+        prices: of workers, of what they send and of a store; None: not known.
+        elastic: workers come and go, and agree in a store on who takes part in each round.
 
     Raises:
         ConfigurationError: K, H or a number of tokens below 1, K or H above 100,000, or `tokens`
@@ -172,8 +130,8 @@ class Job:
     tokens_per_step: int | None = None
     tokens: int | None = None
     added_nbytes: int = 0
-    price: BucketPrice | None = None
     prices: Prices | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         for name in ("workers", "sync_every", "tokens_per_step", "tokens"):
@@ -197,6 +155,28 @@ class Job:
         if self.tokens is None or self.tokens_per_step is None:
             return None
         return -(-self.tokens // (self.workers * self.tokens_per_step))
+
+    def store_cost(self, sent: Traffic, steps: int | None = None) -> float | None:
+        """What a store charges all workers in `steps` inner steps with their end, or in a round.
+
+        Args:
+            sent: by each worker.
+            steps: default a round.
+        """
+        if self.prices is None:
+            return None
+        asked = sent.received_per_round, sent.puts_per_round, sent.gets_per_round
+        rounds = 1
+        if steps is not None:
+            asked = sent.received_after(steps), sent.puts_after(steps), sent.gets_after(steps)
+            rounds += -(-steps // sent.sync_every)
+        nbytes, puts, gets = (self.workers * each for each in asked)
+        if self.elastic:
+            # Stores charge as much for a listing as for a put.
+            meeting = MeetingRequests.of(self.workers)
+            puts += rounds * (meeting.puts + meeting.lists)
+            gets += rounds * meeting.gets
+        return self.prices.of_store(nbytes, puts, gets)
 
     def traffic(self, method: Method) -> Traffic:
         """What `method` sends, with this job's H if it has rounds.

@@ -127,43 +127,29 @@ def unknown_model(cannot: str, name: str) -> ThinwireError:
     )
 
 
-def resolve(source: str, *, vocabulary: int | None = None) -> Shape:
+def resolve(source: str) -> Shape:
     """The shape of the causal language model called `source`.
 
     Args:
-        source: a built-in size of `thinwire train`, such as "150m"; or the path of a `config.json`,
-            or of a folder with one; or the `org/name` of a configuration in the local Hugging Face
-            cache. The network is not used.
-        vocabulary: tokens of a built-in size; default the number that its name is counted with. A
-            run trains as many as its tokenizer has.
+        source: a built-in size of `thinwire train`, such as "150m", with the vocabulary that its
+            name is counted with; or the path of a `config.json`, or of a folder with one; or the
+            `org/name` of a configuration in the local Hugging Face cache. The network is not used.
 
     Raises:
         ConfigurationError: it is not one of these, or transformers cannot build a causal language
-            model of it; a vocabulary below 1, or for what has its own.
+            model of it.
 
-    >>> resolve("250k").parameters, resolve("250k", vocabulary=97).layers
+    >>> resolve("250k").parameters, resolve("250k").layers
     (246336, 4)
     """
     what = f"plan for model {source!r}"
     if source in LLAMA_SIZES:
         size = LLAMA_SIZES[source]
-        tokens = size.counted_with if vocabulary is None else vocabulary
-        check(
-            tokens >= 1,
-            f"{what} with a vocabulary of {tokens}",
-            because="a language model has at least one token",
-            do="pass vocabulary >= 1",
-        )
-        weights = (Weight.of(n, s, layer=at, role=role) for n, s, at, role in size.weights(tokens))
+        rows = size.weights(size.counted_with)
+        weights = (Weight.of(name, shape, layer=at, role=role) for name, shape, at, role in rows)
         return Shape(name=source, weights=tuple(weights))
     _check_installed(what)
     path = _path(source, what)
-    check(
-        vocabulary is None,
-        f"{what} with a vocabulary of {vocabulary}",
-        because="its configuration says how many tokens it has",
-        do="leave the vocabulary out, or change vocab_size in a copy of its config.json",
-    )
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

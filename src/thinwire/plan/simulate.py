@@ -14,7 +14,7 @@ from typing import Final
 
 from thinwire.errors import check
 from thinwire.plan.compute import Coding, Compute
-from thinwire.plan.link import Link, Ring, Topology, TransferTime
+from thinwire.plan.link import Link, Ring, Topology, TransferTime, hops
 from thinwire.plan.traffic import Traffic
 
 _MOST_ROUNDS: Final = 64
@@ -51,6 +51,10 @@ class Scenario:
     def transfer_time(self, index: int) -> TransferTime:
         """How long the exchange of message `index` takes."""
         message, workers = self.traffic.messages[index], self.traffic.workers
+        if message.exchange == "server":
+            link = self.link
+            up_s = 8 * message.sent_nbytes / link.up_bits_per_s
+            return hops(2, up_s + 8 * message.received_nbytes / link.down_bits_per_s, link)
         if workers == 1:
             return TransferTime()
         gather, link, coding = self.topology.gather, self.link, self.coding
@@ -66,9 +70,7 @@ class Scenario:
             between_s = coding.decode_s_per_parameter * shard * workers
             between_s += coding.encode_s_per_parameter * shard
             taken = scattered.then(gathered, coding_s=between_s)
-        return (
-            taken.then(gather(message.vote_nbytes, workers, link)) if message.vote_nbytes else taken
-        )
+        return taken
 
     def encode_s(self, index: int) -> float:
         """Seconds in which a worker encodes message `index` before it is sent."""
@@ -77,7 +79,7 @@ class Scenario:
     def decode_s(self, index: int) -> float:
         """Seconds in which it decodes the answer and takes the outer step."""
         message, workers, coding = self.traffic.messages[index], self.traffic.workers, self.coding
-        payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1}
+        payloads = {"gather": workers, "pairs": min(2, workers), "reduce_scatter": 1, "server": 1}
         decode_s = coding.decode_s_per_parameter * message.parameters * payloads[message.exchange]
         return decode_s + coding.outer_s_per_parameter * message.parameters
 

@@ -25,11 +25,9 @@ def advice_table(advice: Advice, job: Job) -> Table:
     if not advice.recommended:
         title = f"nothing tried is busy {busy} of the time; the busiest"
     head: tuple[str, ...] = ("", "method", "H", "a round", "busy", "loss")
-    is_priced = job.prices is not None or job.price is not None
-    if is_priced:
+    if job.prices is not None:
         per = "run" if job.tokens is not None else "day"
-        code = "" if job.prices is None else f", {job.prices.currency}"
-        head = (*head, f"{per}{code}", "waiting")
+        head = (*head, f"{per}, {job.prices.currency}", "waiting")
     closest = () if advice.closest is None else (advice.closest,)
     for number, row in enumerate(advice.recommended or closest, start=1):
         found, share = row.forecast, row.choice.loss_share
@@ -42,7 +40,11 @@ def advice_table(advice: Advice, job: Job) -> Table:
             "not measured" if share is None else f"{round(100 * share):+d} %".replace("+0", "0"),
         )
         costs = bill(found, job)
-        money = (money_text(costs.cost), money_text(costs.waiting_cost)) if is_priced else ()
+        money = (
+            (money_text(costs.cost), money_text(costs.waiting_cost))
+            if job.prices is not None
+            else ()
+        )
         rows.append((*cells, *money))
     return title, head, rows
 

@@ -12,9 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from thinwire.codecs import Identity
 from thinwire.errors import check
 from thinwire.exchange import Pattern
+from thinwire.exchange.message import HEADER_NBYTES
 from thinwire.method import Method
+from thinwire.outer import DelayedNesterov
 from thinwire.plan.shape import Shape
 
 
@@ -32,8 +35,7 @@ class MessageSpec:
         received_nbytes: that come from others.
         sent_count: messages that this worker hands over for others.
         received_count: messages that come from others.
-        vote_nbytes: that this worker sends besides, to agree on which payloads are used.
-        exchange: gather, reduce_scatter or pairs.
+        exchange: gather, reduce_scatter, pairs, or server in an asynchronous run.
     """
 
     offset: int
@@ -45,7 +47,6 @@ class MessageSpec:
     received_nbytes: int
     sent_count: int
     received_count: int
-    vote_nbytes: int
     exchange: Pattern
 
     def first_due(self, *, sync_every: int) -> int:
@@ -89,15 +90,11 @@ class Traffic:
 
     def sent_after(self, steps: int) -> int:
         """Bytes that this worker sent in a run of `steps` inner steps with its end."""
-        return sum(self._times(m, steps) * (m.sent_nbytes + m.vote_nbytes) for m in self.messages)
+        return sum(self._times(m, steps) * m.sent_nbytes for m in self.messages)
 
     def received_after(self, steps: int) -> int:
         """Bytes that came from others in a run of `steps` inner steps with its end."""
-        votes = self.workers - 1
-        return sum(
-            self._times(m, steps) * (m.received_nbytes + votes * m.vote_nbytes)
-            for m in self.messages
-        )
+        return sum(self._times(m, steps) * m.received_nbytes for m in self.messages)
 
     def puts_after(self, steps: int) -> int:
         """Objects that this worker wrote over an object store in a run of `steps` with its end.
@@ -111,7 +108,7 @@ class Traffic:
         return sum(self._times(m, steps) * m.received_count for m in self.messages)
 
     def peak_sent_after(self, steps: int) -> int:
-        """The most that a run of `steps` inner steps sent after any one of them, without votes.
+        """The most that a run of `steps` inner steps sent after any one of them.
 
         What is left over at the end counts fragment by fragment, for no training goes on beside it.
         """
@@ -120,19 +117,18 @@ class Traffic:
 
     @property
     def peak_sent_per_step(self) -> int:
-        """The most bytes that are due after one inner step of a long run, without votes."""
+        """The most bytes that are due after one inner step of a long run."""
         return self._peak(self.messages)
 
     @property
     def sent_per_round(self) -> int:
         """Bytes that this worker sends every H inner steps."""
-        return sum(m.sent_nbytes + m.vote_nbytes for m in self.messages)
+        return sum(m.sent_nbytes for m in self.messages)
 
     @property
     def received_per_round(self) -> int:
         """Bytes that come from others every H inner steps."""
-        votes = self.workers - 1
-        return sum(m.received_nbytes + votes * m.vote_nbytes for m in self.messages)
+        return sum(m.received_nbytes for m in self.messages)
 
     @property
     def puts_per_round(self) -> int:
@@ -166,20 +162,19 @@ def traffic(
     *,
     workers: int,
     rank: int = 0,
-    votes: int = 0,
     added_nbytes: int = 0,
 ) -> Traffic:
     """What `method` sends for a model of `shape`, as worker `rank` of `workers` counts it.
 
     A worker is one rank here: ranks that share a worker each have headers and shards of their own.
+    In an asynchronous run a worker sends its pseudo-gradient to the server and receives theta, and
+    bytes are those of an object store's messages before they are sealed.
 
     Args:
         method: as a run would have it.
         shape: of the model.
         workers: K, the same for the whole run.
         rank: whose bytes; a summary has those of worker 0. They differ only where shards do.
-        votes: that end each exchange: 0 where workers are fixed, 1 where they come and go. Rounds
-            that are repeated and healing are not counted.
         added_nbytes: of the transport, to every message: 28 where messages are sealed.
 
     Raises:
@@ -197,9 +192,9 @@ def traffic(
         because="a run has at least one worker, and ranks count from 0",
         do="pass workers >= 1 and 0 <= rank < workers",
     )
+    if isinstance(method.outer, DelayedNesterov):
+        return _with_server(method, shape, workers)
     added_nbytes = added_nbytes if workers > 1 else 0
-    # A vote has a byte for each sender.
-    vote_nbytes = votes * (workers + added_nbytes) if workers > 1 else 0
     numels, messages = {part.name: part.numel for part in shape.parts}, list[MessageSpec]()
     for fragment in method.fragments.plan(shape.parts, sync_every=method.sync_every):
         layout = shape.layout(fragment.names)
@@ -216,7 +211,6 @@ def traffic(
             received_nbytes=sizes.received_nbytes + sizes.received_count * added_nbytes,
             sent_count=sizes.sent_count,
             received_count=sizes.received_count,
-            vote_nbytes=vote_nbytes,
             exchange=sizes.pattern,
         )
         messages.append(message)
@@ -226,3 +220,22 @@ def traffic(
         messages=tuple(messages),
         workers=workers,
     )
+
+
+def _with_server(method: Method, shape: Shape, workers: int) -> Traffic:
+    """What a worker sends to and receives from the server every H steps of its own."""
+    layout = shape.layout([part.name for part in shape.parts])
+    up, down = (HEADER_NBYTES + c.payload_nbytes(layout) for c in (method.codec, Identity()))
+    message = MessageSpec(
+        offset=0,
+        first=1,
+        parameters=sum(part.numel for part in shape.parts),
+        payload_nbytes=up,
+        result_nbytes=down,
+        sent_nbytes=up,
+        received_nbytes=down,
+        sent_count=1,
+        received_count=2,  # the server's answer, and theta
+        exchange="server",
+    )
+    return Traffic(sync_every=method.sync_every, tau=0, messages=(message,), workers=workers)

@@ -1,74 +1,64 @@
-"""TLS 1.3 in which both sides show that they know the run's token.
-
-All members derive the same key and certificate from the token; both sides of a connection present
-it and trust nothing else. So a stranger is refused in the handshake, nothing that travels can be
-read or changed, and no authority, name or right time is needed.
-"""
+"""The certificate of a hub, and the authority behind it, which all derive from the run's token."""
 
 import datetime
-import ssl
-import tempfile
-from functools import cache
-from pathlib import Path
+import ipaddress
+from collections.abc import Iterable
+from typing import Any
 
 from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 
-_PURPOSE = "thinwire tls certificate 1"
 # No machine's clock may be wrong enough to be outside.
-_BEGIN, _END = datetime.datetime(1970, 1, 2), datetime.datetime(9999, 1, 1)
+_ALWAYS = datetime.datetime(1970, 1, 2), datetime.datetime(9999, 1, 1)
+_HALF_VALIDITY = datetime.timedelta(days=400)  # some clients refuse more than 825 days
 
 
-@cache
-def server_context(token: Token) -> ssl.SSLContext:
-    """For the side that is connected to.
-
-    Raises:
-        ConfigurationError: cryptography is not installed.
-
-    >>> server_context(Token("a secret of many characters")).verify_mode.name
-    'CERT_REQUIRED'
-    """
-    context = _context(token, ssl.PROTOCOL_TLS_SERVER)
-    # A ticket that is never read would make the system answer the end of a connection with a reset,
-    # and what is under way would be lost.
-    context.num_tickets = 0
-    return context
-
-
-@cache
-def client_context(token: Token) -> ssl.SSLContext:
-    """For the side that connects.
+def run_authority(token: Token) -> bytes:
+    """Certificate, in PEM, of the authority that all who know the token have.
 
     Raises:
         ConfigurationError: cryptography is not installed.
 
-    >>> client_context(Token("a secret of many characters")).check_hostname
-    False
+    >>> run_authority(Token("a secret of many characters"))[:27]
+    b'-----BEGIN CERTIFICATE-----'
     """
-    return _context(token, ssl.PROTOCOL_TLS_CLIENT)
+    key = _authority_key(token)
+    return _certificate("thinwire run", key.public_key(), key, 1, _ALWAYS, ca=True)
 
 
-def _context(token: Token, protocol: int) -> ssl.SSLContext:
-    certificate, key = _certificate(token)
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate says who may take part, not where
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=certificate.decode())
-    # The ssl module reads keys from files alone; only this user can read this folder.
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        file = Path(folder) / "key.pem"
-        file.write_bytes(certificate + key)
-        context.load_cert_chain(file)
-    return context
+def hub_certificate(token: Token, hosts: Iterable[str]) -> tuple[bytes, bytes]:
+    """Certificate of a server, signed by the authority of the token, and a new private key, in PEM.
+
+    Args:
+        token: of the run.
+        hosts: names and IP addresses that clients may connect to.
+
+    Raises:
+        ConfigurationError: cryptography is not installed.
+    """
+    signer = _authority_key(token)
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key, now = Ed25519PrivateKey.generate(), datetime.datetime.now(datetime.UTC)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = _certificate(
+        "thinwire hub",
+        key.public_key(),
+        signer,
+        x509.random_serial_number(),
+        (now - _HALF_VALIDITY, now + _HALF_VALIDITY),
+        x509.ExtendedKeyUsage(usages),
+        x509.SubjectAlternativeName([_name(host) for host in hosts]),
+    )
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return certificate, key.private_bytes(pem, form, serialization.NoEncryption())
 
 
-def _certificate(token: Token) -> tuple[bytes, bytes]:
-    """Certificate and private key in PEM: the same bytes wherever they are made."""
+def _authority_key(token: Token) -> Any:
     try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
         raise ConfigurationError(
@@ -76,22 +66,37 @@ def _certificate(token: Token) -> tuple[bytes, bytes]:
             because=f"cryptography cannot be imported ({error})",
             do="pip install 'thinwire[secure]'",
         ) from error
-    key = Ed25519PrivateKey.from_private_bytes(token.derive(_PURPOSE))
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "thinwire run")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(_BEGIN)
-        .not_valid_after(_END)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, None)
+    return Ed25519PrivateKey.from_private_bytes(token.derive("thinwire tls certificate 1"))
+
+
+def _certificate(
+    subject: str,
+    key: Any,
+    signer: Any,
+    serial: int,
+    validity: tuple[datetime.datetime, datetime.datetime],
+    *extensions: Any,
+    ca: bool = False,
+) -> bytes:
+    """A certificate of the authority's, in PEM: equal arguments give equal bytes."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    name, issuer = (
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)])
+        for each in (subject, "thinwire run")
     )
-    plain = serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    return (
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(serialization.Encoding.PEM, form, plain),
-    )
+    builder = x509.CertificateBuilder(issuer, name, key, serial, *validity)
+    builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, None).public_bytes(Encoding.PEM)
+
+
+def _name(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host.encode("idna").decode())

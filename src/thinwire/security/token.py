@@ -1,4 +1,4 @@
-"""The shared secret of a run, and signatures made with it."""
+"""The shared secret of a run, and keys derived from it."""
 
 import hashlib
 import hmac
@@ -9,11 +9,10 @@ from thinwire.errors import ConfigurationError, check
 
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 _SHORTEST = 16
-_KEY_NBYTES = 32
 
 
 class Token:
-    """Secret that the workers of a run and their lighthouse share; it is never sent.
+    """Secret that the workers of a run share; it is never sent.
 
     Args:
         secret: 16 characters or more.
@@ -21,11 +20,8 @@ class Token:
     Raises:
         ConfigurationError: it is shorter.
 
-    >>> token = Token("a secret of many characters")
-    >>> token.signed(token.sign("GET", b"/peers"), "GET", b"/peers")
-    True
-    >>> token.signed(token.sign("GET", b"/peers"), "GET", b"/state")
-    False
+    >>> Token("a secret of many characters")
+    Token(...)
     """
 
     def __init__(self, secret: str) -> None:
@@ -43,14 +39,6 @@ class Token:
     def __repr__(self) -> str:
         return "Token(...)"
 
-    def sign(self, *parts: str | bytes) -> str:
-        """HMAC-SHA-256 of `parts` and their lengths, as hexadecimal text."""
-        total = hmac.new(self._key, digestmod=hashlib.sha256)
-        for part in parts:
-            raw = part.encode() if isinstance(part, str) else part
-            total.update(len(raw).to_bytes(8, "little") + raw)
-        return total.hexdigest()
-
     def derive(self, purpose: str) -> bytes:
         """A key of 32 bytes for one purpose; from it no other one and no token can be found.
 
@@ -63,12 +51,8 @@ class Token:
         >>> token.derive("one").hex()[:16], token.derive("two").hex()[:16]
         ('ca46c22c085cdd3d', '9aad2c0fff4e1c31')
         """
-        extracted = hmac.digest(bytes(_KEY_NBYTES), self._key, "sha256")
+        extracted = hmac.digest(bytes(32), self._key, "sha256")
         return hmac.digest(extracted, purpose.encode() + b"\x01", "sha256")
-
-    def signed(self, signature: str, *parts: str | bytes) -> bool:
-        """Whether `signature` is that of `parts`, compared in constant time."""
-        return hmac.compare_digest(signature.encode(), self.sign(*parts).encode())
 
 
 def find_token(file: Path | None = None) -> Token:
@@ -89,6 +73,6 @@ def find_token(file: Path | None = None) -> Token:
         bool(secret),
         "take part in an elastic run",
         because="there is no token, with which a worker shows that it belongs to the run",
-        do=f"set {TOKEN_VARIABLE} to what thinwire lighthouse printed, or pass --token-file",
+        do=f"set {TOKEN_VARIABLE} to the secret of the run, or pass --token-file",
     )
     return Token(secret)

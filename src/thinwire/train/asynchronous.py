@@ -6,37 +6,34 @@ starts from. For equal workers that is the schedule of a synchronous run. A work
 or faster than the mean is off it by less than H steps.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+import msgspec
 import torch
-from torch import Tensor, nn
 
-from thinwire.asynchronous import (
-    Assignment,
-    AsyncOptions,
-    AsyncServer,
-    AsyncWorker,
-    Simulation,
-    WorkerSpeeds,
-)
-from thinwire.asynchronous.http import AsyncClient, AsyncHttpServer
-from thinwire.errors import ConfigurationError, NonFiniteError
+from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker, Simulation
+from thinwire.asynchronous.objects import AsyncStoreServer, AsyncStoreWorker
+from thinwire.errors import ConfigurationError, NonFiniteError, RunStopped, check
+from thinwire.handshake import check_same_run
 from thinwire.method import Method
 from thinwire.outer import SGD, ByWorkerCount, DelayedNesterov
-from thinwire.runs.folder import write_json
+from thinwire.runs.folder import RunFolder
 from thinwire.security.token import Token
 from thinwire.train import launch
-from thinwire.train.checkpoints import locked
+from thinwire.train.checkpoints import Checkpoints, locked
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
 from thinwire.train.models import save_pretrained
-from thinwire.train.workers.worker import RandomStream, autocast, token_losses
-
-ObserveRecord: TypeAlias = Callable[[Mapping[str, float]], None]
+from thinwire.train.observers import FolderWriter, Observer, versions
+from thinwire.train.workers.ranks import Ranks
+from thinwire.train.workers.worker import Worker, WorkerIdentity, token_losses
 
 
 def without_rounds(method: Method, workers: int) -> Method:
@@ -49,9 +46,7 @@ def without_rounds(method: Method, workers: int) -> Method:
     >>> without_rounds(tw.presets.diloco(), 4).outer
     DelayedNesterov(lr=0.7, momentum=0.9, every=4, c=0.0)
     """
-    step = method.outer
-    if isinstance(step, ByWorkerCount):
-        step = step.at(workers)
+    step = method.outer.at(workers) if isinstance(method.outer, ByWorkerCount) else method.outer
     if isinstance(step, DelayedNesterov):
         return method
     if not isinstance(step, SGD) or (step.momentum and not step.nesterov):
@@ -60,43 +55,10 @@ def without_rounds(method: Method, workers: int) -> Method:
             because=f"there is no form of {step} in which pseudo-gradients arrive one by one",
             do="use a method with outer SGD or Nesterov momentum, such as diloco or muloco",
         )
-    arrivals = DelayedNesterov(lr=step.lr, momentum=step.momentum, every=workers)
-    return replace(method, outer=arrivals)
+    return replace(method, outer=DelayedNesterov(lr=step.lr, momentum=step.momentum, every=workers))
 
 
-def build_model(config: TrainConfig, data: LoadedData) -> Any:
-    """The model that server and workers begin with, on the machine's device.
-
-    Raises:
-        ConfigurationError: the run asks for what only runs in rounds have.
-    """
-    machine = config.machine
-    if machine.compile or machine.worker_size > 1:
-        raise ConfigurationError(
-            "train asynchronously with a compiled model or workers of several ranks",
-            because="a worker is one process with a model that is not compiled here",
-            do="leave out compile and worker_size",
-        )
-    model: Any = config.model.build(
-        vocab_size=data.vocab_size,
-        sequence_length=config.data.sequence_length,
-        seed=config.seed,
-    )
-    return model.to("cpu" if machine.device == "auto" else machine.device)
-
-
-@torch.no_grad()
-def validation_loss(model: nn.Module, windows: Tensor, *, batch: int = 64) -> float:
-    """Mean loss of every next token of `windows` (int64 [n, time + 1]), in nats."""
-    device = next(model.parameters()).device
-    model.eval()
-    parts = (token_losses(model, part.to(device)) for part in windows.split(batch))
-    total = sum(losses.double().sum().item() for losses in parts)
-    model.train()
-    return total / windows[:, 1:].numel()
-
-
-class AsyncTrainee:
+class AsyncTrainee(Worker):
     """One worker of an asynchronous run: model, inner optimizer and data, all its own.
 
     It reads block k of every global batch at its own pace, so a fast worker comes further in the
@@ -112,10 +74,15 @@ class AsyncTrainee:
     """
 
     def __init__(self, config: TrainConfig, data: LoadedData, number: int) -> None:
-        self._config, self.number = config, number
-        self.model = build_model(config, data)
-        self._device = next(self.model.parameters()).device
-        self.optimizer = config.method.inner.build(self.model)
+        check(
+            config.machine.worker_size == 1,
+            f"train asynchronously with workers of {config.machine.worker_size} ranks",
+            because="a worker is one process here",
+            do="leave out worker_size",
+        )
+        torch.set_num_threads(max(1, config.machine.threads))
+        identity, device = WorkerIdentity(number=number, block=number), config.machine.device
+        super().__init__(config, data, None, identity, Ranks(), torch.device(device))
         self.worker = AsyncWorker(
             self.model,
             self.optimizer,
@@ -124,15 +91,9 @@ class AsyncTrainee:
             facts=launch.common_fields(config, data),
             outer_device=config.machine.outer_device,
         )
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self._batches = data.training.batches(
-            worker=number,
-            workers=config.workers,
-            global_batch=config.global_batch,
-            seed=config.seed,
-        )
-        self._stream = RandomStream(seed=config.seed, worker=number, device=self._device)
-        self.steps = 0
+        # In the place of the outer loop of a worker in rounds, whose state is saved likewise.
+        outer: Any = self.worker
+        self.outer = outer
 
     def train(self, assignment: Assignment) -> float:
         """Take the inner steps of `assignment`; returns their mean loss.
@@ -140,155 +101,221 @@ class AsyncTrainee:
         Raises:
             NonFiniteError: a loss is not finite.
         """
-        place = assignment.steps_done // self._config.workers
-        with self._stream.active():
-            losses = [self.inner_step(place + j) for j in range(assignment.steps)]
+        losses: list[float] = []
+        with self.stream.active():
+            for j in range(assignment.steps):
+                place = assignment.steps_done // self.config.workers + j
+                self.reschedule(min(place, self.config.steps - 1))
+                losses.append(self.inner_step())
         return sum(losses) / len(losses)
 
-    def inner_step(self, place: int) -> float:
-        """One inner step with the learning rate of step `place` of the schedule."""
-        config = self._config
-        factor = config.schedule.factor(min(place, config.steps - 1), steps=config.steps)
-        for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = lr * factor
-        windows = next(self._batches).to(self._device)
-        loss = sum(self._backward(part) for part in windows.chunk(config.accumulate))
-        self.steps += 1
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"take inner step {self.steps} of worker {self.number}",
-                because=f"the loss is {loss}",
-                do="start anew with a lower inner learning rate",
-            )
-        if config.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss
 
-    def _backward(self, windows: Tensor) -> float:
-        with autocast(self._config.machine, self._device):
-            loss = token_losses(self.model, windows).mean() / self._config.accumulate
-        loss.backward()
-        return loss.item()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything this worker needs to go on bit for bit."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "worker": self.worker.state_dict(),
-            "batches": self._batches.state_dict(),
-            "random": self._stream.state_dict(),
-            "steps": self.steps,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.worker.load_state_dict(state["worker"])
-        self._batches.load_state_dict(state["batches"])
-        self._stream.load_state_dict(state["random"])
-        self.steps = int(state["steps"])
-
-
-class AsyncTraining:
-    """A whole asynchronous run in this process, by a virtual clock.
-
-    It reads as many tokens as a run of `config` in rounds: `config.steps` inner steps times K
-    workers, however they share them. Of its periods, only `evaluate_steps` counts.
+class AsyncRun:
+    """The server of a run, and its folder: records, summary, model.
 
     Args:
-        config: of the run; `method.outer` steps for every arrival.
-        data: loaded.
-        speeds: of the K workers.
-        options: how the server treats them.
-
-    Raises:
-        ConfigurationError: numbers do not fit, or the method cannot be run asynchronously.
+        config: of the run, resolved.
+        folder: that the files go to.
+        options: how the server treats workers.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        data: LoadedData,
-        speeds: WorkerSpeeds,
-        options: AsyncOptions | None = None,
+        self, config: TrainConfig, folder: RunFolder, options: AsyncOptions | None
     ) -> None:
-        self._config, self._data = config, data
+        self._config, self.data, self._folder = config, config.data.load(), folder
+        length = config.data.sequence_length
+        model: Any = config.model.build(self.data.vocab_size, length, config.seed)
+        self.observers: list[Observer] = [FolderWriter(folder)]
         self.server = AsyncServer(
-            build_model(config, data),
+            model.to(config.machine.device),
             config.method,
             workers=config.workers,
             total_steps=config.steps * config.workers,
             options=options,
-            facts=launch.common_fields(config, data),
+            facts=launch.common_fields(config, self.data),
         )
-        self.trainees = [AsyncTrainee(config, data, k) for k in range(config.workers)]
-        self._losses: list[float] = []
-        workers = [trainee.worker for trainee in self.trainees]
-        self.simulation = Simulation(self.server, workers, speeds, self._train)
-
-    def _train(self, rank: int, assignment: Assignment) -> None:
-        self._losses.append(self.trainees[rank].train(assignment))
+        self._last: dict[str, Any] = {"step": 0, "wall_s": 0.0, "wait_s": 0.0, "loss": 0.0}
 
     @property
     def step(self) -> int:
         """Inner steps in theta, divided by K: a run in rounds has read as much after so many."""
-        return self.server.steps_done // self._config.workers
+        return min(self._config.steps, self.server.stats.steps_done // self._config.workers)
 
-    def run(self, observe: ObserveRecord) -> None:
-        """Train to the end; `observe` is given a record at every evaluation.
+    def open(self) -> None:
+        """Begin the run's files, or go on with those of a process that was killed."""
+        self._folder.open(self._config.describe())
+        self._folder.note_data(self.data.fingerprint)
+        self._folder.cut_metrics(self.step)
+        lines = (self._folder.path / "metrics.jsonl").read_bytes().splitlines()
+        self._last |= msgspec.json.decode(lines[-1]) if lines else {}
+        self._began_s = time.perf_counter() - self._last["wall_s"]
+
+    def record(self, losses: list[float], **fields: float) -> None:
+        """Write a record of `losses`, which are then removed, if one is due; called after arrivals.
+
+        Args:
+            losses: of the workers, as far as they are known.
+            fields: of the record besides, or in the place of others.
 
         Raises:
-            NonFiniteError: a loss is not finite.
+            NonFiniteError: the validation loss of theta is not finite.
         """
-        before, every = self.step, self._config.periods.evaluate_steps
-        while self.simulation.advance():
-            is_due = every and self.step // every > before // every
-            if is_due or self.server.is_finished:
-                observe(self.record())
-            before = self.step
-
-    def record(self) -> dict[str, float]:
-        """Where the run stands: tokens, virtual seconds, losses, staleness and bytes."""
-        config, stats = self._config, self.server.stats
-        losses, self._losses = self._losses, []
-        loss = validation_loss(self.server.model, self._data.validation)
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"go on after {stats.arrivals} arrivals",
-                because=f"the validation loss of theta is {loss}",
-                do="start anew with a lower learning rate",
-            )
-        return {
-            "step": self.step,
-            "tokens": stats.steps_done * config.tokens_per_step // config.workers,
-            "virtual_s": self.simulation.now_s,
-            "val_loss": loss,
+        config, stats, periods = self._config, self.server.stats, self._config.periods
+        before, step, workers = self._last["step"], self.step, self._config.workers
+        evaluates = self.server.is_finished or is_due(before, step, periods.evaluate_steps)
+        if step <= before or not (evaluates or is_due(before, step, periods.log_steps)):
+            return
+        wall_s = time.perf_counter() - self._began_s
+        tokens = stats.steps_done * config.tokens_per_step // workers
+        self._last = {
+            "step": step,
+            "tokens": tokens,
             "loss": sum(losses) / max(1, len(losses)),
+            "rounds": stats.arrivals / workers,
             "arrivals": stats.arrivals,
             "mean_staleness": stats.mean_staleness,
             "largest_staleness": stats.largest_staleness,
-            "sent_bytes": stats.received_bytes,
-            "received_bytes": stats.sent_bytes,
+            "sent_bytes": stats.received_bytes // workers,
+            "received_bytes": stats.sent_bytes // workers,
+            **({"val_loss": self._validation_loss()} if evaluates else {}),
+            "wait_s": 0.0,
+            "overlapped_s": 0.0,
+            "wall_s": wall_s,
+            "tokens_per_s": tokens / max(wall_s, 1e-9),
+            **fields,
         }
+        losses.clear()
+        for observer in self.observers:
+            observer.record(self._last)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything to go on bit for bit, between two arrivals."""
-        return {
-            "server": self.server.state_dict(),
-            "simulation": self.simulation.state_dict(),
-            "trainees": [trainee.state_dict() for trainee in self.trainees],
+    @torch.no_grad()
+    def _validation_loss(self) -> float:
+        """Mean loss of every next token, in nats."""
+        model, windows = self.server.model.eval(), self.data.validation
+        parts = (token_losses(model, w.to(self._config.machine.device)) for w in windows.split(64))
+        loss = sum(losses.double().sum().item() for losses in parts) / windows[:, 1:].numel()
+        model.train()
+        check(
+            math.isfinite(loss),
+            f"go on after {self.server.version} arrivals",
+            because=f"the validation loss of theta is {loss}",
+            do="start anew with a lower learning rate",
+            kind=NonFiniteError,
+        )
+        return loss
+
+    def finish(self) -> dict[str, Any]:
+        """Write summary and model; returns the summary."""
+        server, last, model = self.server, self._last, self._folder.path / "model"
+        summary = {
+            "method": self._config.method.name,
+            "workers": self._config.workers,
+            "parameters": sum(p.numel() for p in server.model.parameters()),
+            "steps": last["step"],
+            **{n: last[n] for n in ("tokens", "val_loss", "wall_s", "wait_s", "tokens_per_s")},
+            "sent_bytes_per_worker": last["sent_bytes"],
+            "received_bytes_per_worker": last["received_bytes"],
+            "peak_sent_bytes_per_step": server.message_nbytes,
+            "outer_digest": server.digest(),
+            "asynchronous": asdict(server.stats),
+            "versions": versions(),
         }
+        trained: Any = server.model
+        save_pretrained(trained, model)
+        self.data.tokenizer.save(model)
+        self._folder.finish(summary)
+        return summary
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`."""
-        self.server.load_state_dict(state["server"])
-        self.simulation.load_state_dict(state["simulation"])
-        for trainee, saved in zip(self.trainees, state["trainees"], strict=True):
-            trainee.load_state_dict(saved)
+
+def is_due(before: int, now: int, every: int) -> bool:
+    """Whether something that happens after every so many steps is due after step `now`."""
+    return every > 0 and now // every > before // every
+
+
+def _resume(
+    out: Path, parts: Sequence[Any], described: Mapping[str, str], *, keep: int = 2
+) -> Callable[[], None]:
+    """Load the newest checkpoint in `out` of what has a state; returns what writes the next one.
+
+    Raises:
+        MismatchError: it is of another run. CheckpointError: it is damaged.
+    """
+    files = Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=keep)
+    newest = max(files.steps(), default=0)
+    if newest:
+        state, _ = files.load(newest)
+        check_same_run(state["run"]["config"], described)
+        for part, its in zip(parts, state["parts"], strict=True):
+            part.load_state_dict(its)
+    numbers = itertools.count(newest + 1)
+
+    def save() -> None:
+        its = {"config": described, "corpus": described["corpus"]}
+        files.save(next(numbers), {"run": its, "parts": [part.state_dict() for part in parts]})
+        files.prune()
+
+    return save
+
+
+# -- in this process -------------------------------------------------------------------------------
+
+
+def train_here(
+    config: TrainConfig,
+    folder: RunFolder,
+    make_observers: Callable[[TrainConfig, int], Sequence[Observer]] | None,
+    stop: AbstractContextManager[Sequence[int]],
+    *,
+    speeds: Sequence[float] | None = None,
+    options: AsyncOptions | None = None,
+) -> dict[str, Any]:
+    """A run in this process, by a virtual clock; the summary.
+
+    It reads as many tokens as a run of `config` in rounds: `config.steps` inner steps times K
+    workers, however they share them.
+
+    Args:
+        config: of the run, resolved, which `folder` may have begun.
+        folder: held.
+        make_observers: as of `trainer.train`.
+        stop: likewise.
+        speeds: virtual inner steps a second of each worker; equal ones by default.
+        options: how workers of different speeds are treated.
+
+    Raises:
+        RunStopped: `stop` said so; there is a checkpoint. ThinwireError: what stopped the run.
+    """
+    run, periods, losses = AsyncRun(config, folder, options), config.periods, list[float]()
+    trainees = [AsyncTrainee(config, run.data, k) for k in range(config.workers)]
+    simulation = Simulation(
+        run.server,
+        [trainee.worker for trainee in trainees],
+        speeds or (1.0,) * config.workers,
+        lambda rank, assignment: losses.append(trainees[rank].train(assignment)),
+    )
+    parts: Sequence[Any] = (run.server, simulation, *trainees)
+    save = _resume(folder.path, parts, run.server.describe(), keep=periods.keep_checkpoints)
+    run.open()
+    run.observers += make_observers(config, run.step) if make_observers else []
+    try:
+        with stop as asked_to_stop:
+            before = run.step
+            while simulation.advance():
+                run.record(losses, virtual_s=simulation.now_s)
+                if asked_to_stop or is_due(before, run.step, periods.checkpoint_steps):
+                    save()
+                before = run.step
+                check(
+                    not asked_to_stop,
+                    f"finish the run in {folder.path}",
+                    because=f"it was asked to stop, and did so after inner step {before}",
+                    do=f"the same command with --resume --out {folder.path}",
+                    kind=RunStopped,
+                )
+    finally:
+        for observer in run.observers:
+            observer.close()
+    return run.finish()
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -297,89 +324,90 @@ class AsyncTraining:
 def serve(
     config: TrainConfig,
     out: Path,
-    token: Token,
+    store: str,
     *,
-    host: str,
-    port: int,
+    run: str,
+    token: Token | None,
     options: AsyncOptions,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Hold theta until its workers have taken all steps; returns the summary.
+    """Serve a run in an object store until its workers have taken all steps; returns the summary.
 
     A run that is in `out` goes on from its checkpoint.
 
     Args:
         config: of the run.
-        out: folder for server.pt, the checkpoint, the model, and summary of the server.
-        token: of the run.
-        host: address to listen on.
-        port: 0 takes any that is free.
+        out: folder for the files of a run, as of `trainer.train`.
+        store: URL of the store.
+        run: name of the run there.
+        token: of the run, or None.
         options: how workers are treated; `lost_after_s` must be finite.
         log: called with a line for each event.
 
     Raises:
         ThinwireError: what stopped the server.
     """
-    data = config.data.load()
-    model = build_model(config, data)
-    server = AsyncServer(
-        model,
-        config.method,
-        workers=config.workers,
-        total_steps=config.steps * config.workers,
-        options=options,
-        facts=launch.common_fields(config, data),
-    )
-    out.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(out)
+    if folder.has_run():
+        folder.check_same(config.describe())
+        if (finished := folder.summary()) is not None:
+            return finished
+    its = AsyncRun(config, folder, options)
+    serving = AsyncStoreServer(its.server, store, run=run, token=token, log=log)
     with locked(out):
-        file = out / "server.pt"
-        http = AsyncHttpServer(server, token, host=host, port=port, checkpoint=file, log=log)
-        try:
-            log(f"ready on port {http.port}")
-            http.wait()
-            http.wait_until_told(options.lost_after_s)
-        finally:
-            http.close()
-        summary = {
-            "method": config.method.name,
-            "val_loss": validation_loss(model, data.validation),
-            "tokens": server.steps_done * config.tokens_per_step // config.workers,
-            "outer_digest": server.digest(),
-            **asdict(server.stats),
-        }
-        save_pretrained(model, out / "model")
-        data.tokenizer.save(out / "model")
-        write_json(out / "server.json", summary)
-    return summary
+        write = _resume(out, [serving], its.server.describe())
+        its.open()
+
+        def save() -> None:
+            workers = serving.status.workers.values()
+            losses = [state.loss for state in workers if state.loss is not None]
+            wait_s = sum(state.wait_s for state in workers) / max(1, len(workers))
+            its.record(losses, wait_s=wait_s)
+            write()
+
+        serving.run(save)
+        return its.finish()
 
 
 def work(
     config: TrainConfig,
     number: int,
-    token: Token,
-    address: str,
+    store: str,
     *,
-    give_up_s: float,
+    run: str,
+    token: Token | None,
+    out: Path | None,
+    patience_s: float,
     log: Callable[[str], None],
 ) -> None:
-    """Train as worker `number` until the server at `address` says that the run is finished.
+    """Train as worker `number` until the run is finished.
 
     Args:
         config: as the server has it.
         number: from 0.
-        token: of the run.
-        address: HOST:PORT.
-        give_up_s: seconds without an answer after which the error is raised.
+        store: URL of the store.
+        run: name of the run there.
+        token: of the run, or None.
+        out: folder of the worker's checkpoints, one for each exchange, from which it goes on bit
+            for bit; without one, a worker that is started again begins with a new inner optimizer.
+        patience_s: seconds without a sign of life of the server after which the error is raised.
         log: called with a line for each assignment.
 
     Raises:
         ThinwireError: what stopped the worker.
     """
-    torch.set_num_threads(max(1, config.machine.threads))
     trainee = AsyncTrainee(config, config.data.load(), number)
+    worker = trainee.worker
+    client = AsyncStoreWorker(worker, store, run=run, token=token, patience_s=patience_s)
 
-    def train(assignment: Assignment) -> None:
+    def train(assignment: Assignment) -> float:
         loss = trainee.train(assignment)
         log(f"exchange {assignment.round}: {assignment.steps} steps, loss {loss:.4f}")
+        return loss
 
-    AsyncClient(trainee.worker, token, address, give_up_s=give_up_s).work(train)
+    if out is None:
+        client.run(train)
+        return
+    with locked(out):
+        save = _resume(out, [trainee, client], worker.describe() | {"worker": str(number)})
+        client.run(train, save)

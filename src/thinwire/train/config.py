@@ -1,7 +1,6 @@
 """The complete description of a training run."""
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -83,7 +82,7 @@ class Runtime:
         compile: torch.compile the model.
         threads: CPU threads per rank; 0 shares the cores evenly between the ranks of this host.
             It changes the order of sums: a run resumed with another number differs in last bits.
-        timeout_s: seconds after which a silent worker is an error (torchrun and buckets only).
+        timeout_s: seconds after which a silent worker is an error, where their number is fixed.
         outer_device: where outer state is kept between rounds: None is the device, "cpu" the host's
             memory.
         worker_size: S, ranks that share a worker, which FSDP2 shards over them (torchrun only).
@@ -186,12 +185,3 @@ def _check_range(least: int, *, most: int = _MOST, **values: float) -> None:
                 because=f"it is not between {least} and {most:,}",
                 do=f"pass {name} >= {least}" if value < least else f"pass a number up to {most:,}",
             )
-
-
-def __getattr__(name: str) -> Any:
-    renamed = {"Machine": Runtime, "Periods": Intervals}
-    if name not in renamed:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = renamed[name]
-    warnings.warn(f"{name} is {new.__name__} from 0.3 on", DeprecationWarning, stacklevel=2)
-    return new

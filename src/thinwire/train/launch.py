@@ -22,13 +22,16 @@ from thinwire.runs.folder import RunFolder
 from thinwire.runs.schema import identity_fields
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.workers.bucket import BucketConfig, BucketWorker
-from thinwire.train.workers.elastic import ElasticConfig, ElasticWorker, identity_of
+from thinwire.train.workers.elastic import (
+    ElasticConfig,
+    ElasticWorker,
+    FixedWorker,
+    identity_of,
+)
 from thinwire.train.workers.group import SimulatedWorkers, TorchrunWorker, WorkerGroup, cores
 from thinwire.train.workers.ranks import FsdpRanks, Ranks, count_workers, under_torchrun
 from thinwire.train.workers.worker import Worker, WorkerIdentity
 from thinwire.transport import (
-    Bucket,
     Distributed,
     RoundTag,
     Transport,
@@ -41,7 +44,6 @@ def resolve(
     config: TrainConfig,
     elastic: ElasticConfig | None = None,
     *,
-    bucket: BucketConfig | None = None,
     begun: RunFolder | None = None,
 ) -> TrainConfig:
     """`config` with everything filled in that depends on where and how it runs.
@@ -50,8 +52,7 @@ def resolve(
 
     Args:
         config: of the run.
-        elastic: of an elastic worker.
-        bucket: of a worker over an object store.
+        elastic: of a worker that meets the others in an object store.
         begun: folder of the run that goes on, which keeps the aggregate that it began with; None
             for a new run.
 
@@ -60,17 +61,18 @@ def resolve(
     """
     machine = config.machine
     # Such a worker is alone under its torchrun; how many there are to be is said, not counted.
-    elsewhere = elastic is not None or bucket is not None
-    for member in (elastic, bucket):
-        if member is not None:
-            member.check(config)
-    workers = config.workers if elsewhere else count_workers(config.workers, machine.worker_size)
-    here = machine.worker_size * (1 if elsewhere else workers)
+    if elastic is not None:
+        elastic.check(config)
+        workers, here = config.workers, machine.worker_size
+    else:
+        workers = count_workers(config.workers, machine.worker_size)
+        here = machine.worker_size * workers
     on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", here))
     threads = machine.threads or max(1, len(cores()) // on_this_host)
     machine = replace(machine, threads=threads, device=_device(machine.device))
     config = replace(config, workers=workers, machine=machine)
-    is_elastic = elastic is not None or (begun is not None and begun.is_elastic())
+    comes_and_goes = elastic is not None and not elastic.is_fixed
+    is_elastic = comes_and_goes or (begun is not None and begun.is_elastic())
     # Elastic runs of earlier versions began without, and have it in no description.
     began_so = begun is None or _drops_outliers(begun.config())
     if not (is_elastic and began_so) or _drops_outliers(config.describe()):
@@ -112,7 +114,7 @@ def join(config: TrainConfig) -> None:
 def assemble(
     config: TrainConfig,
     data: LoadedData,
-    member: ElasticConfig | BucketConfig | None = None,
+    member: ElasticConfig | None = None,
     out: Path | None = None,
 ) -> WorkerGroup:
     """The workers of this process, connected.
@@ -120,8 +122,8 @@ def assemble(
     Args:
         config: resolved.
         data: loaded.
-        member: which one worker of an elastic run, or of one over an object store, this is.
-        out: the run's folder, of an elastic worker.
+        member: which one worker of a run in an object store this is.
+        out: its folder.
     """
     torch.set_num_threads(config.machine.threads)
     device = torch.device(config.machine.device)
@@ -158,30 +160,24 @@ def _numbered(number: int, config: TrainConfig) -> WorkerIdentity:
 def _assemble_member(
     config: TrainConfig,
     data: LoadedData,
-    member: ElasticConfig | BucketConfig,
+    member: ElasticConfig,
     out: Path,
     build: Callable[[Transport, WorkerIdentity, Ranks], Worker],
 ) -> WorkerGroup:
-    ranks = Ranks()
-    if isinstance(member, BucketConfig):
-        transport = member.connect(config)
-    else:
-        # Raises for a stream, which has no shares, before the lighthouse is asked.
+    if not member.is_fixed:
+        # Raises for a stream, which has no shares, before the store is asked.
         data.training.shares(rows=1, sync_every=1, seed=config.seed)
-        group = dist.group.WORLD if config.machine.worker_size > 1 else None
-        if group is not None:
-            ranks = FsdpRanks(group, torch.device(config.machine.device))
-        transport = member.connect(out, group)
+    ranks, group = Ranks(), dist.group.WORLD if config.machine.worker_size > 1 else None
+    if group is not None:
+        ranks = FsdpRanks(group, torch.device(config.machine.device))
+    transport = member.connect(config, out, group)
     try:
         _compare(transport, common_fields(config, data), "the workers' arguments")
-        if isinstance(transport, Bucket):
-            k = transport.rank
-            return BucketWorker(
-                build(transport, WorkerIdentity(block=k, first_stream=k), ranks), transport
-            )
-        return ElasticWorker(
-            build(transport, identity_of(transport.identity), ranks), transport, ranks
-        )
+        if (k := member.worker) is not None:
+            identity = WorkerIdentity(block=k, first_stream=k)
+            return FixedWorker(build(transport, identity, ranks), transport, ranks)
+        identity = identity_of(transport.identity)
+        return ElasticWorker(build(transport, identity, ranks), transport, ranks)
     except BaseException:
         transport.close()
         raise

@@ -1,12 +1,14 @@
 """What is shown the progress of a run: its folder, a terminal, TensorBoard, W&B, trackio."""
 
-import importlib
+import importlib.metadata
 import logging
+import platform
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -16,6 +18,18 @@ from thinwire.plan.units import nbytes_text
 from thinwire.runs.folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
+
+
+_PACKAGES = ("thinwire", "torch", "transformers", "datasets", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, this machine and the packages that decide what a run computes."""
+    return {
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {torch.get_num_threads()} threads",
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
 
 
 class Observer:
@@ -198,52 +212,26 @@ def tensorboard(folder: Path) -> Observer:
     return _ScalarWriter(write, writer.close)
 
 
-def wandb(project: str, *, name: str, group: str | None, config: dict[str, Any]) -> Observer:
-    """Scalars for Weights & Biases.
+def tracker(package: str, project: str, **described: Any) -> Observer:
+    """Scalars for a client that is used as Weights & Biases is: `init`, `log` and `finish`.
 
     Args:
+        package: wandb or trackio.
         project: to report to.
-        name: of what is shown as one curve, such as a worker.
-        group: of the curves that belong together, such as the workers of an elastic run.
-        config: of the run.
+        described: for `init`: name of the curve, group of the curves that belong together, config.
 
     Raises:
-        ConfigurationError: wandb is not installed, or refuses the project.
+        ConfigurationError: the package is not installed, or refuses the project.
     """
-    return _tracked("wandb", project=project, name=name, group=group, config=config)
-
-
-def trackio(
-    project: str, *, name: str, group: str | None, config: dict[str, Any], resumes: bool
-) -> Observer:
-    """Scalars for trackio: on this machine, or at the server of TRACKIO_SERVER_URL.
-
-    Args:
-        project: to report to.
-        name: of what is shown as one curve, such as a worker.
-        group: of the curves that belong together, such as the workers of an elastic run.
-        config: of the run.
-        resumes: whether to go on with the curve of that name, if there is one.
-
-    Raises:
-        ConfigurationError: trackio is not installed, or refuses the project.
-    """
-    resume = "allow" if resumes else "never"
-    return _tracked(
-        "trackio", project=project, name=name, group=group, config=config, resume=resume
-    )
-
-
-def _tracked(package: str, **described: Any) -> Observer:
     try:
         client: Any = importlib.import_module(package)
     except ImportError as error:
         raise _missing(package, error) from error
     try:
-        run = client.init(**described)
+        run = client.init(project=project, **described)
     except Exception as error:  # of many kinds, and each is about what was asked for
         raise ConfigurationError(
-            f"report to {package} project {described['project']!r}",
+            f"report to {package} project {project!r}",
             because=" ".join(str(error).split()).rstrip(".") or type(error).__name__,
             do=f"correct the project's name or {package}'s settings, or leave --{package} out",
         ) from error

@@ -1,14 +1,10 @@
 """The training loop."""
 
-import importlib.metadata
 import math
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import torch
 
 from thinwire.errors import (
     CheckpointError,
@@ -17,19 +13,19 @@ from thinwire.errors import (
     NonFiniteError,
     RunStopped,
 )
+from thinwire.outer import DelayedNesterov
 from thinwire.runs.folder import WITH_WORKERS, RunFolder
 from thinwire.train import launch
+from thinwire.train.asynchronous import is_due, train_here
 from thinwire.train.checkpoints import CheckpointManager, RunTimer, locked
 from thinwire.train.config import TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.observers import FolderWriter, Observer, forward_events
-from thinwire.train.workers.bucket import BucketConfig
+from thinwire.train.observers import FolderWriter, Observer, forward_events, versions
 from thinwire.train.workers.elastic import ElasticConfig
 from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.ranks import is_lead, under_torchrun
 
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
-_PACKAGES = ("thinwire", "torch", "transformers", "datasets", "numpy")
 
 # Given the configuration and the step from which the run goes on.
 ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
@@ -44,7 +40,6 @@ def train(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
-    bucket: BucketConfig | None = None,
     stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Train from the beginning and return the summary.
@@ -54,10 +49,9 @@ def train(
         out: folder for config.json, data.json, metrics.jsonl, summary.json, checkpoints and model.
             Every elastic worker has one of its own, with events.jsonl besides.
         observers: makes what is shown every record, on the process that leads.
-        elastic: makes this process one worker of an elastic run; its batch has
-            global_batch / workers sequences, however many workers there are.
-        bucket: makes this process one worker of a run over an object store, with a folder and
-            checkpoints of its own.
+        elastic: makes this process one worker of a run in an object store, with a folder and
+            checkpoints of its own; its batch has global_batch / workers sequences, however many
+            workers there are.
         stop: entered while steps are taken; gives a sequence that is empty until the run is to
             stop. Ranks of torchrun stop after the next record, where all hear of it.
 
@@ -65,12 +59,12 @@ def train(
         RunStopped: `stop` said so; there is a checkpoint of the last step.
         ThinwireError: what stopped the run; checkpoints written before stay.
     """
-    config = launch.resolve(config, elastic, bucket=bucket)
+    config = launch.resolve(config, elastic)
     folder = RunFolder(out)
     with _held(folder):
         if is_lead():
             folder.check_free()
-        return _run(config, folder, observers, elastic or bucket, stop)
+        return _run(config, folder, observers, elastic, stop)
 
 
 def resume(
@@ -79,7 +73,6 @@ def resume(
     observers: ObserverFactory | None = None,
     *,
     elastic: ElasticConfig | None = None,
-    bucket: BucketConfig | None = None,
     stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `out` from its newest checkpoint and return the summary.
@@ -97,9 +90,10 @@ def resume(
     """
     folder = RunFolder(out)
     begun = folder if is_lead() and folder.has_run() else None
-    config = launch.resolve(config, elastic, bucket=bucket, begun=begun)
-    # How many samples a share has depends on it, so elastic workers cannot change it.
-    changed = begun is not None and elastic is None and begun.workers() != config.workers
+    config = launch.resolve(config, elastic, begun=begun)
+    # How many samples a share has depends on it, so workers that come and go cannot change it.
+    is_fixed = elastic is None or elastic.is_fixed
+    changed = begun is not None and is_fixed and begun.workers() != config.workers
     if begun is not None:
         begun.check_same(config.describe(), may_differ=WITH_WORKERS if changed else ())
     finished = folder.summary()
@@ -109,7 +103,7 @@ def resume(
         # Loading would refuse it, too, but not before everything else was made.
         config.method.overlap.check_cancellable()
     with _held(folder):
-        return _run(config, folder, observers, elastic or bucket, stop)
+        return _run(config, folder, observers, elastic, stop)
 
 
 def _held(folder: RunFolder) -> AbstractContextManager[None]:
@@ -120,9 +114,11 @@ def _run(
     config: TrainConfig,
     folder: RunFolder,
     make_observers: ObserverFactory | None,
-    member: ElasticConfig | BucketConfig | None,
+    member: ElasticConfig | None,
     stop: StopRequest | None,
 ) -> dict[str, Any]:
+    if isinstance(config.method.outer, DelayedNesterov) and not (member or under_torchrun()):
+        return train_here(config, folder, make_observers, stop or nullcontext(()))
     if under_torchrun():
         launch.join(config)
     data = config.data.load()
@@ -214,13 +210,13 @@ class _Trainer:
             with self._timer.measuring("training_s"):
                 losses = self._one_step()
             # A healed worker's step jumps, perhaps over one at which something was due.
-            evaluate = self.step >= steps or _due(before, self.step, periods.evaluate_steps)
+            evaluate = self.step >= steps or is_due(before, self.step, periods.evaluate_steps)
             extra: dict[str, float] = {}
             if evaluate:
                 val_loss = extra["val_loss"] = self._evaluate()
                 held = self._group.workers[0].memory()
                 extra |= {f"{kind.replace(' ', '_')}_bytes": size for kind, size in held.items()}
-            if evaluate or _due(before, self.step, periods.log_steps):
+            if evaluate or is_due(before, self.step, periods.log_steps):
                 self._record(losses, extra)
             if self.step < steps:
                 if self._all_stop or (self._group.stops_alone and self._asked_to_stop):
@@ -336,11 +332,7 @@ class _Trainer:
             **{name: totals[name] for name in _CONSENSUS if totals[name]},
             **({"requests": requests} if requests else {}),
             **({"added_bytes_per_message": added} if added else {}),
-            "versions": {
-                "python": platform.python_version(),
-                "machine": f"{platform.machine()} {torch.get_num_threads()} threads",
-                **{name: importlib.metadata.version(name) for name in _PACKAGES},
-            },
+            "versions": versions(),
             **group.record_fields(),
             **({} if events is None else {"events": dict(events.summary())}),
         }
@@ -350,7 +342,3 @@ class _Trainer:
             self._data.tokenizer.save(self._folder.path / "model")
             self._folder.finish(summary)
         return summary
-
-
-def _due(before: int, now: int, every: int) -> bool:
-    return every > 0 and now // every > before // every

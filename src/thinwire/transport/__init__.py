@@ -1,14 +1,17 @@
 """Transports: how payloads get from one worker to the others."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thinwire.errors import ConfigurationError
 from thinwire.transport.base import (
     Post,
     Posts,
     Received,
     Round,
     RoundTag,
+    RunningExchange,
     SharedAnswer,
     Transport,
     WrappedTransport,
@@ -16,7 +19,6 @@ from thinwire.transport.base import (
     to_all,
     wrapped,
 )
-from thinwire.transport.bucket import Bucket
 from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
@@ -25,25 +27,31 @@ from thinwire.transport.replicated import ReplicatedRanks
 from thinwire.transport.sealed import Sealed, sealed_by_default
 
 if TYPE_CHECKING:
-    from thinwire.elastic.bucket.transport import ElasticBucket as ElasticBucket
+    from thinwire.elastic.timeouts import ElasticOptions as ElasticOptions
     from thinwire.elastic.transport import Elastic as Elastic
-    from thinwire.elastic.transport import ElasticOptions as ElasticOptions
 
 
 def __getattr__(name: str) -> Any:
-    # The room of elastic runs imports this one, and brings servers and torchft along.
+    # The room of elastic runs imports this one, and brings obstore along.
+    if name == "ElasticOptions":
+        return import_module("thinwire.elastic.timeouts").ElasticOptions
     if name == "ElasticBucket":
-        return import_module("thinwire.elastic.bucket.transport").ElasticBucket
-    if name in ("Elastic", "ElasticOptions"):
-        return getattr(import_module("thinwire.elastic.transport"), name)
+        warnings.warn("ElasticBucket is Elastic from 0.3 on", DeprecationWarning, stacklevel=2)
+    if name in ("Elastic", "ElasticBucket"):
+        return import_module("thinwire.elastic.transport").Elastic
+    if name == "Bucket":
+        raise ConfigurationError(
+            "exchange over tw.transport.Bucket",
+            because="a fixed number of workers meet by Elastic from 0.3 on",
+            do="write Elastic(URL, run=NAME, workers=K, worker=k) in place of "
+            "Bucket(URL, run=NAME, workers=K, rank=k)",
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
-    "Bucket",
     "Distributed",
     "Elastic",
-    "ElasticBucket",
     "ElasticOptions",
     "Metered",
     "Post",
@@ -53,6 +61,7 @@ __all__ = [
     "ReplicatedRanks",
     "Round",
     "RoundTag",
+    "RunningExchange",
     "Sealed",
     "SharedAnswer",
     "Transport",

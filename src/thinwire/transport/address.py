@@ -1,15 +1,11 @@
-"""HOST:PORT as text, and the addresses of this machine."""
+"""HOST:PORT as text, and the address of this machine."""
 
-import contextlib
 import socket
-import struct
-from collections.abc import Mapping
 
 from thinwire.errors import ConfigurationError
 
 # A block reserved for documentation, which only the default route leads to.
 _DEFAULT_ROUTE = "192.0.2.1"
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -75,21 +71,15 @@ def local_address(towards: str = _DEFAULT_ROUTE) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface_addresses() -> Mapping[str, str]:
-    """The IPv4 address of every network interface by its name; empty on other kernels than Linux.
+def reachable_host(host: str) -> str:
+    """By what others reach a server that listens on `host`: this machine's address if on all.
 
-    >>> interface_addresses().get("lo", "127.0.0.1")
+    >>> reachable_host("127.0.0.1")
     '127.0.0.1'
     """
+    if host not in ("0.0.0.0", "::"):
+        return host
     try:
-        import fcntl
-    except ImportError:
-        return {}
-    addresses: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # an interface without an address
-                reply = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
-                addresses[name] = socket.inet_ntoa(reply[20:24])
-    return addresses
+        return local_address()
+    except OSError:  # no route leads out of the networks that this machine is on
+        return socket.gethostname()

@@ -90,6 +90,8 @@ class Post(NamedTuple):
 
 Received: TypeAlias = Mapping[int, Tensor]
 """The answer to a post: payloads by sender."""
+Wait: TypeAlias = Callable[[], Received]
+"""Blocks until the answer to a post is there, and returns it; to be called once."""
 Posts: TypeAlias = Generator[Post, Received, Callable[[], T]]
 """An exchange. Between two posts it may run in a thread of the transport, beside the training; what
 it returns is called in the thread that waits."""
@@ -173,43 +175,6 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
 # -- running one -----------------------------------------------------------------------------------
 
 
-class RunningExchange(Generic[T]):
-    """An exchange and the post whose answer it waits for.
-
-    Args:
-        posts: the exchange; it runs up to its first post at once.
-
-    >>> import torch
-    >>> def size(payload):
-    ...     received = yield to_all(payload, 0, 2)
-    ...     return lambda: len(received[1])
-    >>> running = RunningExchange(size(torch.zeros(3, dtype=torch.uint8)))
-    >>> running.answer({1: running.post.to[1]})
-    >>> running.post is None, running.finish()
-    (True, 3)
-    """
-
-    def __init__(self, posts: Posts[T]) -> None:
-        self._posts = posts
-        self.post: Post | None = None
-        self._left: list[Callable[[], T]] = []
-        self.answer(None)
-
-    def answer(self, received: Received | None) -> None:
-        """Go on with the answer to `post`, up to the next one; None starts the exchange."""
-        try:
-            # A generator that has not begun takes None alone.
-            self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
-        except StopIteration as end:
-            self.post = None
-            self._left.append(end.value)
-
-    def finish(self) -> T:
-        """Do what is left, in this thread; once, when nothing has to be carried any more."""
-        # Not kept: it refers to the exchange's state, which others may replace meanwhile.
-        return self._left.pop()()
-
-
 class Round(ABC, Generic[T_co]):
     """An exchange under way."""
 
@@ -230,6 +195,60 @@ class Round(ABC, Generic[T_co]):
         """
 
 
+class RunningExchange(Round[T]):
+    """An exchange and the post whose answer it waits for: what a transport's `run` returns.
+
+    Args:
+        posts: the exchange; it runs up to its first post at once.
+
+    Attributes:
+        post: to be carried; None once the exchange has ended.
+        arrive: called by `wait` first; returns once the exchange has ended or has an error.
+        error: what stopped the exchange.
+        ended_s: when everything had arrived, in seconds of `time.perf_counter()`.
+
+    >>> import torch
+    >>> def size(payload):
+    ...     received = yield to_all(payload, 0, 2)
+    ...     return lambda: len(received[1])
+    >>> running = RunningExchange(size(torch.zeros(3, dtype=torch.uint8)))
+    >>> running.answer({1: running.post.to[1]})
+    >>> running.post is None, running.wait()
+    (True, 3)
+    """
+
+    def __init__(self, posts: Posts[T]) -> None:
+        self._posts = posts
+        self._left: list[Callable[[], T]] = []
+        self.post: Post | None = None
+        self.arrive: Callable[[], object] = bool
+        self.error: BaseException | None = None
+        self.ended_s: float | None = None
+        self.answer(None)
+
+    def answer(self, received: Received | None) -> None:
+        """Continue with the answer to `post`, up to the next one; None starts the exchange."""
+        try:
+            # A generator that has not begun takes None alone.
+            self.post = self._posts.send(received)  # pyright: ignore[reportArgumentType]
+        except StopIteration as end:
+            self.post = None
+            self._left.append(end.value)
+            self.ended_s = self.ended_s or time.perf_counter()
+
+    def wait(self) -> T:
+        """What the exchange returned, or raise the error that stopped it."""
+        self.arrive()
+        if self.error is not None:
+            raise self.error
+        # Not kept: it refers to the exchange's state, which others may replace meanwhile.
+        return self._left.pop()()
+
+    def arrived_s(self) -> float | None:
+        """When everything had arrived; None before that."""
+        return self.ended_s
+
+
 class Transport(ABC):
     """Connects one worker to all others.
 
@@ -237,15 +256,11 @@ class Transport(ABC):
     returned, and what is received is to be read, not written.
     """
 
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """This worker's number, from 0."""
+    rank: int
+    """This worker's number, from 0."""
 
-    @property
-    @abstractmethod
-    def world_size(self) -> int:
-        """The number of workers, K."""
+    world_size: int
+    """The number of workers, K."""
 
     @abstractmethod
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
@@ -273,12 +288,6 @@ class Transport(ABC):
     added_nbytes: int = 0
     """Bytes by which this makes every payload that travels longer; they are counted, too."""
 
-    gives_all_the_same: bool = False
-    """Whether a payload reaches either all workers alike or none of them.
-
-    What is wrong with one is then seen by all, and they need not tell each other.
-    """
-
     @property
     def service_requests(self) -> Mapping[str, int]:
         """How often a service was asked that charges for it, by kind; empty without one."""
@@ -298,7 +307,6 @@ class WrappedTransport(Transport):
 
     def __init__(self, inner: Transport) -> None:
         self._inner, self.added_nbytes = inner, inner.added_nbytes
-        self.gives_all_the_same = inner.gives_all_the_same
 
     @property
     def rank(self) -> int:
@@ -333,31 +341,6 @@ class WrappedTransport(Transport):
         self._inner.close()
 
 
-class FinishedRound(Round[T]):
-    """An exchange that nothing has to be carried for any more, or that failed.
-
-    Args:
-        running: the exchange; None if it failed.
-        error: why.
-    """
-
-    def __init__(
-        self, running: RunningExchange[T] | None, error: BaseException | None = None
-    ) -> None:
-        self._running, self._error, self._arrived_s = running, error, time.perf_counter()
-
-    def wait(self) -> T:
-        """Return what the exchange returned, or raise the error that stopped it."""
-        if self._error is not None:
-            raise self._error
-        assert self._running is not None
-        return self._running.finish()
-
-    def arrived_s(self) -> float | None:
-        """When the exchange ended, in seconds of `time.perf_counter()`."""
-        return self._arrived_s
-
-
 def run_alone(posts: Posts[T]) -> Round[T]:
     """The exchange of a worker with itself.
 
@@ -368,10 +351,10 @@ def run_alone(posts: Posts[T]) -> Round[T]:
     >>> run_alone(lone(torch.ones(1))).wait()
     0
     """
+    running = RunningExchange(posts)
     try:
-        running = RunningExchange(posts)
         while running.post is not None:
             running.answer({})
     except Exception as error:  # it belongs to the caller of wait()
-        return FinishedRound(None, error)
-    return FinishedRound(running)
+        running.error = error
+    return running

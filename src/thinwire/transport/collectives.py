@@ -7,16 +7,15 @@ exchange, which the progress thread issues when it gets to them, have a group of
 import datetime
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.transport.backend import Backend, Wait, no_sync
-from thinwire.transport.base import Post, Received
+from thinwire.transport.base import Post, Received, Wait
 
 _OLDER_GATHER = "all_gather_into_tensor"
 _POLL_S = 0.0005
@@ -41,13 +40,13 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timed
     return options._timeout
 
 
-class Collectives(Backend):
-    """One exchange in collectives.
+class Collectives:
+    """One exchange in collectives; it must not outlive that, for it holds on to the process group.
 
     On a GPU they run on NCCL's own stream. The progress thread waits for it on a side stream, so
-    training is not held up, and `sync_stream` makes the stream of the thread that waits go after
-    that one. The main thread must not capture a CUDA graph with an exchange under way: the progress
-    thread asks for events.
+    training is not held up, and `side_stream.sync` makes the stream of the thread that waits go
+    after that one. The main thread must not capture a CUDA graph with an exchange under way: the
+    progress thread asks for events.
 
     Args:
         group: for what the main thread issues.
@@ -60,7 +59,7 @@ class Collectives(Backend):
     ) -> None:
         self._group, self._twin, self._device = group, twin, device
         self._timeout_s = timeout_of(group, device).total_seconds()
-        self._side_stream = _SideStream(device) if device.type == "cuda" else None
+        self.side_stream = _SideStream(device) if device.type == "cuda" else None
         self._aborted = threading.Event()
 
     def start(self, post: Post, step: int) -> Wait:
@@ -92,15 +91,6 @@ class Collectives(Backend):
         """Make the thread that waits in `_complete` raise at its next look."""
         self._aborted.set()
 
-    def computing(self) -> AbstractContextManager[object]:
-        """On the side stream, if there is one."""
-        side = self._side_stream
-        return nullcontext() if side is None else torch.cuda.stream(side.stream)
-
-    def sync_stream(self) -> Callable[[Sequence[Tensor]], None]:
-        """What makes work that is issued afterwards run after the payloads are there."""
-        return no_sync if self._side_stream is None else self._side_stream.sync
-
     def _wait(self, work: Any, by_rank: Sequence[Tensor], sent: Tensor, post: Post) -> Wait:
         def wait() -> Received:
             self._complete(work)
@@ -120,10 +110,11 @@ class Collectives(Backend):
             if waited_s > self._timeout_s:
                 raise RuntimeError(f"timed out after {self._timeout_s:g} s")
             time.sleep(min(_SLOWEST_POLL_S, max(_POLL_S, waited_s / 10)))
-        with self.computing():
+        side = self.side_stream
+        with nullcontext() if side is None else torch.cuda.stream(side.stream):
             work.wait()
-        if self._side_stream is not None:
-            self._side_stream.arrive()
+        if side is not None:
+            side.arrive()
 
 
 class _SideStream:
@@ -141,6 +132,7 @@ class _SideStream:
         self._arrived.synchronize()
 
     def sync(self, payloads: Sequence[Tensor]) -> None:
+        """Make work that the caller issues afterwards run after the payloads are there."""
         current = torch.cuda.current_stream(self.stream.device)
         current.wait_event(self._arrived)
         for payload in payloads:

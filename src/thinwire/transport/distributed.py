@@ -4,8 +4,8 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError, check
-from thinwire.transport.backend import Backend, Wait
 from thinwire.transport.base import (
-    FinishedRound,
     Post,
     Posts,
     Round,
@@ -29,7 +27,7 @@ from thinwire.transport.collectives import Collectives, timeout_of, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
 from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.gloo_messages import GlooMessages
-from thinwire.transport.progress_thread import Future, ProgressThread, Task
+from thinwire.transport.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,48 +91,6 @@ class _Shared:
             # A wait for a key blocks a connection: not the one that torch uses.
             self.store = group.get_group_store().clone()
 
-    def own_group(self, group: Any, name: str) -> Any:
-        """A gloo group of the ranks of `group` for one transport: all of them call this."""
-        if not is_known(group):
-            return group
-        stores: Any = dist
-        store = stores.PrefixStore(name, self.store or group.get_group_store())
-        timeout_s = timeout_of(group, torch.device("cpu")).total_seconds()
-        return gloo_group(store, group.rank(), group.size(), timeout_s=timeout_s)
-
-
-class _DistributedTask(Task):
-    """One exchange over a process group."""
-
-    def __init__(
-        self,
-        transport: "Distributed",
-        backend: Backend,
-        tag: RoundTag,
-        running: RunningExchange[Any],
-        first: Wait,
-    ) -> None:
-        super().__init__(tag, Future(running, backend.sync_stream()))
-        self._transport = transport  # is not closed while this is under way
-        self._backend, self._running, self._first = backend, running, first
-
-    def carry(self) -> Sequence[Tensor]:
-        wait, step = self._first, 0
-        while True:
-            with self._transport.naming(self.tag):
-                received = wait()
-            # What is sent next was computed on this stream, so it is sent from there.
-            with self._backend.computing():
-                self._running.answer(received)
-                if self._running.post is None:
-                    return list(received.values())
-                step += 1
-                with self._transport.naming(self.tag):
-                    wait = self._backend.start(self._running.post, step)
-
-    def abort(self) -> None:
-        self._backend.abort()
-
 
 class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
@@ -169,6 +125,8 @@ class Distributed(Transport):
             do="call torch.distributed.init_process_group() before tw.transport.Distributed(); if "
             "they are all one worker, connect it by tw.transport.Rendezvous",
         )
+        joined = None if self._is_alone else self._joined_group()
+        self.rank, self.world_size = (0, 1) if joined is None else (joined.rank(), joined.size())
         # Over gloo: messages that were left under way must not reach another transport.
         self._own: list[Any] = []
         self._counts: ExchangeCounts | None = None
@@ -176,16 +134,6 @@ class Distributed(Transport):
         self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
         self._closing = weakref.finalize(self, _end, self._progress, self._own)
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return 0 if self._is_alone else self._joined_group().rank()
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks in the group."""
-        return 1 if self._is_alone else self._joined_group().size()
 
     def _joined_group(self) -> Any:
         return dist.group.WORLD if self._group is None else self._group
@@ -209,17 +157,36 @@ class Distributed(Transport):
             kind=ExchangeError,
         )
         running = RunningExchange(posts)
-        first = running.post
-        if first is None:
-            return FinishedRound(running)
-        backend = self._begin(first, tag)
+        if running.post is None:
+            return running
+        backend = self._begin(running.post, tag)
         # From this thread: all ranks then issue the first posts in the order of their rounds,
         # wherever their progress threads are.
-        with self.naming(tag):
-            wait = backend.start(first, 0)
-        task = _DistributedTask(self, backend, tag, running, wait)
-        self._progress.submit(task)
-        return task.future
+        with self._naming(tag):
+            first = backend.start(running.post, 0)
+        side, last = backend.side_stream, list[Tensor]()
+
+        # It holds on to the transport, which is not closed while this is under way.
+        def carry() -> None:
+            wait, step = first, 0
+            while True:
+                with self._naming(tag):
+                    received = wait()
+                # What is sent next was computed on this stream, so it is sent from there.
+                with nullcontext() if side is None else torch.cuda.stream(side.stream):
+                    running.answer(received)
+                    if running.post is None:
+                        last.extend(received.values())
+                        return
+                    step += 1
+                    with self._naming(tag):
+                        wait = backend.start(running.post, step)
+
+        self._progress.submit(running, tag, carry=carry, abort=backend.abort)
+        if side is not None:
+            ended = running.arrive
+            running.arrive = lambda: (ended(), side.sync(last))
+        return running
 
     def close(self) -> None:
         """End the thread that sees exchanges through; those under way fail.
@@ -228,7 +195,7 @@ class Distributed(Transport):
         """
         self._closing()
 
-    def naming(self, tag: RoundTag) -> AbstractContextManager[None]:
+    def _naming(self, tag: RoundTag) -> AbstractContextManager[None]:
         """Turn a failure inside into an error that also says which worker is behind, if known."""
         return naming_failures(tag, self._counts and self._counts.differences)
 
@@ -246,7 +213,7 @@ class Distributed(Transport):
         cards = self.run(gathered(torch.frombuffer(padded, dtype=torch.uint8)), tag).wait()
         return {rank: each.numpy().tobytes()[: lengths[rank]] for rank, each in cards.items()}
 
-    def _begin(self, first: Post, tag: RoundTag) -> Backend:
+    def _begin(self, first: Post, tag: RoundTag) -> GlooMessages | Collectives:
         """Count an exchange that begins with `first`, and make what carries it."""
         group = self._joined_group()
         if self._counts is None:
@@ -256,8 +223,8 @@ class Distributed(Transport):
             name = f"thinwire{shared.transports}"
             shared.transports += 1
             if _backend_name(group) == "gloo":
-                with self.naming(tag):
-                    self._own.append(shared.own_group(group, name))
+                with self._naming(tag):
+                    self._own.append(_own_group(group, shared.store, name))
             self._counts = ExchangeCounts(shared.store, name, self.rank, self.world_size)
         self._counts.begin()
         if self._own:
@@ -307,6 +274,16 @@ def is_known(group: Any) -> bool:
         return bool(dist.get_process_group_ranks(group))
     except KeyError:
         return False
+
+
+def _own_group(group: Any, store: Any, name: str) -> Any:
+    """A gloo group of the ranks of `group` for one transport: all of them call this."""
+    if not is_known(group):
+        return group
+    stores: Any = dist
+    own = stores.PrefixStore(name, store or group.get_group_store())
+    timeout_s = timeout_of(group, torch.device("cpu")).total_seconds()
+    return gloo_group(own, group.rank(), group.size(), timeout_s=timeout_s)
 
 
 def _backend_name(group: Any) -> str:

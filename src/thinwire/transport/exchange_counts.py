@@ -41,25 +41,23 @@ class ExchangeCounts:
         until_s = time.perf_counter() + _READ_S
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         notes = {rank: self._read(rank, until_s) for rank in others}
-        known = {rank: note for rank, note in notes.items() if note is not None}
-        different = [
+        behind = [
             f"worker {rank} has begun {begun} exchanges, this worker {self.begun}"
-            for rank, begun in known.items()
-            if begun < self.begun
+            for rank, begun in notes.items()
+            if begun is not None and begun < self.begun
         ]
-        if len(known) == len(others) and not different:
+        if not behind and None not in notes.values():
             return "all workers have begun as many exchanges"
-        if self._world_size == 2 and not known:
-            return f"the peer is worker {others[0]}"
-        return " and ".join(different)
+        peer = f"the peer is worker {others[0]}" if len(others) == 1 else ""
+        return " and ".join(behind) or peer
 
     def _read(self, rank: int, until_s: float) -> int | None:
+        def read(store: Any) -> int:
+            store.set_timeout(datetime.timedelta(seconds=left_s))
+            return int(store.get(f"{self._prefix}/{rank}"))
+
         left_s = until_s - time.perf_counter()
-        if left_s <= 0:
-            return None
-        self._use(lambda store: store.set_timeout(datetime.timedelta(seconds=left_s)))
-        found = self._use(lambda store: store.get(f"{self._prefix}/{rank}"))
-        return None if found is None else int(found)
+        return self._use(read) if left_s > 0 else None
 
     def _use(self, work: Callable[[Any], Any]) -> Any:
         """What `work` returns; None without a store: a step must not fail for want of a note."""

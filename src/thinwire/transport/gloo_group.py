@@ -1,7 +1,6 @@
 """A gloo process group that torch.distributed does not know of."""
 
 import datetime
-import socket
 from typing import Any
 
 import torch
@@ -38,31 +37,3 @@ def gloo_group(
     backend = kinds.ProcessGroupGloo(store, rank, world_size, options)
     group._register_backend(torch.device("cpu"), kinds.ProcessGroup.BackendType.GLOO, backend)
     return group
-
-
-def listening_store(host: str, port: int, *, timeout_s: float) -> Any:
-    """The server of a TCPStore that listens on `host` alone; torch's own listens everywhere.
-
-    Args:
-        host: an address of this machine.
-        port: 0 takes a free one.
-        timeout_s: of its requests.
-
-    Raises:
-        OSError: the address is not this machine's, or the port is taken.
-
-    >>> listening_store("127.0.0.1", 0, timeout_s=5).port > 0
-    True
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listening:
-        found = listening.getsockname()[1]
-        stores: Any = dist
-        return stores.TCPStore(
-            host,
-            found,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            master_listen_fd=listening.detach(),
-        )

@@ -17,20 +17,21 @@ import torch
 from torch import Tensor
 
 from thinwire.host_copy import HostCopy, lies_on_gpu
-from thinwire.transport.backend import Backend, Wait
-from thinwire.transport.base import Post, Received
+from thinwire.transport.base import Post, Received, Wait
 
 _MOST_STEPS = 3
 _ABORT = 3  # the step number of a message that is never sent
 
 
-class GlooMessages(Backend):
-    """One exchange in messages.
+class GlooMessages:
+    """One exchange in messages; it must not outlive that, for it holds on to the process group.
 
     Args:
         group: a gloo group (torch.distributed.ProcessGroup) that no other transport uses.
         number: of the exchange.
     """
+
+    side_stream = None
 
     def __init__(self, group: Any, number: int) -> None:
         self._group, self._number = group, number

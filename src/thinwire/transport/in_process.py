@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from thinwire.errors import ExchangeError, ExchangeTimeout, check
 from thinwire.transport.base import (
-    FinishedRound,
     Post,
     Posts,
     Round,
@@ -70,104 +70,74 @@ def _unequal(tag: RoundTag, because: str) -> ExchangeError:
     )
 
 
-@dataclass(eq=False)  # state: it fills up with workers
-class _Meeting:
-    """The n-th exchange of every worker, and what stopped it."""
-
-    running: dict[int, RunningExchange[Any]] = field(default_factory=dict)
-    complete_s: float | None = None
-    error: Exception | None = None
+_Meeting: TypeAlias = dict[int, RunningExchange[Any]]
+"""The n-th exchange of every worker, by rank."""
 
 
-def _advance(meeting: _Meeting, tag: RoundTag) -> None:
-    """Run all exchanges until nothing has to be carried; one thread does it for all workers."""
-    everyone = [meeting.running[rank] for rank in range(len(meeting.running))]
-    try:
-        while any(running.post is not None for running in everyone):
-            answers = answers_of([running.post for running in everyone], tag)
-            for running, answer in zip(everyone, answers, strict=True):
-                running.answer(answer)
-    except Exception as error:
-        # It stops the exchange for all: each of them hears why when it waits.
-        meeting.error = error
-
-
-@dataclass(eq=False)  # state, as above
 class _Hub:
     """Where the workers meet: exchange n of each worker goes to meeting n."""
 
-    workers: int
-    timeout_s: float
-    arrived: threading.Condition = field(default_factory=threading.Condition)
-    announced: dict[int, bytes] = field(default_factory=dict)
-    meetings: dict[int, _Meeting] = field(default_factory=dict)
+    def __init__(self, workers: int, timeout_s: float) -> None:
+        self.workers, self.timeout_s = workers, timeout_s
+        self.arrived = threading.Condition()
+        self.announced: dict[int, bytes] = {}
+        self.meetings: dict[int, _Meeting] = {}
 
-
-class _InProcessRound(Round[T]):
-    def __init__(
-        self, hub: _Hub, meeting: _Meeting, tag: RoundTag, running: RunningExchange[T]
-    ) -> None:
-        self._hub, self._meeting, self._tag, self._running = hub, meeting, tag, running
-
-    def wait(self) -> T:
-        hub, meeting = self._hub, self._meeting
-        with hub.arrived:
-            hub.arrived.wait_for(lambda: len(meeting.running) == hub.workers, hub.timeout_s)
-            missing = [str(rank) for rank in range(hub.workers) if rank not in meeting.running]
-            within = f" within {hub.timeout_s:g} s" if hub.timeout_s else ""
+    def carry(self, meeting: _Meeting, tag: RoundTag) -> None:
+        """Carry all exchanges of a meeting to their end; the first thread does it for all."""
+        with self.arrived:
+            self.arrived.wait_for(lambda: len(meeting) == self.workers, self.timeout_s)
+            missing = [str(rank) for rank in range(self.workers) if rank not in meeting]
+            within = f" within {self.timeout_s:g} s" if self.timeout_s else ""
             check(
                 not missing,
-                f"exchange {self._tag}",
-                because=f"worker {', '.join(missing)} of {hub.workers} has not sent it{within}",
+                f"exchange {tag}",
+                because=f"worker {', '.join(missing)} of {self.workers} has not sent it{within}",
                 do="call begin() on all workers and then finish() on all, or give each worker a "
                 "thread and in_process() a timeout_s",
                 kind=ExchangeTimeout,
             )
-            # The first thread to get here carries for all; the others find nothing left to carry.
-            if meeting.error is None:
-                _advance(meeting, self._tag)
-        if meeting.error is not None:
-            raise meeting.error
-        return self._running.finish()
-
-    def arrived_s(self) -> float | None:
-        return self._meeting.complete_s
+            everyone = [meeting[rank] for rank in range(self.workers)]
+            try:
+                while everyone[0].error is None and any(each.post is not None for each in everyone):
+                    answers = answers_of([each.post for each in everyone], tag)
+                    for running, answer in zip(everyone, answers, strict=True):
+                        running.answer(answer)
+            except Exception as error:  # it stops the exchange for all: each of them raises it
+                for running in everyone:
+                    running.error = error
+            for running in everyone:
+                running.arrive = bool  # lets go of the others
 
 
 class _InProcess(Transport):
     def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self._rank, self._next_meeting = hub, rank, 0
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._hub.workers
+        self._hub, self._meetings = hub, itertools.count()
+        self.rank, self.world_size = rank, hub.workers
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         del tag
         # Workers that share a thread are built one after the other: nothing can be waited for.
         with self._hub.arrived:
-            self._hub.announced[self._rank] = card
+            self._hub.announced[self.rank] = card
             return dict(self._hub.announced)
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
-        running = RunningExchange(posts)
+        running, hub = RunningExchange(posts), self._hub
         if running.post is None:
-            return FinishedRound(running)
-        number, self._next_meeting = self._next_meeting, self._next_meeting + 1
-        hub = self._hub
+            return running
+        number = next(self._meetings)
         with hub.arrived:
-            meeting = hub.meetings.setdefault(number, _Meeting())
-            meeting.running[self._rank] = running
-            if len(meeting.running) == hub.workers:
-                meeting.complete_s = time.perf_counter()
-                # The rounds hold on to it; no other worker will ask for it.
+            meeting = hub.meetings.setdefault(number, {})
+            meeting[self.rank] = running
+            running.arrive = partial(hub.carry, meeting, tag)
+            if len(meeting) == hub.workers:
+                # The exchanges hold on to it; no other worker will ask for it.
                 del hub.meetings[number]
+                for each in meeting.values():
+                    each.ended_s = time.perf_counter()
             hub.arrived.notify_all()
-        return _InProcessRound(hub, meeting, tag, running)
+        return running
 
 
 def in_process(workers: int, *, timeout_s: float = 0.0) -> list[Transport]:

@@ -49,13 +49,15 @@ class _MeteredRound(Round[T]):
     sent again from its first post, which was counted before.
     """
 
-    def __init__(self, counters: TransportCounters) -> None:
+    def __init__(
+        self, counters: TransportCounters, transport: Transport, posts: Posts[T], tag: RoundTag
+    ) -> None:
         self._counters, self._later = counters, TransportCounters()
         self._started_s = time.perf_counter()
         self._in_caller_s: float | None = None
-        self.inner: Round[T] | None = None
+        self._inner = transport.run(self._counted(posts, transport), tag)
 
-    def counted(self, posts: Posts[T], transport: Transport) -> Posts[T]:
+    def _counted(self, posts: Posts[T], transport: Transport) -> Posts[T]:
         """The same posts in the same order, with the bytes of each added to the counters."""
         rank, added = transport.rank, transport.added_nbytes
         current = self._counters
@@ -79,22 +81,21 @@ class _MeteredRound(Round[T]):
         return timed
 
     def wait(self) -> T:
-        assert self.inner is not None
         waiting_s = time.perf_counter()
         try:
-            result = self.inner.wait()
+            result = self._inner.wait()
         finally:
             # What the exchange makes of the answers in this thread is work, and no waiting.
             self._counters.wait_s += (self._in_caller_s or time.perf_counter()) - waiting_s
         self._counters.sent_bytes += self._later.sent_bytes
         self._counters.received_bytes += self._later.received_bytes
-        arrived_s = self.inner.arrived_s()
+        arrived_s = self._inner.arrived_s()
         until_s = waiting_s if arrived_s is None else min(arrived_s, waiting_s)
         self._counters.overlapped_s += max(0.0, until_s - self._started_s)
         return result
 
     def arrived_s(self) -> float | None:
-        return None if self.inner is None else self.inner.arrived_s()
+        return self._inner.arrived_s()
 
 
 class Metered(WrappedTransport):
@@ -117,7 +118,4 @@ class Metered(WrappedTransport):
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which bytes and seconds are counted."""
-        metered: _MeteredRound[T] = _MeteredRound(self.counters)
-        wrapped = metered.counted(posts, self._inner)
-        metered.inner = self._inner.run(wrapped, tag)
-        return metered
+        return _MeteredRound(self.counters, self._inner, posts, tag)

@@ -7,13 +7,15 @@ import importlib
 import logging
 import os
 import re
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.security.token import Token
+from thinwire.transport.hub_address import HubAddress, is_hub
 
 T = TypeVar("T")
 
@@ -22,12 +24,14 @@ _LOG = logging.getLogger(__name__)
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
 # A request that takes longer has lost its connection: it is made again.
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
-_AT_ONCE = 16
+_AT_ONCE, _POLLED = 16, 4
 # A request that the client got wrong stays wrong; these say that it may be made again.
+_ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS, _PASSING = re.compile(r"status code: (4\d\d)"), (404, 408, 409, 412, 425, 429)
 _REDIRECTED = "Received redirect"  # to the bucket's region
 _WARNED_TRIES = 5
+_WAIT_LONGER = "see that the store can be reached; if it is merely slow, pass a longer timeout"
 # So often a folder may vanish, which another process empties and removes, before a file is in it.
 _FOLDER_TRIES = 5
 
@@ -42,6 +46,7 @@ class ServiceRequests:
     polls      times that an object was asked for which was not there yet
     deletes    objects deleted
     retries    requests after an error, too long a silence, or a restart of the worker
+    alive      signs of life written and looked up; a number that depends on how long a run takes
     """
 
     puts: int = 0
@@ -50,28 +55,40 @@ class ServiceRequests:
     polls: int = 0
     deletes: int = 0
     retries: int = 0
+    alive: int = 0
 
 
 class ObjectStore:
-    """A place for objects: s3://, gs://, az://, file:// or memory://.
+    """A place for objects: s3://, gs://, az://, hub://, file:// or memory://.
 
     Objects are whole or absent: no store shows one before all of it has arrived, and file:// writes
     beside it and links it in. What fails in passing (a lost connection, 5xx, 409, silence) is tried
-    again with growing pauses until the deadline; what a store refuses is an error at once.
+    again with growing pauses until the deadline; what a store refuses is an error at once. So are
+    keys, unless it accepted them before: they may be renewed, or a clock is set.
 
     Args:
-        url: of the bucket, with a prefix if there is one; or an object store of obstore's.
+        url: of the bucket, with a prefix if there is one; or an object store of obstore's. The name
+            of a run in the address of a hub is no prefix.
         options: of the store, in place of environment variables: endpoint, region, ...
+        token: of a hub; default that in its address, or in the environment.
 
     Raises:
         ConfigurationError: the package obstore is missing, or the URL or an option is unknown.
     """
 
-    def __init__(self, url: Any, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: Any, options: Mapping[str, str] | None = None, *, token: Token | None = None
+    ) -> None:
         self._obstore = _imported()
         self._errors: Any = importlib.import_module("obstore.exceptions")
-        self._store: Any = url if not isinstance(url, str) else _opened(url, options or {})
         self.url = url if isinstance(url, str) else repr(url)
+        self._store: Any = url
+        if is_hub(url):
+            hub = HubAddress.read(url)
+            self.url, self._store = str(hub), hub.open(token or hub.token())
+        elif isinstance(url, str):
+            self._store = _opened(url, options or {})
+        self._was_allowed = False
         self._is_remote = type(self._store).__name__ not in ("LocalStore", "MemoryStore")
         self.requests = ServiceRequests()
 
@@ -83,7 +100,7 @@ class ObjectStore:
         Args:
             key: of the object.
             payload: uint8 [n].
-            until_s: deadline, of `time.monotonic()`.
+            until_s: deadline, by the clock of the running event loop.
             is_same: of what is there, whether it stands for `payload`: it may be this very payload,
                 if a connection was lost after it had arrived, or the same of an earlier process.
 
@@ -125,7 +142,7 @@ class ObjectStore:
 
         Args:
             key: that no other process writes.
-            until_s: deadline, of `time.monotonic()`.
+            until_s: deadline, by the clock of the running event loop.
 
         Raises:
             ExchangeError: the second object was written, too, or the store refuses the first.
@@ -151,7 +168,7 @@ class ObjectStore:
         Args:
             key: of the object; only one process may write it.
             payload: uint8 [n].
-            until_s: deadline, of `time.monotonic()`.
+            until_s: deadline, by the clock of the running event loop.
 
         Raises:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
@@ -168,7 +185,7 @@ class ObjectStore:
 
         Args:
             prefix: of their names, up to a slash.
-            until_s: deadline, of `time.monotonic()`.
+            until_s: deadline, by the clock of the running event loop.
             after: names up to this one are left out.
 
         Raises:
@@ -205,7 +222,7 @@ class ObjectStore:
 
         Args:
             key: of the object.
-            until_s: deadline, of `time.monotonic()`.
+            until_s: deadline, by the clock of the running event loop.
             nbytes: about how long it is.
 
         Raises:
@@ -218,38 +235,50 @@ class ObjectStore:
             self.requests.gets += 1
         return payload
 
-    async def written_s(self, key: str, until_s: float) -> float | None:
-        """When an object was written, in seconds since 1970 by the store's clock; None if absent.
+    async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
+        """An object's tag, and when it was written; None if there is no such object.
+
+        Returns:
+            Another tag for every content, and seconds since 1970 by the store's clock.
 
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
 
-        async def asked() -> float | None:
+        async def asked() -> tuple[str, float] | None:
             try:
                 found = await self._obstore.head_async(self._store, key)
             except FileNotFoundError:
                 return None
-            return found["last_modified"].timestamp()
+            return str(found["e_tag"]), found["last_modified"].timestamp()
 
-        written_s = await self._tried(f"look up {key}", asked, until_s, nbytes=0)
-        self.requests.gets += 1
-        return written_s
+        return await self._tried(f"look up {key}", asked, until_s, nbytes=0)
 
     async def get_all(
-        self, keys: Mapping[int, str], *, timeout_s: float, nbytes: int
+        self,
+        keys: Mapping[int, str],
+        *,
+        timeout_s: float,
+        nbytes: int,
+        absent_s: deque[float] | None = None,
+        lost: Callable[[Collection[int]], Awaitable[set[int]]] | None = None,
     ) -> dict[int, memoryview]:
         """Read objects as they come; those that do not come in time are left out.
 
-        Nothing is listed. One request polls at a time, whichever number of objects is missing.
+        Nothing is listed. A few requests poll at a time, whichever number of objects is missing.
 
         Args:
             keys: of the objects, by worker.
             timeout_s: longest time in which none comes.
             nbytes: about how long each is.
+            absent_s: for how long none of such objects was there in the last calls, as far as seen:
+                they are asked for no sooner than after the shortest. This call's is appended.
+            lost: tells which of the workers whose objects are missing are lost.
         """
         missing, found = dict(keys), dict[int, memoryview]()
-        pause_s, until_s = _PAUSE_S, time.monotonic() + timeout_s
+        began_s, pause_s = now_s(), _PAUSE_S
+        until_s, seen_s = began_s + timeout_s, 0.0
+        expected_s = began_s + min(absent_s or (), default=0.0)
         some = asyncio.Semaphore(_AT_ONCE)
 
         async def look(key: str) -> memoryview | None:
@@ -258,6 +287,7 @@ class ObjectStore:
 
         asked = list(missing)
         while missing:
+            asked_s = now_s()
             there = await together(*(look(missing[worker]) for worker in asked))
             come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
             for worker, payload in come.items():
@@ -265,12 +295,19 @@ class ObjectStore:
                 del missing[worker]
             if come:
                 # The others are likely to be there, too.
-                asked, pause_s, until_s = list(missing), _PAUSE_S, time.monotonic() + timeout_s
+                asked, pause_s, until_s = list(missing), _PAUSE_S, now_s() + timeout_s
                 continue
-            if time.monotonic() + pause_s > until_s:
+            if not found:
+                seen_s = asked_s - began_s
+            wait_s = max(pause_s, expected_s - now_s())
+            if now_s() + wait_s > until_s:
                 break
-            await asyncio.sleep(pause_s)
-            asked, pause_s = list(missing)[:1], min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+            looking = together() if lost is None else lost(list(missing))
+            gone, _ = await together(looking, asyncio.sleep(wait_s))
+            missing = {worker: key for worker, key in missing.items() if worker not in gone}
+            asked, pause_s = list(missing)[:_POLLED], min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+        if absent_s is not None and len(found) == len(keys):
+            absent_s.append(seen_s)
         return found
 
     async def delete(self, keys: Sequence[str]) -> bool:
@@ -293,39 +330,45 @@ class ObjectStore:
     ) -> T:
         pause_s, tries = _PAUSE_S, 0
         while True:
-            left_s = max(0.001, until_s - time.monotonic())
+            left_s = max(0.001, until_s - now_s())
             allowed_s = min(left_s, _REQUEST_S + nbytes / _SLOWEST_BYTES_PER_S)
             try:
                 async with asyncio.timeout(allowed_s):
-                    return await request()
+                    answer = await request()
+                self._was_allowed = True
+                return answer
             except (self._errors.BaseError, OSError) as error:
                 tries += 1
-                self._refuse(what, error, tries)
+                do = self._refuse(what, error, tries)
                 why = _reason_of(error)
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
             self.requests.retries += 1
-            await self._pause(what, why, until_s, pause_s)
+            await self._pause(what, why, until_s, pause_s, do)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
 
     async def _pause(
-        self, what: str, why: str, until_s: float, pause_s: float = 10 * _PAUSE_S
+        self,
+        what: str,
+        why: str,
+        until_s: float,
+        pause_s: float = 10 * _PAUSE_S,
+        do: str = _WAIT_LONGER,
     ) -> None:
         # With time left for the request after it, so that this is the reason that is given.
-        if time.monotonic() + 2 * pause_s > until_s:
-            raise ExchangeTimeout(
-                f"{what} in {self.url}",
-                because=why,
-                do="see that the store can be reached; if it is merely slow, pass a longer timeout",
-            )
+        if now_s() + 2 * pause_s > until_s:
+            raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
         await asyncio.sleep(pause_s)
 
-    def _refuse(self, what: str, error: Exception, tries: int) -> None:
-        """Raise for an error that does not pass by itself."""
+    def _refuse(self, what: str, error: Exception, tries: int) -> str:
+        """Raise for an error that does not pass by itself; returns what to do if it never does."""
         may_vanish = isinstance(error, FileNotFoundError) and tries < _FOLDER_TRIES
         denied = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
         if isinstance(error, denied):
             do = "pass keys that may put, get and delete there; and see that this clock is right"
+            # The store's clock may be set, or its keys renewed: no reason to end all workers.
+            if self._was_allowed:
+                return do
         elif isinstance(error, self._errors.NotSupportedError):
             do = "take a store that writes only if there is nothing (If-None-Match), as S3 does"
         elif isinstance(error, FileNotFoundError) and self._is_remote:
@@ -333,10 +376,15 @@ class ObjectStore:
         elif _is_wrong(str(error)):
             do = "correct the URL, the endpoint, the region or the keys"
         elif self._is_remote or isinstance(error, TimeoutError) or may_vanish:
-            return
+            return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
         raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
+
+
+def now_s() -> float:
+    """Seconds by the clock of the running event loop, which a simulation may replace."""
+    return asyncio.get_running_loop().time()
 
 
 async def together(*work: Awaitable[Any]) -> list[Any]:
@@ -347,6 +395,8 @@ async def together(*work: Awaitable[Any]) -> list[Any]:
     >>> asyncio.run(both())
     [1, 1]
     """
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -363,7 +413,7 @@ def _imported() -> Any:
         raise ConfigurationError(
             "exchange over an object store",
             because="the package obstore is not installed",
-            do="pip install 'thinwire[bucket]'",
+            do="pip install 'thinwire[elastic]'",
         ) from error
 
 
@@ -371,12 +421,13 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
     stores: Any = importlib.import_module("obstore.store")
     errors: Any = importlib.import_module("obstore.exceptions")
     given: dict[str, Any] = {}
-    _check_endpoints(url, options)
+    endpoint = _endpoint(url, options)
     if url.startswith("file://"):
         given = {"mkdir": True, "automatic_cleanup": True}
     elif not url.startswith("memory://"):
+        is_plain = endpoint.startswith("http://")  # only its URL can ask for no TLS
         # Requests have deadlines of their own, and are made again here.
-        client = {"timeout": "1day", "connect_timeout": "10s", "allow_http": _is_plain(options)}
+        client = {"timeout": "1day", "connect_timeout": "10s", "allow_http": is_plain}
         given = {"client_options": client, "retry_config": {"max_retries": 0}}
     try:
         store = stores.from_url(url, **given, **options)
@@ -384,8 +435,8 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
         raise ConfigurationError(
             f"open the object store {url}",
             because=_reason_of(error),
-            do="pass s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or "
-            "file:///FOLDER, and options that the store has",
+            do="pass s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, "
+            "hub://TOKEN@HOST:PORT or file:///FOLDER, and options that the store has",
         ) from error
     if isinstance(store, stores.HTTPStore):
         raise ConfigurationError(
@@ -396,27 +447,19 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
     return store
 
 
-def _is_plain(options: Mapping[str, str]) -> bool:
-    """Whether the endpoint is one without TLS, which only its URL can ask for."""
-    return next((each for each in _endpoints(options).values() if each), "").startswith("http://")
-
-
-def _endpoints(options: Mapping[str, str]) -> dict[str, str]:
-    """Those that are given, by the name of what gives them, the one that counts first."""
+def _endpoint(url: str, options: Mapping[str, str]) -> str:
+    """The address of the server that counts; "" if none is given."""
     given = {"endpoint": options.get("endpoint")}
     given |= {name: os.environ.get(name) for name in _ENDPOINTS}
-    return {name: text for name, text in given.items() if text is not None}
-
-
-def _check_endpoints(url: str, options: Mapping[str, str]) -> None:
     # The library takes any text, and panics at the first request.
-    for name, text in _endpoints(options).items():
-        if url.startswith("s3://") and not re.match(r"https?://[^/\s]+", text):
+    for name, text in given.items():
+        if text is not None and url.startswith("s3://") and not _ADDRESS.match(text):
             raise ConfigurationError(
                 f"open the object store {url}",
                 because=f"{name} is {text!r}, which is no address of a server",
                 do=f"pass https://HOST as {name}, or unset it for AWS itself",
             )
+    return next(filter(None, given.values()), "")
 
 
 def _is_wrong(text: str) -> bool:

@@ -3,8 +3,10 @@
 import datetime
 import json
 import os
+import socket
 import time
-from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, Self
 
 import torch.distributed as dist
@@ -13,11 +15,12 @@ from thinwire.errors import ConfigurationError, ExchangeTimeout, MismatchError, 
 from thinwire.transport.address import local_address, split_address
 from thinwire.transport.base import Transport, WrappedTransport
 from thinwire.transport.distributed import Distributed, naming_failures, reason_of
-from thinwire.transport.gloo_group import gloo_group, listening_store
+from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.in_process import in_process
 from thinwire.transport.sealed import sealed_by_default
 
 _ADDRESS, _WORKER, _WORKERS = "THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"
+
 _POLL_S = 0.02
 _GONE = "worker 0, which they meet at, or another one is gone"
 
@@ -95,14 +98,16 @@ class Rendezvous(WrappedTransport):
         Raises:
             ConfigurationError: one of them is missing or no number; and what the class raises.
         """
-        missing = [name for name in (_ADDRESS, _WORKER, _WORKERS) if not os.environ.get(name)]
-        check(
-            not missing,
-            "meet the other workers",
-            because=f"{missing[0] if missing else ''} is not set",
-            do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
-        )
-        worker, workers = _number(_WORKER), _number(_WORKERS)
+        for name in (_ADDRESS, _WORKER, _WORKERS):
+            value = os.environ.get(name, "")
+            is_number = value.isascii() and value.isdigit()
+            check(
+                is_number or (name == _ADDRESS and bool(value)),
+                "meet the other workers",
+                because=f"{value!r} for {name} is no number" if value else f"{name} is not set",
+                do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
+            )
+        worker, workers = int(os.environ[_WORKER]), int(os.environ[_WORKERS])
         return cls(os.environ[_ADDRESS], worker=worker, workers=workers, timeout_s=timeout_s)
 
 
@@ -113,22 +118,18 @@ def _own_place() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _number(name: str) -> int:
-    text = os.environ[name]
-    is_number = text.isascii() and text.isdigit()
-    because = "it is no number"
-    check(is_number, f"take {text!r} for {name}", because=because, do="export one, such as 0")
-    return int(text)
-
-
 def _open_store(host: str, port: int, *, serves: bool, until_s: float) -> Any:
     left_s = max(1.0, until_s - time.monotonic())
     stores: Any = dist
+    connect = partial(stores.TCPStore, host, port, timeout=datetime.timedelta(seconds=left_s))
     try:
-        if serves:
-            return listening_store(host, port, timeout_s=left_s)
-        timeout = datetime.timedelta(seconds=left_s)
-        return stores.TCPStore(host, port, is_master=False, timeout=timeout)
+        if not serves:
+            return connect(is_master=False)
+        # On this address alone; torch's own server listens everywhere.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listening:
+            listen_fd = listening.detach()
+            return connect(is_master=True, wait_for_workers=False, master_listen_fd=listen_fd)
     except OSError as error:
         raise ConfigurationError(
             f"listen at {host}:{port} as worker 0",
@@ -157,11 +158,10 @@ def _check_in(
         do="give every worker a number of its own; after a failure start all workers again",
         kind=MismatchError,
     )
-    store.set(f"here/{worker}/{rank}", json.dumps(mine))
+    # Its ranks say the same; a worker of another size may not have this rank.
+    store.set(f"here/{worker}", json.dumps(mine))
     for other in range(workers):
-        same, first = f"here/{other}/{rank}", f"here/{other}/0"
-        # A worker of another size may not have that rank.
-        theirs = json.loads(store.get(_wait_for(store, [same, first], other, until_s)))
+        theirs = json.loads(_wait_for(store, f"here/{other}", other, until_s))
         for field, value in mine.items():
             check(
                 theirs[field] == value,
@@ -171,12 +171,11 @@ def _check_in(
                 do=f"start all workers with the same number of {field}",
                 kind=MismatchError,
             )
-        _wait_for(store, [same], other, until_s)
+        _wait_for(store, f"taken/{other}/{rank}", other, until_s)
 
 
-def _wait_for(store: Any, keys: Sequence[str], worker: int, until_s: float) -> str:
-    """The first of `keys` that is there."""
-    while not (there := [key for key in keys if store.check([key])]):
+def _wait_for(store: Any, key: str, worker: int, until_s: float) -> bytes:
+    while not store.check([key]):
         check(
             time.monotonic() < until_s,
             f"meet worker {worker}",
@@ -185,17 +184,19 @@ def _wait_for(store: Any, keys: Sequence[str], worker: int, until_s: float) -> s
             kind=ExchangeTimeout,
         )
         time.sleep(_POLL_S)
-    return there[0]
+    return store.get(key)
 
 
 def default_transport() -> Transport:
     """What the environment asks for; else `Distributed()`.
 
-    `Bucket` where THINWIRE_BUCKET is set, `Rendezvous` where THINWIRE_MEET is. Where THINWIRE_TOKEN
-    is set, what they carry is sealed.
+    `Elastic` with a fixed number of workers where THINWIRE_BUCKET, THINWIRE_RUN, THINWIRE_WORKER
+    and THINWIRE_WORKERS are set, of whose ranks torchrun starts the process group; `Rendezvous`
+    where THINWIRE_MEET is. Where THINWIRE_TOKEN is set, what they carry is sealed.
 
     Raises:
-        ConfigurationError: both are set; and what the classes raise.
+        ConfigurationError: THINWIRE_BUCKET and THINWIRE_MEET are set, or a variable is missing or
+            no number; and what the classes raise.
 
     >>> default_transport().world_size
     1
@@ -208,8 +209,6 @@ def default_transport() -> Transport:
             because=f"both THINWIRE_BUCKET and {_ADDRESS} are set",
             do="unset one of them",
         )
-        # An object store's client is loaded where there is a store.
-        from thinwire.transport.bucket import Bucket
-
-        return Bucket.from_environment()
+        # The room of elastic runs imports this one.
+        return import_module("thinwire.elastic.transport").Elastic.from_environment()
     return sealed_by_default(Rendezvous.from_environment() if meets else Distributed())

@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -43,6 +42,9 @@ class ReplicatedRanks(WrappedTransport):
         inner: joins this rank to the same rank of the other workers.
         group: the process group, or one-dimensional mesh, of this worker's ranks.
 
+    Attributes:
+        parts: into how many parts every payload is divided: S.
+
     Raises:
         ConfigurationError: `group` is no process group that has this rank.
         ExchangeTimeout: a rank of the group does not build this, within the group's timeout.
@@ -63,6 +65,7 @@ class ReplicatedRanks(WrappedTransport):
                 use_local_synchronization=True,
             )
         self._index, self._size = self._group.rank(), self._group.size()
+        self.parts = self._size
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of this rank's part; all of the worker's ranks do."""
@@ -82,22 +85,13 @@ class ReplicatedRanks(WrappedTransport):
             self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
         return cards
 
-    @property
-    def parts(self) -> int:
-        """Into how many parts every payload is divided: S."""
-        return self._size
-
     def _check_ranks(self, card: bytes) -> None:
         """All ranks are of one worker, and announce the same: it has a digest of the weights."""
-        mine = _PAIR.pack(self.rank, self.world_size) + sha256(card).digest()
-        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        found = [torch.empty_like(sent) for _ in range(self._size)]
+        found: list[Any] = [None] * self._size
         with naming_failures("descriptions inside a worker", lambda: _UNMATCHED):
-            dist.all_gather(found, sent, group=self._group)
-        first, *others = [each.numpy().tobytes() for each in found]
-        worker, workers = _PAIR.unpack_from(first)
-        for rank, theirs in enumerate(others, start=1):
-            other, of = _PAIR.unpack_from(theirs)
+            dist.all_gather_object(found, (self.rank, self.world_size, card), self._group)
+        worker, workers, first = found[0]
+        for rank, (other, of, theirs) in enumerate(found):
             check(
                 (other, of) == (worker, workers),
                 _DIVIDE,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Generator, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -36,7 +38,7 @@ class Sealed(WrappedTransport):
     not open. Where the exchange can go on without it, it gets an empty one in its place; otherwise
     that is an error. Answers, and so digests, are those of the wrapped transport.
 
-    All workers wrap theirs, or none does; a `Bucket` takes the token itself. Each payload is 28
+    All workers wrap theirs, or none does; `Elastic` takes the token itself. Each payload is 28
     bytes longer. Sizes and times show, and it is not forward secret: what is recorded opens with a
     token that gets out later.
 
@@ -65,21 +67,49 @@ class Sealed(WrappedTransport):
         """Start an exchange of which nothing travels unsealed."""
         if self.world_size == 1:
             return self._inner.run(posts, tag)
-        return self._inner.run(wrapped(posts, _SealedExchange(self, self._sealer, tag).carry), tag)
+        numbers = itertools.count(1)
+
+        def carry(post: Post) -> Generator[Post, Received, Received]:
+            is_to_all = post.is_to_all(self.world_size)
+            place = partial(self._place, tag, next(numbers), "gather" if is_to_all else "scatter")
+
+            def seal(payload: Tensor, to: int) -> Tensor:
+                return self._sealer.seal(payload, place(self.rank, to))
+
+            sealed = post.changed(lambda payload: seal(payload, _TO_ALL)) if is_to_all else post
+            if not is_to_all:
+                sealed = post._replace(to={to: seal(each, to) for to, each in post.to.items()})
+            take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
+            answer = yield sealed._replace(take=take)
+            to = _TO_ALL if is_to_all else self.rank
+            opened: dict[int, Tensor] = {}
+            for sender, theirs in answer.items():
+                if sender != self.rank:
+                    found = self._sealer.open(theirs, place(sender, to))
+                    if found is None and not post.allow_missing:
+                        raise not_opened(tag, sender)
+                    opened[sender] = torch.empty(0, dtype=torch.uint8) if found is None else found
+            return opened
+
+        return self._inner.run(wrapped(posts, carry), tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Announce a card that only workers with the token can read."""
         if self.world_size == 1:
             return self._inner.announce(card, tag)
-        exchange, cards = _SealedExchange(self, self._sealer, tag), {self.rank: card}
-        sealed = exchange.seal(_tensor(card), "announce", _TO_ALL)
+        place, cards = partial(self._place, tag, 0, "announce"), {self.rank: card}
+        sealed = self._sealer.seal(_tensor(card), place(self.rank, _TO_ALL))
         for rank, theirs in self._inner.announce(_bytes(sealed), tag).items():
             if rank != self.rank:
-                found = exchange.open(_tensor(theirs), "announce", rank, _TO_ALL)
+                found = self._sealer.open(_tensor(theirs), place(rank, _TO_ALL))
                 if found is None:
                     raise not_opened(tag, rank)
                 cards[rank] = _bytes(found)
         return cards
+
+    def _place(self, tag: RoundTag, number: int, kind: str, sender: int, to: int) -> bytes:
+        # Not the anchor: of workers that have drifted the message itself says so.
+        return place_of(tag.what, tag.round, number, kind, self.world_size, sender, to)
 
 
 def sealed_by_default(transport: Transport) -> Transport:
@@ -91,49 +121,6 @@ def sealed_by_default(transport: Transport) -> Transport:
     if transport.world_size == 1 or not os.environ.get(TOKEN_VARIABLE):
         return transport
     return Sealed(transport, find_token())
-
-
-class _SealedExchange:
-    """One exchange: what is posted is sealed, and what comes is opened."""
-
-    def __init__(self, transport: Transport, sealer: Sealer, tag: RoundTag) -> None:
-        self._rank, self._workers = transport.rank, transport.world_size
-        self._sealer, self._tag, self._number = sealer, tag, 0
-
-    def carry(self, post: Post) -> Generator[Post, Received, Received]:
-        self._number += 1
-        kind, to = "scatter", self._rank
-        if post.is_to_all(self._workers):
-            kind, to = "gather", _TO_ALL
-            sealed = post.changed(lambda payload: self.seal(payload, kind, to))
-        else:
-            each = {rank: self.seal(payload, kind, rank) for rank, payload in post.to.items()}
-            sealed = post._replace(to=each)
-        take = {sender: nbytes + SEAL_NBYTES for sender, nbytes in post.take.items()}
-        answer = yield sealed._replace(take=take)
-        return self._opened(answer, post, kind, to)
-
-    def _opened(self, answer: Received, post: Post, kind: str, to: int) -> Received:
-        opened: dict[int, Tensor] = {}
-        for sender, theirs in answer.items():
-            if sender == self._rank:
-                continue
-            found = self.open(theirs, kind, sender, to)
-            if found is None and not post.allow_missing:
-                raise not_opened(self._tag, sender)
-            opened[sender] = torch.empty(0, dtype=torch.uint8) if found is None else found
-        return opened
-
-    def seal(self, payload: Tensor, kind: str, to: int) -> Tensor:
-        return self._sealer.seal(payload, self._place(kind, self._rank, to))
-
-    def open(self, sealed: Tensor, kind: str, sender: int, to: int) -> Tensor | None:
-        return self._sealer.open(sealed, self._place(kind, sender, to))
-
-    def _place(self, kind: str, sender: int, to: int) -> bytes:
-        # Not the anchor: of workers that have drifted the message itself says so.
-        tag = self._tag
-        return place_of(tag.what, tag.round, self._number, kind, self._workers, sender, to)
 
 
 def not_opened(tag: RoundTag, worker: int) -> ExchangeError:

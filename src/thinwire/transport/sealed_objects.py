@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from thinwire.security.token import Token
 from thinwire.transport.object_store import ObjectStore
 
 _LONGEST_NAME = 24
+_READS = 3  # of an object that does not open: a read may be damaged, and the object sound
 
 
 class SealedObjects:
@@ -25,12 +27,12 @@ class SealedObjects:
         run: its name.
         workers: K where it is fixed, which is part of what a payload is sealed for; else 0.
 
-    >>> import asyncio, time
-    >>> from thinwire.transport.object_store import ObjectStore
+    >>> import asyncio
+    >>> from thinwire.transport.object_store import ObjectStore, now_s
     >>> store = ObjectStore("memory://")
     >>> objects = SealedObjects(store, Token("a secret of many characters"), "first")
     >>> async def there_and_back():
-    ...     until_s = time.monotonic() + 10
+    ...     until_s = now_s() + 10
     ...     await objects.put("first/a", bytes_tensor(b"abc"), until_s)
     ...     return objects.opened(await store.get("first/a", until_s, nbytes=3), "first/a")
     >>> asyncio.run(there_and_back()).tolist()
@@ -66,6 +68,26 @@ class SealedObjects:
     async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
         """Write `payload` in place of what is there, which only this process writes."""
         await self.store.replace(key, self._closed(key, payload), until_s)
+
+    async def get(
+        self,
+        key: str,
+        until_s: float,
+        *,
+        nbytes: int,
+        is_sound: Callable[[Tensor], bool] = lambda _: True,
+    ) -> Tensor | None:
+        """The payload of the object `key`; None if there is none, empty if it does not open.
+
+        Raises:
+            ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
+        """
+        for _ in range(_READS):
+            raw = await self.store.get(key, until_s, nbytes=nbytes)
+            payload = None if raw is None else self.opened(raw, key)
+            if raw is None or (payload is not None and is_sound(payload)):
+                return payload
+        return torch.empty(0, dtype=torch.uint8)
 
     def opened(self, raw: memoryview, key: str) -> Tensor | None:
         """The payload of the object `key`; None if it was not sealed by this run for that name."""

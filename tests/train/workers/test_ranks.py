@@ -32,7 +32,7 @@ RECIPE = """
 import dataclasses
 from thinwire import inner, outer, presets
 from thinwire.train import recipes
-from thinwire.train.config import Machine, Periods
+from thinwire.train.config import Intervals, Runtime
 from thinwire.train.data import Data
 from thinwire.train.models import Model
 from thinwire.train.config import WarmupCosine
@@ -51,8 +51,8 @@ def tiny(method):
         accumulate=2,
         clip_norm=0.25,
         schedule=WarmupCosine(warmup_steps=1),
-        periods=Periods(log_steps=1, evaluate_steps=6, checkpoint_steps=4),
-        machine=Machine(device="cpu", threads=1),
+        periods=Intervals(log_steps=1, evaluate_steps=6, checkpoint_steps=4),
+        machine=Runtime(device="cpu", threads=1),
     )
 """
 

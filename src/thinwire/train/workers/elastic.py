@@ -4,32 +4,34 @@ import hashlib
 import logging
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.elastic.bucket.transport import ElasticBucket
-from thinwire.elastic.transport import Elastic, ElasticOptions
+from thinwire.elastic.timeouts import ElasticOptions
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import CheckpointError, ConfigurationError
 from thinwire.outer import GradientAveraging
 from thinwire.security.token import find_token
 from thinwire.train.config import TrainConfig
 from thinwire.train.workers.group import WorkerGroup
-from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain
-from thinwire.train.workers.worker import Worker, WorkerIdentity, named_run
+from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain, under_torchrun
+from thinwire.train.workers.worker import Worker, WorkerIdentity
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ElasticConfig(ABC):
-    """How this worker takes part in an elastic run.
+class ElasticConfig:
+    """How this worker takes part in a run whose workers meet in an object store.
 
     Args:
+        store: URL, as `tw.transport.Elastic` takes it.
+        run: name of the run there, the same on all workers.
+        worker: number of this one among a fixed number of workers; None where they come and go.
         identity: the name by which the others know this worker; default the run folder's name
             and the host's, so that a restart in the same folder is the same worker.
         token_file: holds the run's token; default the environment variable THINWIRE_TOKEN.
@@ -37,67 +39,52 @@ class ElasticConfig(ABC):
         min_workers: with fewer workers a round waits for more; default the transport's.
     """
 
+    store: str
+    run: str
+    worker: int | None = None
     identity: str | None = None
     token_file: Path | None = None
     patience: float | None = None
     min_workers: int | None = None
 
-    def check(self, config: TrainConfig) -> None:
-        """Raise `ConfigurationError` if workers of `config` cannot join and leave; says why."""
-        self.check_launch(config.machine.worker_size)
-        if isinstance(config.method.outer, GradientAveraging):
-            raise _refused(
-                f"by method {config.method.name!r}",
-                "its workers share the inner optimizer's state, which a newcomer cannot download",
-                "pass a method with rounds, such as --method diloco",
-            )
-        config.method.check_elastic()
-
-    @abstractmethod
-    def check_launch(self, worker_size: int) -> None:
-        """Raise `ConfigurationError` if the processes here are not one worker.
-
-        Args:
-            worker_size: ranks of a worker.
-        """
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the same workers take part from the beginning to the end."""
+        return self.worker is not None
 
     @property
-    @abstractmethod
     def run_name(self) -> str:
-        """What the run is called where its workers are shown as one group."""
-
-    @abstractmethod
-    def connect(self, out: Path, group: Any = None) -> Elastic | ElasticBucket:
-        """The connection to the other workers.
-
-        Args:
-            out: the run's folder.
-            group: of the ranks of this worker; None is a worker of one.
-        """
+        """Its place and its name there, where its workers are shown as one group."""
+        return f"{self.store.rstrip('/')} {self.run}"
 
     def identity_in(self, out: Path) -> str:
         """The name by which the others know the worker whose folder is `out`."""
-        return self.identity or default_identity(out)
+        if self.is_fixed:
+            return f"{self.run} worker {self.worker}"
+        return self.identity or f"{out.resolve().name}@{socket.gethostname()}"
 
-    def _options(self) -> ElasticOptions:
-        given = {"patience": self.patience, "min_workers": self.min_workers}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return replace(ElasticOptions(), **chosen)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LighthouseConfig(ElasticConfig):
-    """How this worker takes part in a run that has a lighthouse.
-
-    Args:
-        lighthouse: HOST:PORT, where `thinwire lighthouse` listens.
-    """
-
-    lighthouse: str
+    def check(self, config: TrainConfig) -> None:
+        """Raise `ConfigurationError` if this process cannot be such a worker of `config`."""
+        self.check_launch(config.machine.worker_size)
+        if self.worker is not None and not 0 <= self.worker < config.workers:
+            raise _refused(
+                f"as worker {self.worker} of {config.workers}",
+                "workers are numbered from 0",
+                f"pass --worker 0 to {config.workers - 1}, or how many there are as --workers",
+            )
+        if not self.is_fixed:
+            if isinstance(config.method.outer, GradientAveraging):
+                raise _refused(
+                    f"by method {config.method.name!r}",
+                    "its workers share the inner optimizer's state, which a newcomer cannot "
+                    "download",
+                    "pass a method with rounds, such as --method diloco, or --worker",
+                )
+            config.method.check_elastic()
 
     def check_launch(self, worker_size: int) -> None:
-        """Raise if the ranks here are not those of one worker."""
-        ranks = _ranks_here()
+        """Raise `ConfigurationError` if the processes here are not one worker of so many ranks."""
+        ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
         if ranks != worker_size:
             raise _refused(
                 f"and --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
@@ -108,77 +95,32 @@ class LighthouseConfig(ElasticConfig):
                 f"pass --worker-size {ranks} to shard a worker over these ranks",
             )
 
-    @property
-    def run_name(self) -> str:
-        """HOST:PORT, for a lighthouse has one run."""
-        return self.lighthouse
+    def connect(self, config: TrainConfig, out: Path, group: Any = None) -> Elastic:
+        """The connection to the other workers, sealed if there is a token.
 
-    def connect(self, out: Path, group: Any = None) -> Elastic:
-        """The connection by way of the lighthouse."""
-        token = find_token(self.token_file)
-        try:
-            return Elastic(
-                self.lighthouse,
-                token=token,
-                identity=self.identity_in(out),
-                options=self._options(),
-                group=group,
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"reach the lighthouse at {self.lighthouse}",
-                because=str(error),
-                do="correct the address, or try again when the name can be looked up",
-            ) from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ElasticBucketConfig(ElasticConfig):
-    """How this worker takes part in a run whose workers share an object store and nothing else.
-
-    Args:
-        url: of the store, as `tw.transport.ElasticBucket` takes it.
-        run: name of the run there, the same on all workers.
-    """
-
-    url: str
-    run: str
-
-    def check_launch(self, worker_size: int) -> None:
-        """Raise if this worker would be several ranks."""
-        ranks = max(_ranks_here(), worker_size)
-        if ranks > 1:
-            raise _refused(
-                f"{self.url} and {ranks} ranks for one worker",
-                "a worker of a run over an object store is one process",
-                "leave out torchrun and --worker-size, or start a thinwire lighthouse and pass "
-                "its HOST:PORT to --elastic",
-            )
-
-    @property
-    def run_name(self) -> str:
-        """Its place and its name there."""
-        return named_run(self.url, self.run)
-
-    def connect(self, out: Path, group: Any = None) -> ElasticBucket:
-        """The connection by way of the store, sealed if there is a token."""
-        assert group is None
-        return ElasticBucket(
-            self.url,
+        Args:
+            config: of the run.
+            out: the run's folder.
+            group: of the ranks of this worker; None is a worker of one.
+        """
+        given = {"patience": self.patience, "min_workers": self.min_workers}
+        chosen: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
+        more: dict[str, Any] = {} if group is None else {"group": group}
+        if self.is_fixed:
+            chosen["timeout_s"] = config.machine.timeout_s
+            # What others have sent since this worker's oldest checkpoint stays.
+            periods, every = config.periods, config.method.sync_every
+            rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
+            more |= {"workers": config.workers, "worker": self.worker, "keep": 2 + rounds}
+        else:
+            more["identity"] = self.identity_in(out)
+        return Elastic(
+            self.store,
             run=self.run,
             token=None if self.token_file is None else find_token(self.token_file),
-            identity=self.identity_in(out),
-            options=self._options(),
+            options=ElasticOptions(**chosen),
+            **more,
         )
-
-
-def _ranks_here() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-
-
-def default_identity(out: Path) -> str:
-    """The name of folder `out`, and of this host."""
-    return f"{out.resolve().name}@{socket.gethostname()}"
 
 
 def _refused(how: str, because: str, do: str) -> ConfigurationError:
@@ -191,8 +133,11 @@ def identity_of(name: str) -> WorkerIdentity:
     return WorkerIdentity(first_stream=int.from_bytes(mixed[:6], "little"))
 
 
-class ElasticWorker(WorkerGroup):
-    """One worker of an elastic run, or a rank of it; the others are other processes.
+class FixedWorker(WorkerGroup):
+    """One of a fixed number of workers that meet in an object store, or a rank of it.
+
+    The others may run at other times. So nothing but rounds is exchanged: each worker evaluates
+    alone, on all windows, and has a folder with checkpoints of its own.
 
     Args:
         worker: connected by `transport`.
@@ -200,14 +145,40 @@ class ElasticWorker(WorkerGroup):
         ranks: of the worker, which are the default process group if they are several.
     """
 
-    def __init__(self, worker: Worker, transport: Elastic | ElasticBucket, ranks: Ranks) -> None:
+    def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
         self._transport, self._ranks = transport, ranks
-        self.events = transport.events
-        # Every elastic worker has a folder of its own.
         self.checkpoint_ranks = ranks.size
         self.stops_alone = ranks.size == 1
+
+    def leave_when(self, asked: Callable[[], bool]) -> None:
+        """Waits for the others, and for the store."""
+        self._transport.leave_when(asked)
+
+    def all_gather(self, values: Sequence[float]) -> list[float]:
+        """Over this worker's ranks alone: workers wait for each other only in rounds."""
+        return self._ranks.gather(values)
+
+    def close(self) -> None:
+        """Leave the run."""
+        self.abandon()
+        if self._ranks.size > 1:
+            dist.destroy_process_group()
+        self._worker.close()
+
+    def abandon(self) -> None:
+        """Leave the run, but not the process group: that waits for ranks that may be gone."""
+        self._outer.close()
+        self._transport.close()
+
+
+class ElasticWorker(FixedWorker):
+    """One worker of a run in which workers join and leave, or a rank of it."""
+
+    def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
+        super().__init__(worker, transport, ranks)
+        self.events = transport.events
         self._follow()
 
     @property
@@ -221,10 +192,6 @@ class ElasticWorker(WorkerGroup):
         config = self._worker.config
         rows = config.global_batch // config.workers
         return self.steps_taken * rows * config.data.sequence_length
-
-    def leave_when(self, asked: Callable[[], bool]) -> None:
-        """Waits for the others, and for what they meet at."""
-        self._transport.leave_when(asked)
 
     def record_fields(self) -> dict[str, int]:
         """How many workers there are now."""
@@ -249,10 +216,6 @@ class ElasticWorker(WorkerGroup):
         self._follow()
 
     finish_last_round = flush
-
-    def all_gather(self, values: Sequence[float]) -> list[float]:
-        """Over this worker's ranks alone: elastic workers wait for each other only in rounds."""
-        return self._ranks.gather(values)
 
     def capture(self, worker: Worker) -> dict[str, Any]:
         """What all workers share, and what only this one has."""
@@ -290,18 +253,6 @@ class ElasticWorker(WorkerGroup):
     def file_failed(self, error: CheckpointError) -> None:
         """Note it as an event: the run goes on without this worker's files."""
         self._transport.events.note("unsaved", round=self._outer.stats.rounds, why=str(error))
-
-    def close(self) -> None:
-        """Leave the run."""
-        self.abandon()
-        if self._ranks.size > 1:
-            dist.destroy_process_group()
-        self._worker.close()
-
-    def abandon(self) -> None:
-        """Leave the run, but not the process group: that waits for ranks that may be gone."""
-        self._worker.outer.close()
-        self._transport.close()
 
     def _follow(self) -> None:
         if self._worker.scheduler.last_epoch != self._outer.inner_step:

@@ -155,7 +155,7 @@ class WorkerGroup:
             raise CheckpointError(
                 "go on from this checkpoint",
                 because="it is of a worker of an elastic run",
-                do="add --elastic HOST:PORT, or pass another --out",
+                do="add --elastic URL, or pass another --out",
             )
         config = worker.config
         if workers == config.workers:

@@ -26,15 +26,6 @@ from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimiz
 from thinwire.transport import Transport
 
 
-def named_run(url: str, run: str) -> str:
-    """What a run over a store is called where its workers are shown as one group.
-
-    >>> named_run("s3://my-bucket/runs/", "first")
-    's3://my-bucket/runs first'
-    """
-    return f"{url.rstrip('/')} {run}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerIdentity:
     """Which worker of a run this is, and hence which data and random numbers it draws.
@@ -143,7 +134,8 @@ class Worker:
     Args:
         config: the run.
         data: the loaded corpus.
-        transport: the connection to the other workers.
+        transport: the connection to the other workers; None where a server takes the outer steps,
+            and there is no outer loop.
         identity: which of them it is.
         ranks: of this worker.
         device: where the model lives.
@@ -153,7 +145,7 @@ class Worker:
         self,
         config: TrainConfig,
         data: LoadedData,
-        transport: Transport,
+        transport: Transport | None,
         identity: WorkerIdentity,
         ranks: Ranks,
         device: torch.device,
@@ -165,13 +157,14 @@ class Worker:
         self.model = self._build()
         ranks.place(self.model, device)
         self.optimizer = config.method.inner.build(self.model)
-        self.outer = OuterLoop(
-            self.model,
-            self.optimizer,
-            config.method,
-            transport=transport,
-            outer_device=config.machine.outer_device,
-        )
+        if transport is not None:
+            self.outer = OuterLoop(
+                self.model,
+                self.optimizer,
+                config.method,
+                transport=transport,
+                outer_device=config.machine.outer_device,
+            )
         # After the outer loop's own hook: what is clipped is what the optimizer is about to use.
         self.optimizer.register_step_pre_hook(lambda *_: self._clip())
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(

@@ -1,0 +1,78 @@
+"""Signs of life: an object of each worker that it overwrites while it trains.
+
+A worker that is lost is then noticed after a few seconds, however long a round is. Nothing else
+depends on them: a worker that is taken for lost too soon is late, as any slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.errors import ThinwireError
+from thinwire.transport.object_store import now_s, together
+
+_LOG = logging.getLogger(__name__)
+
+_PER_LOSS: Final = 3  # so many may fail before a worker is taken for lost
+
+
+class _Sign(NamedTuple):
+    stamp: tuple[str, float] | None
+    since_s: float
+    looked_s: float
+
+
+class LostWorkers:
+    """Tells which workers gave no sign of life for too long, by this process's clock.
+
+    Args:
+        objects: of the run.
+        after_s: without a new sign, a worker is lost.
+    """
+
+    def __init__(self, objects: RunObjects, after_s: float) -> None:
+        self._objects, self._after_s = objects, after_s
+        self._signs: dict[str, _Sign] = {}
+
+    async def among(self, names: Collection[str]) -> set[str]:
+        """Those of `names` that are lost; asks the store now and then."""
+        now, never = now_s(), _Sign(None, 0.0, float("-inf"))
+        known = {name: self._signs.get(name, never) for name in names}
+        often_s = self._after_s / (2 * _PER_LOSS)
+        due = [name for name, sign in known.items() if now - sign.looked_s >= often_s]
+        until_s = now + self._after_s
+        try:
+            stamps = await together(*(self._objects.sign_of_life(name, until_s) for name in due))
+        except ThinwireError:  # a store that does not answer keeps signs of life from all
+            self._signs.clear()
+            return set()
+        for name, stamp in zip(due, stamps, strict=True):
+            # What was seen in an earlier wait says nothing of this one.
+            is_old = now - known[name].looked_s > self._after_s
+            is_new = is_old or known[name].stamp != stamp
+            known[name] = _Sign(stamp, now if is_new else known[name].since_s, now)
+        self._signs |= known
+        return {name for name, sign in known.items() if now - sign.since_s >= self._after_s}
+
+
+async def give_signs(
+    objects: RunObjects, name: str, after_s: float, describe: Callable[[], str]
+) -> None:
+    """Overwrite the sign of life of `name` until this is cancelled.
+
+    Args:
+        objects: of the run.
+        name: of this worker.
+        after_s: after which the others take it for lost.
+        describe: what it measured, as JSON.
+    """
+    while True:
+        try:
+            await objects.put_sign_of_life(name, describe(), now_s() + after_s)
+        except ThinwireError as error:
+            _LOG.info("the others may take this worker for lost: %s", error)
+        await asyncio.sleep(after_s / _PER_LOSS)

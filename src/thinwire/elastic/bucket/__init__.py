@@ -1,1 +1,0 @@
-"""Workers that come and go, and have nothing in common but an object store."""

@@ -1,0 +1,70 @@
+"""A daemon thread with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import weakref
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_JOIN_S: Final = 5.0
+
+
+class LoopThread:
+    """Runs coroutines in a daemon thread, beside what other threads do.
+
+    >>> async def one(): return 1
+    >>> thread = LoopThread()
+    >>> thread.run(one())
+    1
+    >>> thread.close()
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        serve = partial(_serve, self._loop)
+        thread = threading.Thread(target=serve, name="thinwire-store", daemon=True)
+        thread.start()
+        # Also at the end of the interpreter, which must not find the thread inside a request.
+        self._closing = weakref.finalize(self, _end, self._loop, thread)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns; from any other thread."""
+        return self.start(work).result()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begin `work`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what is under way and end the thread."""
+        self._closing()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if not thread.is_alive():  # as in a process that was forked
+        return
+    asyncio.run_coroutine_threadsafe(_cancel_all(), loop).add_done_callback(
+        lambda _: loop.call_soon_threadsafe(loop.stop)
+    )
+    # The last reference may be that of a coroutine: a thread cannot join itself.
+    if thread is not threading.current_thread():
+        thread.join(_JOIN_S)

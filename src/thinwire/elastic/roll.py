@@ -1,0 +1,377 @@
+"""Who takes part in a round: what each worker says of itself, and the one roll that follows.
+
+A run is a sequence of rolls, numbered from 1. Roll n says who takes part from then on and from
+which version of the outer parameters. It is written once, by the worker that comes first, and
+stays: so there is one run, however long a worker is cut off from it. No store, no clock and no
+network here.
+"""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from thinwire.membership import Phase, Progress, WorkerMetrics
+
+_PHASES = JOIN, ROUND, LAST = [phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST)]
+T = TypeVar("T")
+
+
+def read_as(kind: type[T], text: str | bytes) -> T:
+    """JSON as a typed message.
+
+    Raises:
+        ValueError: it is something else.
+
+    >>> read_as(list[int], "[1, 2]")
+    [1, 2]
+    """
+    try:
+        # Not `msgspec.json.decode`: earlier versions wrote NaN, which that refuses.
+        return msgspec.convert(json.loads(text), kind)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def identity_of(name: str) -> str:
+    """The identity in a worker's name.
+
+    >>> identity_of("a:b:1")
+    'a:b'
+    """
+    return name.rpartition(":")[0]
+
+
+class NewestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The newest snapshot of the run that is whole.
+
+    Args:
+        version: of the outer parameters in it; -1 without one.
+        roll: number of the roll that had this version.
+        writer: name of the worker that wrote it.
+    """
+
+    version: int = -1
+    roll: int = 0
+    writer: str = ""
+
+
+_NO_STATE, _NO_METRICS = NewestState(), WorkerMetrics()
+
+
+class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An outer step and where its messages lie: enough to take it again.
+
+    Args:
+        version: of the outer parameters after it.
+        place: prefix of the messages' names.
+        nbytes: of all of its messages.
+        facts: of its `RoundRecord`, for each rank of a worker.
+    """
+
+    version: int
+    place: str
+    nbytes: int
+    facts: tuple[Mapping[str, Any], ...]
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker says of itself before a roll.
+
+    Args:
+        name: its identity and that of its process.
+        phase: "join", "round" or "last".
+        position: how far it has come.
+        lacks: it cannot get to where the last roll was, and needs a snapshot.
+        leaves: it takes no further part.
+        round_s: the usual length of a round; None before one was measured.
+        settled: all that was trained is in the outer parameters: there is nothing to exchange.
+        state: the newest snapshot that it knows of.
+        metrics: what it measured so far.
+        rounds: outer steps since the last roll, which lead to `position`.
+
+    >>> position = Progress(version=3, step=30, digest="ab")
+    >>> call = WorkerReport(name="a:1", phase="round", position=position)
+    >>> WorkerReport.read(call.text()) == call
+    True
+    """
+
+    name: str
+    phase: str
+    position: Progress
+    lacks: bool = False
+    leaves: bool = False
+    round_s: float | None = None
+    settled: bool = False
+    state: NewestState = _NO_STATE
+    metrics: WorkerMetrics = _NO_METRICS
+    rounds: tuple[LoggedRound, ...] = ()
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(msgspec.to_builtins(self) | {"metrics": self.metrics.describe()})
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """From what `text` returned elsewhere.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        told = read_as(dict[str, Any], text)
+        # A metric that cannot be true, as a loss of NaN, is no reason to pass over the worker.
+        metrics, _ = WorkerMetrics.read(told.pop("metrics", None))
+        call = msgspec.structs.replace(msgspec.convert(told, cls), metrics=metrics)
+        if call.phase not in (JOIN, ROUND, LAST):
+            raise ValueError(f"a call of {call.name!r} before {call.phase!r}")
+        return call
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who takes part from now on.
+
+    Args:
+        number: from 1.
+        names: of the workers, in rank order.
+        phase: "join", "round", "last", or "done": the run is over, and no worker takes part now.
+        position: the run's; `dealt` are the data shares handed out before this roll.
+        new: those of the names that have just come, and have nothing to contribute.
+        behind: those that take the last outer steps first.
+        lacking: names of workers that wait for a snapshot, and do not take part.
+        rounds: outer steps since the roll before.
+        state: the newest snapshot.
+        next_state: the snapshot that is being written, of this roll's version or an earlier one;
+            its writer is "" while none is needed.
+        log_nbytes: of all messages since the newest snapshot.
+        round_s: the usual length of a round, for workers that have measured none.
+        metrics: of the workers, by name.
+
+    >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
+    ...     version=0, step=0, digest="ab"))
+    >>> View.read(roll.text()) == roll
+    True
+    """
+
+    number: int
+    names: tuple[str, ...]
+    phase: str
+    position: Progress
+    new: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    rounds: tuple[LoggedRound, ...] = ()
+    state: NewestState = _NO_STATE
+    next_state: NewestState = _NO_STATE
+    log_nbytes: int = 0
+    round_s: float | None = None
+    metrics: Mapping[str, Mapping[str, Any]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is the run's end."""
+        return self.phase == Phase.DONE.value
+
+    def changes(self, before: "View | None") -> bool:
+        """Whether what is under way since the roll `before` is given up."""
+        if before is None or before.number != self.number - 1:
+            return True
+        return before.names != self.names or bool(self.behind)
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(msgspec.to_builtins(self))
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """From what `text` returned elsewhere.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return read_as(cls, text)
+
+
+def latest_calls(calls: Sequence[WorkerReport]) -> list[WorkerReport]:
+    """One call for each identity: of a worker that was started again, that of its last process.
+
+    >>> at = Progress(version=0, step=0, digest="ab")
+    >>> names = ("a:1", "a:2", "b:1")
+    >>> calls = [WorkerReport(name=name, phase="join", position=at) for name in names]
+    >>> [call.name for call in latest_calls(calls)]
+    ['a:2', 'b:1']
+    """
+    latest: dict[str, WorkerReport] = {}
+    for call in sorted(calls, key=lambda call: call.name):
+        latest[identity_of(call.name)] = call
+    return list(latest.values())
+
+
+def next_roll(
+    before: View | None,
+    calls: Sequence[WorkerReport],
+    *,
+    me: str,
+    min_workers: int,
+    largest_log: int,
+) -> View | None:
+    """The roll after `before`, as worker `me` concludes it; None if it must not conclude one.
+
+    The state that has come furthest is the run's, and among states that came equally far the one
+    that most workers have. A worker that is behind may write the roll, too, if a report has the
+    outer steps that lead there: those who took them may be dead.
+
+    Args:
+        before: None before the first.
+        calls: one for each identity.
+        me: name of this worker.
+        min_workers: with fewer there is no roll; those that wait for a snapshot count.
+        largest_log: bytes of messages since the newest snapshot, after which another one is due.
+    """
+    there = [call for call in calls if not call.leaves]
+    fit = _fit(before, [call for call in there if not call.lacks])
+    mine = next((call.position for call in fit if call.name == me), None)
+    # Workers that wait for a snapshot count: without a roll there would never be one.
+    if mine is None or len(there) < min_workers:
+        return None
+    furthest = max(call.position.version for call in fit)
+    ahead = [call for call in fit if call.position.version == furthest]
+    counts = Counter(call.position.digest for call in ahead)
+    best = max(
+        ahead,
+        key=lambda c: (counts[c.position.digest], _is_at(c.position, mine), len(c.rounds)),
+    )
+    at, known = best.position, best.rounds
+    passed = {round.version - 1 for round in known}
+    if not _is_at(mine, at) and mine.version not in passed:
+        return None
+    members = [c for c in fit if _is_at(c.position, at) or c.position.version in passed]
+    members.sort(key=lambda call: call.name)
+    lacking = tuple(sorted(call.name for call in there if call not in members))
+    # Of those in the latest phase: workers that end wait for nobody's beginning.
+    # Who took over a snapshot when its own training had ended does not end that of the others.
+    trained = max((c.position.step for c in members if c.phase == ROUND), default=0)
+    timely = [c for c in members if c.phase != LAST or c.position.step >= trained]
+    phase = max((call.phase for call in timely), key=_PHASES.index)
+    concerned = [call for call in timely if call.phase == phase]
+    step, dealt = max(call.position.step for call in concerned), _dealt(before, fit)
+    if phase == LAST and before is not None:
+        is_done = step >= before.position.step and all(call.settled for call in concerned)
+        # Who cannot get to the end gets a snapshot first.
+        if is_done and set(lacking) <= set(before.lacking):
+            return last_roll(before, replace(at, step=step), known)
+        # Workers that took over a snapshot went back to its step.
+        step = max(step, before.position.step)
+    known_states = [call.state for call in there] + ([before.state] if before else [])
+    state = max(known_states, key=lambda s: (s.version, s.roll, s.writer))
+    log_nbytes = _log_nbytes(before, state, known)
+    if before is not None and len(known) < at.version - before.position.version:
+        # From a checkpoint: nothing in the store leads there.
+        log_nbytes += largest_log + 1
+    measured = [call.round_s for call in members if call.round_s is not None]
+    roll = View(
+        number=1 if before is None else before.number + 1,
+        names=tuple(call.name for call in members),
+        phase=phase,
+        position=Progress(version=at.version, digest=at.digest, step=step, dealt=dealt),
+        new=tuple(c.name for c in members if c.phase == JOIN and phase != JOIN),
+        behind=tuple(c.name for c in members if c.position.version < at.version),
+        lacking=lacking,
+        rounds=known,
+        state=state,
+        log_nbytes=log_nbytes,
+        round_s=statistics.median(measured) if measured else before and before.round_s,
+        metrics={call.name: call.metrics.describe() for call in members},
+    )
+    return msgspec.structs.replace(roll, next_state=_next_state(roll, before, largest_log))
+
+
+def last_roll(before: View, position: Progress, rounds: Sequence[LoggedRound]) -> View:
+    """The end of a run: its last outer steps were those of `rounds`.
+
+    Args:
+        before: the last roll.
+        position: the run's, in the end.
+        rounds: the outer steps since `before`.
+    """
+    return View(
+        number=before.number + 1,
+        names=(),
+        phase=Phase.DONE.value,
+        lacking=before.lacking,
+        position=replace(position, dealt=_dealt(before, ()), over=True),
+        rounds=tuple(rounds),
+        state=before.state,
+        next_state=before.next_state,
+        round_s=before.round_s,
+        log_nbytes=_log_nbytes(before, before.state, rounds),
+        metrics=before.metrics,
+    )
+
+
+def _is_at(a: Progress, b: Progress) -> bool:
+    return (a.version, a.digest) == (b.version, b.digest)
+
+
+def is_since(position: Progress, roll: View) -> bool:
+    """Whether outer steps since `roll` led to `position`: each roll deals other data shares.
+
+    A checkpoint remembers the shares, too. Steps since an earlier roll that `roll` does not have
+    did not count for those who wrote it.
+    """
+    is_later = position.version > roll.position.version
+    return is_later and position.dealt == _dealt(roll, ())
+
+
+def _fit(before: View | None, calls: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
+    """Those who can go on with the run."""
+    if before is None:
+        return calls
+    fit = [c for c in calls if _is_at(c.position, before.position) or is_since(c.position, before)]
+    # With none of them, those who went through there since an earlier roll.
+    return fit or [c for c in calls if c.position.version > before.position.version]
+
+
+def _dealt(before: View | None, fit: Sequence[WorkerReport]) -> int:
+    """The data shares handed out before this roll; its own are the next ones."""
+    if before is None:
+        return max(call.position.dealt for call in fit)
+    return before.position.dealt + len(before.names)
+
+
+def leading_to(
+    version: int, rounds: Sequence[LoggedRound], before: View | None
+) -> tuple[LoggedRound, ...]:
+    """Those of `rounds` that lead to `version` without a gap, oldest first."""
+    least = 0 if before is None else before.position.version
+    by_version = {round.version: round for round in rounds}
+    found: list[LoggedRound] = []
+    while version > least and version in by_version:
+        found.append(by_version[version])
+        version -= 1
+    return tuple(found[::-1])
+
+
+def _log_nbytes(before: View | None, state: NewestState, rounds: Sequence[LoggedRound]) -> int:
+    new = sum(round.nbytes for round in rounds)
+    if before is None or state.version > before.state.version:
+        return new
+    return before.log_nbytes + new
+
+
+def _next_state(roll: View, before: View | None, largest_log: int) -> NewestState:
+    """Which snapshot is to be written: one at a time, and each time by another worker."""
+    if roll.state.version == roll.position.version:
+        return _NO_STATE
+    coming = _NO_STATE if before is None else before.next_state
+    if coming.writer in roll.names and coming.version > roll.state.version:
+        return coming
+    if not roll.lacking and roll.log_nbytes <= largest_log:
+        return _NO_STATE
+    able = [name for name in roll.names if name not in roll.behind]
+    return NewestState(
+        version=roll.position.version, roll=roll.number, writer=able[roll.number % len(able)]
+    )

@@ -1,0 +1,375 @@
+"""The objects of a run: what they are called, and reading and writing them.
+
+    RUN/about                                          what must be the same on all workers
+    RUN/process/IDENTITY/NUMBER                        one for each start of a worker
+    RUN/call/ROLL/WORKER                               what a worker says before a roll
+    RUN/roll/ROLL                                      who takes part
+    RUN/alive/WORKER                                   overwritten while it trains
+    RUN/message/ROLL/FRAGMENT/ROUND/STEP/[TO/]RANK     what travels; an empty one counts as lost
+    RUN/state/VERSION/WORKER/PART                      a snapshot, whole once its `end` is there
+
+What is written only if nothing is there decides what it says for good: a roll, and whether a
+message counts. A worker that waits too long for a message puts an empty one in its place; its
+sender then finds that one there, and so do all others. Rolls and empty messages are never deleted,
+so that a worker that was away for any time cannot write what has been decided without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+import torch
+from torch import Tensor
+
+from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as
+from thinwire.errors import MismatchError
+from thinwire.handshake import check_same
+from thinwire.security.token import Token
+from thinwire.transport.base import RoundTag
+from thinwire.transport.object_store import ObjectStore, now_s, together
+from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
+
+_LOG = logging.getLogger(__name__)
+
+_PART_NBYTES = 32 << 20
+_AT_ONCE = 4
+_KEPT_STATES = 2
+_SUM_NBYTES = 4
+_SMALL = 4096  # bytes, about, of what is not a message
+
+
+def absent_message() -> Tensor:
+    """What stands in the place of a message that did not come in time."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+class _End(msgspec.Struct):
+    parts: Annotated[int, msgspec.Meta(ge=0, le=10**5)]
+    nbytes: int
+
+
+class RunObjects:
+    """Reads and writes the objects of one run.
+
+    Args:
+        store: that they lie in.
+        run: its name.
+        token: what is written is sealed with it; None leaves it to be read.
+        workers: K where it is fixed, else 0.
+    """
+
+    def __init__(
+        self, store: ObjectStore, run: str, token: Token | None, *, workers: int = 0
+    ) -> None:
+        self.store, self.run = store, run
+        self.sealed = SealedObjects(store, token, run, workers=workers)
+
+    # -- what the run is ---------------------------------------------------------------------------
+
+    async def check_description(
+        self, description: Mapping[str, str], name: str, until_s: float, *, shard: str = ""
+    ) -> None:
+        """Write what this worker runs, or compare it with what the first worker wrote.
+
+        Args:
+            description: of this worker.
+            name: of this worker, and of its rank.
+            shard: ending of names, where workers have several ranks, which describe other shards.
+            until_s: deadline, by the clock of the event loop.
+
+        Raises:
+            MismatchError: it is something else, or was written with another token.
+            ExchangeError: the store cannot be used.
+        """
+        await self.store.check_put_if_absent(f"{self.run}/check/{name_part(name)}", until_s)
+        key = f"{self.run}/about{shard}"
+        mine = bytes_tensor(json.dumps(dict(description), sort_keys=True).encode())
+        if await self.put_decided(key, mine, until_s):
+            return
+        check_same(
+            await self.description(until_s, shard=shard),
+            description,
+            cannot=f"take part in run {self.run!r} in {self.store.url}",
+            whose="the run",
+            do="start all workers from the same script, arguments and thinwire version, or pass "
+            "another name as run",
+        )
+
+    async def description(self, until_s: float, *, shard: str = "") -> dict[str, str]:
+        """What the run's first worker wrote.
+
+        Raises:
+            MismatchError: it was written with another token, or is not there.
+        """
+        key = f"{self.run}/about{shard}"
+        theirs = await self._opened(key, until_s, _SMALL)
+        try:
+            return read_as(dict[str, str], b"" if theirs is None else theirs.numpy().tobytes())
+        except ValueError as error:
+            raise self._unreadable(key) from error
+
+    async def new_process(self, identity: str, until_s: float) -> str:
+        """Name of a process of worker `identity`, in the order of their starts.
+
+        Clocks do not tell that order: one may have been set back between two of them.
+        """
+        prefix = f"{self.run}/process/{name_part(identity)}/"
+        mine = bytes_tensor(secrets.token_bytes(8))
+        found = await self.store.sizes(prefix, until_s)
+        number = max((int(key.removeprefix(prefix)) for key in found), default=0) + 1
+        while not await self.sealed.put(f"{prefix}{number:08}", mine, until_s):
+            number += 1
+        return f"{identity}:{number:08}"
+
+    # -- rolls and calls ---------------------------------------------------------------------------
+
+    async def roll(self, number: int, until_s: float) -> View | None:
+        """Roll `number`; None if it is not written yet."""
+        key = self.roll_key(number)
+        told = await self._opened(key, until_s, _SMALL)
+        if told is None:
+            return None
+        try:
+            return View.read(told.numpy().tobytes())
+        except ValueError as error:
+            raise self._unreadable(key) from error
+
+    async def put_roll(self, roll: View, until_s: float) -> bool:
+        """Write a roll, unless there is one of its number; returns whether it is now this one."""
+        told, key = bytes_tensor(roll.text().encode()), self.roll_key(roll.number)
+        return await self.put_decided(key, told, until_s)
+
+    async def newest_roll(self, after: int, until_s: float) -> int:
+        """The number of the last roll there is, from `after` on."""
+        prefix = f"{self.run}/roll/"
+        # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
+        # for one by one.
+        found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
+        numbers = (key.removeprefix(prefix) for key in found)
+        return max([after, *(int(text) for text in numbers if re.fullmatch(r"[0-9]{8,18}", text))])
+
+    async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
+        """Say what `call` does before roll `number`, in place of what was said before."""
+        told = bytes_tensor(call.text().encode())
+        await self.replace(self._call_key(number, call.name), told, until_s)
+
+    async def calls(
+        self, number: int, names: Collection[str], until_s: float
+    ) -> list[WorkerReport]:
+        """What those of the workers `names` say before roll `number` who are there."""
+        return await self._calls([self._call_key(number, name) for name in names], until_s)
+
+    async def further_calls(
+        self, number: int, known: Collection[str], until_s: float
+    ) -> list[WorkerReport]:
+        """What all workers but those named `known` say before roll `number`."""
+        skipped = {self._call_key(number, name) for name in known}
+        listed = await self.store.sizes(f"{self.run}/call/{number:08}/", until_s)
+        return await self._calls([key for key in listed if key not in skipped], until_s)
+
+    async def forget_call(self, number: int, name: str) -> None:
+        """Delete what worker `name` said before roll `number`, which is there by now."""
+        await self.store.delete([self._call_key(number, name)])
+
+    async def _calls(self, keys: Sequence[str], until_s: float) -> list[WorkerReport]:
+        found = await together(*(self._call(key, until_s) for key in keys))
+        return [call for call in found if call is not None]
+
+    async def _call(self, key: str, until_s: float) -> WorkerReport | None:
+        told = await self._opened(key, until_s, _SMALL)
+        try:
+            call = WorkerReport.read(b"" if told is None else told.numpy().tobytes())
+        except ValueError:
+            call = None
+        # Nor is one that was copied from another worker's place.
+        if told is not None and (call is None or not key.endswith(f"/{name_part(call.name)}")):
+            _LOG.warning("%s is no call of a worker of this thinwire version", key)
+            return None
+        return call
+
+    def roll_key(self, number: int) -> str:
+        """What roll `number` is called."""
+        return f"{self.run}/roll/{number:08}"
+
+    def _call_key(self, number: int, name: str) -> str:
+        return f"{self.run}/call/{number:08}/{name_part(name)}"
+
+    # -- signs of life -----------------------------------------------------------------------------
+
+    async def put_sign_of_life(self, name: str, text: str, until_s: float) -> None:
+        """Overwrite that of worker `name`; it is not counted among the requests."""
+        told = bytes_tensor(text.encode())
+        await self.sealed.replace(self._alive_key(name), told, until_s)
+        self.store.requests.puts -= 1
+        self.store.requests.alive += 1
+
+    async def sign_of_life(self, name: str, until_s: float) -> tuple[str, float] | None:
+        """Tag of that of worker `name`, and when it was written; None if it has given none."""
+        self.store.requests.alive += 1
+        return await self.store.stamp(self._alive_key(name), until_s)
+
+    def _alive_key(self, name: str) -> str:
+        return f"{self.run}/alive/{name_part(name)}"
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def place(self, roll: int, tag: RoundTag) -> str:
+        """Prefix of the names of an exchange's messages, which no other exchange has."""
+        return f"{self.run}/message/{roll:08}/{name_part(tag.what)}/{tag.round:08}"
+
+    async def messages(
+        self, place: str, workers: int, until_s: float, *, nbytes: int, shard: str = ""
+    ) -> list[Tensor] | None:
+        """All messages of an all-gather at `place`, in rank order; None if one is not there.
+
+        One that counts as lost, or does not open, is empty.
+
+        Args:
+            place: prefix of their names.
+            workers: K.
+            until_s: deadline, by the clock of the event loop.
+            nbytes: of all of them, which share this worker's link.
+            shard: ending of their names, where workers have several ranks.
+        """
+        keys = [f"{place}/{rank:05}{shard}" for rank in range(workers)]
+        found = await together(*(self.sealed.get(key, until_s, nbytes=nbytes) for key in keys))
+        return None if any(payload is None for payload in found) else found
+
+    async def delete_messages(self, before_roll: int, until_s: float) -> int:
+        """Delete all messages sent before roll `before_roll`, but for those that stand for lost
+        ones; returns how many."""
+        prefix, lost = f"{self.run}/message/", self.sealed.added_nbytes
+        end = f"{prefix}{before_roll:08}"
+        sizes = await self.store.sizes(prefix, until_s)
+        old = [key for key, nbytes in sizes.items() if key < end and nbytes > lost]
+        return len(old) if old and await self.store.delete(old) else 0
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    async def put_state(
+        self, parts: Sequence[memoryview], state: NewestState, timeout_s: float, *, shard: str = ""
+    ) -> None:
+        """Write a snapshot: parts of a file, and after all of them its end.
+
+        Args:
+            parts: the file's, one after the other.
+            state: which it is.
+            timeout_s: for each 32 MiB.
+            shard: ending of its name, where workers have several ranks.
+        """
+        base = self._state_base(state, shard)
+        count, pieces = 0, _pieces(parts)
+        while some := list(islice(pieces, _AT_ONCE)):
+            until_s = now_s() + timeout_s
+            named = ((f"{base}/{count + n:05}", piece) for n, piece in enumerate(some))
+            await together(*(self.put_decided(key, piece, until_s) for key, piece in named))
+            count += len(some)
+        end = json.dumps({"parts": count, "nbytes": sum(map(len, parts))})
+        until_s = now_s() + timeout_s
+        await self.put_decided(f"{base}/end", bytes_tensor(end.encode()), until_s)
+
+    async def state(
+        self, state: NewestState, timeout_s: float, *, largest: int, shard: str = ""
+    ) -> bytearray | None:
+        """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
+        base = self._state_base(state, shard)
+        told = await self._opened(f"{base}/end", now_s() + timeout_s, _SMALL)
+        try:
+            end = read_as(_End, b"" if told is None else told.numpy().tobytes())
+        except ValueError:
+            return None
+        whole, keys = bytearray(), [f"{base}/{n:05}" for n in range(end.parts)]
+        if not 0 <= end.nbytes <= largest:
+            return None
+        for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
+            until_s = now_s() + timeout_s
+            found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
+            if any(piece is None for piece in found) or len(whole) > end.nbytes:
+                return None
+            for piece in found:
+                whole += piece.numpy().data
+        return whole if len(whole) == end.nbytes else None
+
+    async def has_state(self, state: NewestState, until_s: float, *, ranks: int = 1) -> bool:
+        """Whether a snapshot of all `ranks` of its writer is whole."""
+        shards = [""] if ranks == 1 else [f".{index}" for index in range(ranks)]
+        ends = [f"{self._state_base(state, shard)}/end" for shard in shards]
+        found = await together(*(self.store.get(end, until_s, nbytes=_SMALL) for end in ends))
+        return all(end is not None for end in found)
+
+    async def delete_states(self, until_s: float) -> None:
+        """Delete all snapshots but the newest two."""
+        prefix = f"{self.run}/state/"
+        keys = list(await self.store.sizes(prefix, until_s))
+        ends = {key.removeprefix(prefix).split("/")[0] for key in keys if key.endswith("/end")}
+        kept = sorted(ends)[-_KEPT_STATES:]
+        old = [key for key in keys if kept and key.removeprefix(prefix) < kept[0]]
+        if old:
+            await self.store.delete(old)
+
+    async def _opened(self, key: str, until_s: float, nbytes: int) -> Tensor | None:
+        payload = await self.sealed.get(key, until_s, nbytes=nbytes, is_sound=_is_sound)
+        return None if payload is None else payload[:-_SUM_NBYTES]
+
+    async def put_decided(self, key: str, payload: Tensor, until_s: float) -> bool:
+        """Write what decides for all, with a checksum; false if that place has something else."""
+        return await self.sealed.put(key, _summed(payload), until_s)
+
+    async def replace(self, key: str, payload: Tensor, until_s: float) -> None:
+        """Write an object, with a checksum, in place of what this process wrote there before."""
+        await self.sealed.replace(key, _summed(payload), until_s)
+
+    def _state_base(self, state: NewestState, shard: str) -> str:
+        return f"{self.run}/state/{state.version:012}/{name_part(state.writer)}{shard}"
+
+    def _unreadable(self, key: str) -> MismatchError:
+        return MismatchError(
+            f"take part in run {self.run!r} in {self.store.url}",
+            because=f"{key} was written with another token or by another version of thinwire, or "
+            "was changed",
+            do="give all workers the same THINWIRE_TOKEN and version, or pass another name as run",
+        )
+
+
+def _summed(payload: Tensor) -> Tensor:
+    """`payload` and its CRC-32: what decides for all workers is not to be read damaged by one."""
+    checksum = zlib.crc32(payload.numpy().data).to_bytes(_SUM_NBYTES, "little")
+    return torch.cat([payload, bytes_tensor(checksum)])
+
+
+def _is_sound(summed: Tensor) -> bool:
+    """Whether it is what `_summed` returned.
+
+    >>> _is_sound(_summed(absent_message())), _is_sound(absent_message())
+    (True, False)
+    """
+    raw = summed.numpy().tobytes()
+    checksum = zlib.crc32(raw[:-_SUM_NBYTES]).to_bytes(_SUM_NBYTES, "little")
+    return checksum == raw[-_SUM_NBYTES:]
+
+
+def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
+    """`parts`, one after the other, in pieces of 32 MiB, the last one shorter.
+
+    >>> [piece.tolist() for piece in _pieces([memoryview(b"a"), memoryview(b"bc")])]
+    [[97, 98, 99]]
+    """
+    piece = bytearray()
+    for part in parts:
+        while part:
+            room = _PART_NBYTES - len(piece)
+            piece += part[:room]
+            part = part[room:]
+            if len(piece) == _PART_NBYTES:
+                yield bytes_tensor(piece)
+                piece = bytearray()
+    if piece:
+        yield bytes_tensor(piece)

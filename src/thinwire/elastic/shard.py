@@ -1,0 +1,204 @@
+"""One rank's shard of a worker: it gets to where the run is by what is in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from thinwire.elastic.events import EventLog
+from thinwire.elastic.group import KEPT_ROLLS, StoreGroup
+from thinwire.elastic.roll import LoggedRound, NewestState, View
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.elastic.snapshot import snapshot_parts, unpack
+from thinwire.elastic.timeouts import Timeouts
+from thinwire.errors import ThinwireError
+from thinwire.membership import Load, Progress, Replay, RoundRecord, SharedState, Snapshot
+from thinwire.transport.object_store import now_s
+
+_LOG = logging.getLogger(__name__)
+
+_HEADROOM_BYTES: Final = 64 << 20
+_SLOWEST_BYTES_PER_S: Final = 125_000
+_LOOK_S: Final = 1.0
+_MALFORMED: Final = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
+
+Apply: TypeAlias = Callable[[Load | Replay], Awaitable[None]]
+"""Has the loop take over a snapshot or replay rounds; raises if it cannot."""
+
+
+class Leg(NamedTuple):
+    """Rounds that lead to a version whose digest is known.
+
+    Args:
+        rounds: oldest first, without a gap.
+        until: of the worker, after them.
+    """
+
+    rounds: Sequence[LoggedRound]
+    until: Progress
+
+
+class Shard:
+    """One rank of a worker: every rank of it makes these calls in the same order.
+
+    Args:
+        objects: of the run.
+        state: this rank's, for reading.
+        timeouts: of the worker.
+        apply: changes the state.
+        events: what happens is noted here.
+        give_up_s: for how long the store is asked.
+        index: of this rank in its worker.
+        ranks: of the worker.
+
+    Attributes:
+        group: carries exchanges with the same rank of the other workers; None before the first
+            round.
+        written: the newest snapshot that this worker wrote.
+        writing: the snapshot that is being written, if any.
+    """
+
+    def __init__(
+        self,
+        objects: RunObjects,
+        state: SharedState,
+        timeouts: Timeouts,
+        apply: Apply,
+        events: EventLog,
+        *,
+        give_up_s: float,
+        index: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.group: StoreGroup | None = None
+        self.written, self._is_awaited = NewestState(), False
+        self.writing: asyncio.Task[None] | None = None
+        self._objects, self._state, self._timeouts, self._apply = objects, state, timeouts, apply
+        self._events, self._give_up_s, self._index, self._ranks = events, give_up_s, index, ranks
+
+    async def progress(self) -> Progress:
+        """Progress by the tensors as they are now: a state that changed within a round has drifted,
+        and takes no part."""
+        return self._state.progress(anew=True)
+
+    # -- becoming equal ----------------------------------------------------------------------------
+
+    async def replay(self, legs: Sequence[Leg]) -> bool:
+        """Take the outer steps of `legs`; returns whether all of them could be taken."""
+        for leg in legs:
+            here = self._state.progress().version
+            if here >= leg.until.version:
+                continue
+            missed = [round for round in leg.rounds if round.version > here]
+            records = [await self._record(round) for round in missed]
+            there = [record for record in records if record is not None]
+            digest = leg.until.digest.split(".")[self._index]
+            until = Progress(version=leg.until.version, step=leg.until.step, digest=digest)
+            if len(there) < len(missed):
+                return False
+            try:
+                await self._apply(Replay(there, until))
+            except _MALFORMED as error:
+                _LOG.info("the rounds do not follow on this worker's state: %s", error)
+                return False
+        return True
+
+    async def _record(self, round: LoggedRound) -> RoundRecord | None:
+        facts = round.facts[self._index]
+        if not round.place:
+            return None
+        # All of them share this worker's link.
+        until_s = now_s() + self._give_up_s + round.nbytes / _SLOWEST_BYTES_PER_S
+        messages = await self._objects.messages(
+            round.place, int(facts["workers"]), until_s, nbytes=round.nbytes, shard=self._shard
+        )
+        if messages is None:
+            return None
+        return RoundRecord(version=round.version, facts=facts, messages=messages)
+
+    async def load(self, newest: NewestState) -> bool | None:
+        """Take over a snapshot; None if it is not there, false if it cannot be used."""
+        largest = 2 * self._state.shared_nbytes() + _HEADROOM_BYTES
+        file = await self._objects.state(
+            newest, self._give_up_s, largest=largest, shard=self._shard
+        )
+        if file is None:
+            return None
+        try:
+            await self._apply(Load(unpack(file)))
+        except _MALFORMED as error:
+            _LOG.warning("the snapshot of version %d cannot be used: %s", newest.version, error)
+            return False
+        return True
+
+    @property
+    def _shard(self) -> str:
+        return f".{self._index}" if self._ranks > 1 else ""
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    async def enter(self, roll: View, name: str, is_changed: bool) -> None:  # noqa: FBT001
+        """Begin the round of `roll` as the worker `name`, and its snapshot if that is due here."""
+        if is_changed or self.group is None:
+            self.leave_group()
+            rank = roll.names.index(name)
+            self.group = StoreGroup(
+                self._objects, roll.names, rank, self._timeouts, shard=self._shard
+            )
+        self.group.roll, self._is_awaited = roll.number, bool(roll.lacking)
+        newest = roll.next_state
+        if newest.writer == name and newest.roll == roll.number:
+            self.writing = asyncio.ensure_future(
+                self._write(self._state.capture(), newest, before=roll.state)
+            )
+
+    async def close(self) -> None:
+        """Leave, once the snapshot is written that another worker waits for, if any does."""
+        self.leave_group()
+        if self.writing is not None and self._is_awaited:
+            await asyncio.wait([self.writing], timeout=self._give_up_s)
+
+    def leave_group(self) -> None:
+        """Give up what is under way with the other workers."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def logged(self, record: RoundRecord) -> LoggedRound:
+        """Where the messages of a round are that counted, of this rank."""
+        assert self.group is not None
+        return LoggedRound(
+            version=record.version,
+            place=self.group.place_of(record.messages),
+            nbytes=sum(message.nbytes for message in record.messages),
+            facts=(record.facts,),
+        )
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    async def _write(self, snapshot: Snapshot, newest: NewestState, *, before: NewestState) -> None:
+        objects, timeout_s = self._objects, self._give_up_s
+        parts = snapshot_parts(snapshot)
+        while True:
+            try:
+                await objects.put_state(parts, newest, timeout_s, shard=self._shard)
+                break
+            except ThinwireError as error:
+                why = f"a snapshot of version {newest.version}: {error}"
+                self._events.note("unsaved", round=newest.version, why=why)
+                await asyncio.sleep(self._timeouts.late())
+        if self._index:
+            return
+        while not await objects.has_state(newest, now_s() + timeout_s, ranks=self._ranks):
+            await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
+        self.written = newest
+        if before.version < 0:
+            return
+        try:
+            await objects.delete_states(now_s() + timeout_s)
+            oldest = min(before.roll, newest.roll - KEPT_ROLLS)
+            await objects.delete_messages(oldest, now_s() + timeout_s)
+        except ThinwireError as error:
+            _LOG.warning("old objects stay where they are: %s", error)

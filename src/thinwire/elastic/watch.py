@@ -1,0 +1,108 @@
+"""A run over an object store, looked at from outside: only objects are read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from thinwire.elastic.place import check_run_name, check_store
+from thinwire.elastic.roll import View, WorkerReport, latest_calls
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.errors import ConfigurationError, MismatchError
+from thinwire.security.token import Token
+from thinwire.transport.object_store import ObjectStore, now_s, together
+
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketStatus:
+    """What lies in the store of a run.
+
+    Args:
+        roll: the newest one; None before the first.
+        roll_age_s: since it was written, by the store's clock and this machine's.
+        calls: what workers say before the next roll, one for each identity.
+        signs_s: age of each worker's last sign of life, by its name.
+    """
+
+    roll: View | None
+    roll_age_s: float | None
+    calls: tuple[WorkerReport, ...]
+    signs_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class BucketWatch:
+    """Reads how far a run is; takes no part in it and needs no permission to write.
+
+    Args:
+        url: of the store, as `tw.transport.Elastic` takes it.
+        run: name of the run there.
+        token: of the run, if it has one.
+
+    Raises:
+        ConfigurationError: obstore is missing, or there can be no such place.
+    """
+
+    def __init__(self, url: str, *, run: str, token: Token | None) -> None:
+        check_store(url)
+        check_run_name(run)
+        self._url, self._run = url, run
+        folder = urlsplit(url)
+        # What only looks must not make the folder, as opening it does.
+        if folder.scheme == "file" and not Path(url2pathname(folder.path)).is_dir():
+            raise self._nothing("there is no such folder")
+        store = ObjectStore(url, token=token)
+        self._url = store.url
+        self._objects = RunObjects(store, run, token)
+        self._number = 0
+
+    def look(self) -> BucketStatus:
+        """What lies there now.
+
+        Raises:
+            ConfigurationError: there is nothing of that run. MismatchError: it was written with
+                another token. ExchangeError: the store cannot be read.
+        """
+        return asyncio.run(self._look())
+
+    async def _look(self) -> BucketStatus:
+        objects, until_s = self._objects, now_s() + _PATIENCE_S
+        self._number = await objects.newest_roll(self._number, until_s)
+        roll, roll_age_s = None, None
+        if self._number:
+            try:
+                roll = await objects.roll(self._number, until_s)
+            except MismatchError as error:
+                raise MismatchError(
+                    f"show run {self._run!r} in {self._url}",
+                    because=error.because,
+                    do="set THINWIRE_TOKEN to the token of the run, or unset it if the run has "
+                    "none; take the thinwire version of the workers",
+                ) from error
+            stamp = await objects.store.stamp(objects.roll_key(self._number), until_s)
+            # Clocks may differ.
+            roll_age_s = None if stamp is None else max(0.0, time.time() - stamp[1])
+        calls: list[WorkerReport] = []
+        if roll is None or not roll.is_over:
+            calls = latest_calls(await objects.further_calls(self._number + 1, (), until_s))
+        if roll is None and not calls:
+            raise self._nothing(
+                "nothing of that name is there, or none of it opens with this token"
+            )
+        names = {*(() if roll is None else roll.names), *(call.name for call in calls)}
+        stamps = await together(*(objects.sign_of_life(name, until_s) for name in names))
+        signs_s = {n: time.time() - s[1] for n, s in zip(names, stamps, strict=True) if s}
+        return BucketStatus(roll=roll, roll_age_s=roll_age_s, calls=tuple(calls), signs_s=signs_s)
+
+    def _nothing(self, because: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"show run {self._run!r} in {self._url}",
+            because=because,
+            do="correct the URL or --run-name, or start the first worker",
+        )

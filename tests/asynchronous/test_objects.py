@@ -1,0 +1,526 @@
+"""An asynchronous run in an object store: the same bits, whoever dies at whichever request."""
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import obstore
+import pytest
+import torch
+from obstore.store import MemoryStore
+
+import thinwire as tw
+from asynchronous_team import AsyncTeam, method, with_number
+from forked import Forked
+from s3_server import Proxy, options_of, s3_fixture
+from thinwire.asynchronous import Assignment, AsyncOptions, AsyncServer, AsyncWorker
+from thinwire.asynchronous.objects import (
+    AsyncRunStatus,
+    AsyncStoreServer,
+    AsyncStoreWorker,
+    read_status,
+)
+from thinwire.files import replace_file
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.security.token import Token
+from thinwire.transport.object_store import ObjectStore
+from toy import adamw, build_model, loss
+
+__all__ = ["s3_fixture"]
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "asynchronous.py"
+TOKEN = Token("a token for the tests")
+OPTIONS = AsyncOptions(lost_after_s=60.0)
+COMPRESSED = {"codec": tw.codecs.Quantise(bits=2), "feedback": tw.ErrorFeedback()}
+
+
+class Crash(BaseException):
+    """A process that is killed."""
+
+
+class Mortal(ObjectStore):
+    """A store whose process dies at its n-th request that changes something.
+
+    Args:
+        store: the objects.
+        dies_at: number of the request, from 1; 0 never.
+        after: whether the request arrives; its answer never does.
+    """
+
+    def __init__(self, store: MemoryStore, dies_at: int = 0, *, after: bool = False) -> None:
+        super().__init__(store)
+        self.writes, self.dies_at, self.after = 0, dies_at, after
+
+    async def mortally(self, request):
+        self.writes += 1
+        if self.writes != self.dies_at:
+            return await request
+        if self.after:
+            await request
+        else:
+            request.close()
+        raise Crash
+
+    async def put(self, *args):
+        return await self.mortally(super().put(*args))
+
+    async def replace(self, *args):
+        return await self.mortally(super().replace(*args))
+
+    async def delete(self, *args):
+        return await self.mortally(super().delete(*args))
+
+
+class Run:
+    """The store of a run, its server and what it takes to start one again."""
+
+    def __init__(self, folder: Path, settings: tw.Method | None = None, **known) -> None:
+        self.settings = method() if settings is None else settings
+        self.known = {"workers": 1, "total_steps": 30, "options": OPTIONS} | known
+        self.store, self.file, self.told = MemoryStore(), folder / "server.pt", list[str]()
+        self.dies_waiting = False
+
+    def server(self, **settings) -> AsyncServer:
+        return AsyncServer(build_model(), self.settings, **self.known | settings)
+
+    def serve(self, server: AsyncServer, store: ObjectStore | None = None) -> None:
+        known = {"run": "a", "token": TOKEN, "log": self.told.append}
+        serving = AsyncStoreServer(server, store or ObjectStore(self.store), **known)
+        if self.file.exists():
+            serving.load_state_dict(torch.load(self.file))
+
+        def save() -> None:
+            replace_file(self.file, lambda path: torch.save(serving.state_dict(), path))
+            waits = [w for w in serving.status.workers.values() if w.request != w.answered]
+            if self.dies_waiting and waits:
+                self.dies_waiting = False
+                raise Crash
+
+        serving.run(save)
+
+    def names(self) -> list[str]:
+        found = obstore.list(self.store).collect()
+        return sorted(each["path"] for each in found)
+
+
+class Peer:
+    """A worker with its client, in this process."""
+
+    def __init__(
+        self, run: Run, *, rank: int = 0, store: ObjectStore | None = None, token=TOKEN, **fields
+    ) -> None:
+        settings = method(**fields) if fields else run.settings
+        self.model = build_model(seed=5)  # theta comes from the server
+        self.optimizer = adamw(self.model)
+        self.worker = AsyncWorker(self.model, self.optimizer, settings, rank=rank)
+        self.client = AsyncStoreWorker(
+            self.worker,
+            store or ObjectStore(run.store),
+            run="a",
+            token=token,
+            patience_s=10.0,
+        )
+        self.taken, self.saved = 0, None
+
+    def train(self, assignment: Assignment) -> float:
+        for _ in range(assignment.steps):
+            loss(self.model, self.taken, 0).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.taken += 1
+        return 0.5
+
+    def parts(self) -> tuple:
+        return self.model, self.optimizer, self.worker, self.client
+
+    def save(self) -> None:
+        states = [part.state_dict() for part in self.parts()]
+        self.saved = torch.utils._pytree.tree_map(
+            lambda leaf: leaf.clone() if torch.is_tensor(leaf) else leaf, (states, self.taken)
+        )
+
+    def load(self, saved) -> None:
+        if saved is not None:
+            states, self.taken = saved
+            for part, state in zip(self.parts(), states, strict=True):
+                part.load_state_dict(state)
+
+    def work(self) -> "Peer":
+        self.client.run(self.train, self.save)
+        return self
+
+
+def beside(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def simulated(settings: tw.Method, total_steps: int = 30) -> AsyncServer:
+    return AsyncTeam(settings, (1.0,), total_steps=total_steps).run().server
+
+
+@pytest.mark.parametrize("slots", [{}, COMPRESSED], ids=["fp32", "2 bits"])
+def test_one_worker_over_a_store_has_the_bits_of_a_simulation(tmp_path, slots) -> None:
+    run = Run(tmp_path, method(**slots))
+    server, store = run.server(), ObjectStore(run.store)
+    serving = beside(lambda: run.serve(server))
+    Peer(run, store=store).work()
+    serving.join()
+    expected = simulated(run.settings)
+    assert (server.digest(), server.stats) == (expected.digest(), expected.stats)
+    # As planned; and the first request asks for work, and the last answer is the end.
+    planned = traffic(run.settings, Shape.of_model(build_model()), workers=1)
+    assert planned.sent_after(30) == server.stats.received_bytes
+    assert planned.received_after(30) == server.stats.sent_bytes
+    assert store.requests.puts == planned.puts_after(30) + 1
+    assert store.requests.gets == planned.gets_after(30) + 2
+    assert (store.requests.puts, store.requests.gets) == (6, 1 + 6 + 5)
+    status = read_status(ObjectStore(run.store), run="a", token=TOKEN)
+    assert (status.is_finished, status.stats) == (True, server.stats)
+    (state,) = status.workers.values()
+    assert (state.loss, state.assigned) == (0.5, 0)
+    # Nothing is left of what was read.
+    assert [key.split("/")[1] for key in run.names()] == ["about", "answer", "status"]
+
+
+def test_three_workers_at_once_finish_the_run(tmp_path) -> None:
+    run = Run(tmp_path, workers=3, total_steps=120)
+    server = run.server()
+    serving = beside(lambda: run.serve(server))
+    peers = [Peer(run, rank=rank) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Peer.work, peers))
+    serving.join()
+    assert sum(peer.taken for peer in peers) == server.stats.steps_done == 120
+    assert [line for line in run.told if "joined" not in line] == []
+    assert sum("/theta/" in f"/{key}" for key in run.names()) <= 3
+
+
+def test_a_server_killed_in_a_grace_applies_no_message_twice(tmp_path) -> None:
+    options = AsyncOptions(grace_s=0.3, lost_after_s=60.0)
+    run = Run(tmp_path, method(**COMPRESSED), workers=2, total_steps=48, options=options)
+    run.dies_waiting, peers = True, [Peer(run, rank=rank) for rank in range(2)]
+    working = [beside(peer.work) for peer in peers]
+    with pytest.raises(Crash):
+        run.serve(run.server())
+    server = run.server()
+    run.serve(server)
+    for thread in working:
+        thread.join()
+    assert server.stats.refused == {}
+    assert sum(peer.taken for peer in peers) == server.stats.steps_done == 48
+
+
+def crashing(work: Callable[[ObjectStore], object], run: Run, dies_at: int, after: bool) -> int:
+    """`work` with a process that is killed at a request, and started again; how often it died."""
+    try:
+        work(Mortal(run.store, dies_at, after=after))
+    except Crash:
+        work(ObjectStore(run.store))
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("after", "deaths_at"),
+    [
+        pytest.param(False, (3, 8, 9), id="before"),
+        pytest.param(True, (7, 10, 12), id="answer lost"),
+        pytest.param(False, range(1, 40), id="before any", marks=pytest.mark.slow),
+        pytest.param(True, range(1, 40), id="answer of any lost", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_killed_at_a_request_goes_on_bit_for_bit(tmp_path, after, deaths_at) -> None:
+    settings, deaths = method(**COMPRESSED), 0
+    expected = simulated(settings, 18)
+    for dies_at in deaths_at:
+        folder = tmp_path / str(dies_at)
+        folder.mkdir()
+        run, servers = Run(folder, settings, total_steps=18), list[AsyncServer]()
+
+        def serve(store: ObjectStore, run=run, servers=servers) -> None:
+            servers.append(run.server())
+            run.serve(servers[-1], store)
+
+        working = beside(Peer(run).work)
+        died = crashing(serve, run, dies_at, after)
+        working.join()
+        assert (servers[-1].digest(), servers[-1].stats) == (expected.digest(), expected.stats)
+        deaths += died
+        if not died:
+            break
+    assert deaths == 3 or 15 < deaths < 39
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "answer lost"])
+def test_a_worker_killed_at_any_request_goes_on_bit_for_bit(tmp_path, after) -> None:
+    settings = method(**COMPRESSED)
+    expected = simulated(settings, 18)
+    for dies_at in range(1, 6):
+        folder = tmp_path / str(dies_at)
+        folder.mkdir()
+        run, peers = Run(folder, settings, total_steps=18), list[Peer]()
+        server = run.server()
+
+        def work(store: ObjectStore, run=run, peers=peers) -> None:
+            saved = peers[-1].saved if peers else None
+            peers.append(Peer(run, store=store))
+            peers[-1].load(saved)
+            peers[-1].saved = saved
+            peers[-1].work()
+
+        serving = beside(lambda run=run, server=server: run.serve(server))
+        assert crashing(work, run, dies_at, after) == (dies_at < 5)
+        serving.join()
+        assert server.digest() == expected.digest()
+        assert (server.stats.arrivals, server.stats.refused) == (3, {})
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(run: Run, server: AsyncServer) -> Iterator[None]:
+    """A server beside the test, which ends it by finishing the run."""
+    serving = beside(lambda: run.serve(server))
+    try:
+        yield
+    finally:
+        Peer(run).work()
+        serving.join()
+
+
+def test_another_run_is_refused_by_the_field_that_differs(tmp_path) -> None:
+    run = Run(tmp_path)
+    with served(run, run.server()):
+        for peer, why in (
+            (Peer(run, lr=0.6), r"method\.outer\.lr differs; because the server has 0.7"),
+            (Peer(run, sync_every=7), r"method\.sync_every differs"),
+            (Peer(run, rank=4), r"the run has 1 workers"),
+            (Peer(run, token=Token("another token, long enough")), "another token"),
+            (Peer(run, token=None), "another token"),
+        ):
+            with pytest.raises(tw.MismatchError, match=why):
+                peer.work()
+    for folder, settings, why in (
+        (tmp_path / "b", method(), "writer differs"),
+        (tmp_path / "c", method(lr=0.6), r"method\.outer\.lr differs"),
+    ):
+        folder.mkdir()
+        other = Run(folder, settings)
+        other.store = run.store
+        with pytest.raises(tw.MismatchError, match=why):
+            other.serve(other.server())
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_message_that_is_damaged_in_the_store_is_sent_again(tmp_path, times) -> None:
+    run, sent = Run(tmp_path), []
+    server = run.server()
+    peer = Peer(run)
+    put = peer.client._objects.sealed.put
+
+    async def damaged(key, payload, until_s):
+        if payload.numel() > 100 and len(sent) < times:
+            sent.append(key)
+            payload = payload.clone()
+            payload[200] ^= 1
+        return await put(key, payload, until_s)
+
+    peer.client._objects.sealed.put = damaged
+    with served(run, server):
+        if times == 3:
+            with pytest.raises(tw.ExchangeError, match="3 times in a row its message was refused"):
+                peer.work()
+        else:
+            peer.work()
+    assert server.stats.refused == {"DAMAGED": times}
+    assert len([line for line in run.told if "checksum" in line]) == times
+    if times == 2:
+        assert server.digest() == simulated(run.settings).digest()
+
+
+def test_an_object_that_is_not_of_the_run_is_refused_unread(tmp_path) -> None:
+    run = Run(tmp_path)
+    server = run.server()
+    for name, nbytes in (("00000/0123456789abcdef-00000001", 10**6), ("00001/x", 3), ("x", 3)):
+        obstore.put(run.store, f"a/arrival/{name}", bytes(nbytes))
+    with served(run, server):
+        pass
+    assert server.stats.refused == {"DAMAGED": 1}
+    assert sum("is no request of a worker" in line for line in run.told) == 2
+    assert server.stats.steps_done == 30
+
+
+def test_a_message_that_is_not_finite_stops_its_worker(tmp_path) -> None:
+    run = Run(tmp_path)
+    server = run.server()
+    peer = Peer(run)
+    finish = peer.worker.finish
+    peer.worker.finish = lambda: with_number(finish(), float("nan"))
+    with served(run, server), pytest.raises(tw.NonFiniteError, match="go on as worker 0"):
+        peer.work()
+    assert server.stats.refused == {"NOT_FINITE": 1}
+
+
+def test_of_two_processes_of_one_worker_the_later_one_goes_on(tmp_path) -> None:
+    run, taken = Run(tmp_path), threading.Event()
+    server, first, second = run.server(), Peer(run), Peer(run)
+    errors: list[tw.ExchangeError] = []
+
+    def train(assignment: Assignment) -> float:
+        if first.taken == 6:
+            second_joins.set()
+            taken.wait(20)
+        return Peer.train(first, assignment)
+
+    def trained(assignment: Assignment) -> float:
+        taken.set()
+        return Peer.train(second, assignment)
+
+    def work() -> None:
+        try:
+            first.client.run(train)
+        except tw.ExchangeError as error:
+            errors.append(error)
+
+    second_joins, serving = threading.Event(), beside(lambda: run.serve(server))
+    working = beside(work)
+    assert second_joins.wait(20)
+    second.client.run(trained)
+    working.join()
+    serving.join()
+    assert "another process of this number has joined" in str(errors[0])
+    assert (first.taken, second.taken, server.stats.steps_done) == (12, 24, 30)
+    assert server.stats.refused == {}
+
+
+def test_a_server_that_cannot_write_its_checkpoint_answers_nothing(tmp_path) -> None:
+    run = Run(tmp_path / "absent")
+    with pytest.raises(RuntimeError, match="does not exist"):
+        run.serve(run.server())
+    assert run.names() == []
+    with pytest.raises(tw.ConfigurationError, match="without lost_after_s"):
+        run.serve(run.server(options=AsyncOptions()))
+
+
+def test_a_worker_whose_server_is_silent_ends_in_time(tmp_path) -> None:
+    run = Run(tmp_path)
+    peer = Peer(run)
+    peer.client._objects.patience_s = 0.3
+    with pytest.raises(tw.ExchangeTimeout, match=r"the server of run 'a' .* was silent for 0.3 s"):
+        peer.work()
+
+
+def test_steps_of_a_lost_worker_go_to_another_one(tmp_path) -> None:
+    run = Run(tmp_path, workers=2, options=AsyncOptions(lost_after_s=0.5))
+    server, lost = run.server(), Peer(run, rank=1)
+    serving = beside(lambda: run.serve(server))
+
+    def die(_: Assignment) -> float:
+        raise Crash
+
+    with pytest.raises(Crash):
+        lost.client.run(die)
+    peer = Peer(run).work()
+    serving.join()
+    assert peer.taken == server.stats.steps_done == 30
+    # It finds out that the run is over, though nobody answers.
+    assert Peer(run, rank=1).work().taken == 0
+
+
+# -- a server of S3 --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["503", "lost", "half"])
+def test_a_store_that_fails_half_of_the_time_changes_no_bit(s3, tmp_path, fault) -> None:
+    draw = random.Random(fault)
+    proxy = Proxy(s3, lambda _count, _line: fault if draw.random() < 0.5 else "")
+    try:
+        run = Run(tmp_path, total_steps=18)
+        server = run.server()
+        stores = [
+            ObjectStore(f"s3://run/async-{fault}", options_of(proxy.endpoint)) for _ in range(2)
+        ]
+        serving = beside(lambda: run.serve(server, stores[0]))
+        peer = Peer(run, store=stores[1])
+        peer.client._objects.patience_s = 60.0
+        peer.work()
+        serving.join()
+    finally:
+        proxy.close()
+    expected = simulated(run.settings, 18)
+    assert (server.digest(), server.stats) == (expected.digest(), expected.stats)
+    assert len(proxy.faults) > 20
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def start(*arguments: str) -> Forked:
+    environment = os.environ | {"THINWIRE_TOKEN": "a token for the tests", "OMP_NUM_THREADS": "1"}
+    return Forked([str(EXAMPLE), *arguments], environment)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_workers_and_server_of_the_example_may_be_killed_and_come_back(tmp_path) -> None:
+    url = f"file://{tmp_path}/store"
+    serve = ("serve", url, "--checkpoint", str(tmp_path / "server.pt"), "--steps", "2400")
+    work = [
+        ("work", url, "--worker", str(k), "--slow-s", str(slow_s))
+        for k, slow_s in enumerate((0.002, 0.002, 0.008))
+    ]
+
+    def status() -> AsyncRunStatus | None:
+        if not (tmp_path / "store").exists():
+            return None
+        return read_status(url, run="example", token=TOKEN)
+
+    def version() -> int:
+        return 0 if (found := status()) is None else found.stats.arrivals
+
+    server, workers = start(*serve), [start(*arguments) for arguments in work[:2]]
+    # It dies with an assignment, whose steps go to another worker of its number.
+    doomed = start(*work[2][:-1], "1000")
+    try:
+        until(lambda: (found := status()) is not None and 2 in found.workers)
+        doomed.kill()
+        workers.append(start(*work[2]))
+        until(lambda: version() > 10)
+        workers[1].kill()
+        killed_at = version()
+        until(lambda: version() > killed_at + 6)  # the others go on without it
+        workers[1] = start(*work[1])
+        until(lambda: version() > killed_at + 15)
+        server.kill()
+        killed_at = version()
+        server = start(*serve)
+        output, errors = server.communicate(timeout=90)
+        assert server.returncode == 0, errors
+        for worker in workers:
+            told, errors = worker.communicate(timeout=30)
+            assert worker.returncode == 0, errors
+            assert "finished" in told
+    finally:
+        for process in (server, doomed, *workers):
+            process.kill()
+    assert int(re.findall(r"going on from (\d+) arrivals", output)[0]) in (killed_at, killed_at + 1)
+    assert re.search(r"steps_done=2[45]\d\d, steps_of=\{0: \d+, 1: \d+, 2: \d+\}", output)
+    (last,) = re.findall(r"^loss ([\d.]+)", output, re.MULTILINE)
+    assert float(last) < 0.5

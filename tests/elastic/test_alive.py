@@ -1,0 +1,87 @@
+"""Signs of life: a dead worker is noticed long before the others' patience ends."""
+
+import asyncio
+import time
+
+import pytest
+
+from bucket_workers import H, Worker, memory, quick_fixture, train  # noqa: F401 - the fixture
+from thinwire.elastic.alive import LostWorkers, give_signs
+from thinwire.elastic.run_objects import RunObjects
+from thinwire.errors import ExchangeError
+from thinwire.transport.object_store import ObjectStore, now_s
+
+pytest.importorskip("obstore")
+
+
+def run_of(store) -> RunObjects:
+    return RunObjects(ObjectStore(store), "a-run", None)
+
+
+async def living(objects: RunObjects, name: str) -> asyncio.Task[None]:
+    return asyncio.ensure_future(give_signs(objects, name, 0.3, lambda: "{}"))
+
+
+def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too() -> None:
+    objects = run_of(memory())
+
+    async def watch() -> None:
+        lost, a, b = LostWorkers(objects, 0.3), await living(objects, "a"), None
+        b = await living(objects, "b")
+        until_s = now_s() + 1.0
+        while now_s() < until_s:
+            assert not {"a", "b"} & await lost.among(["a", "b", "c"])
+            await asyncio.sleep(0.02)
+        assert await lost.among(["a", "b", "c"]) == {"c"}
+        b.cancel()
+        stopped_s = now_s()
+        while await lost.among(["a", "b"]) != {"b"}:
+            await asyncio.sleep(0.02)
+        assert 0.2 < now_s() - stopped_s < 1.0
+        a.cancel()
+
+    asyncio.run(watch())
+
+
+def test_a_store_that_refuses_signs_ends_nothing(caplog) -> None:
+    objects = run_of(memory())
+
+    async def refuse(*_: object) -> None:
+        raise ExchangeError("write", because="the disk is full", do="make room")
+
+    objects.store.replace = refuse  # type: ignore[method-assign]
+
+    async def watch() -> None:
+        task = await living(objects, "a")
+        await asyncio.sleep(0.15)
+        assert not task.done()
+        task.cancel()
+
+    with caplog.at_level("INFO", "thinwire.elastic.alive"):
+        asyncio.run(watch())
+    assert "may take this worker for lost" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_dead_worker_costs_the_others_seconds_and_not_half_a_long_round() -> None:
+    """Rounds seem to take a minute; the worker's signs end without a word of its leaving."""
+    store = memory()
+    first, second = (Worker(store, f"w{n}", number=n, of=2, least_wait_s=0.6) for n in range(2))
+    for worker in (first, second):
+        worker.transport._timeouts.finished_round(60.0)
+
+    class Died(Exception):
+        pass
+
+    def die() -> None:
+        raise Died
+
+    second.transport.leave = lambda: second.transport._session._living.cancel()
+    second.before_step[3 * H] = die
+    second.start(6 * H)
+    began_s = time.monotonic()
+    assert first.start(6 * H).digest(15)
+    assert time.monotonic() - began_s < 12
+    assert isinstance(second.error(), Died)
+    assert first.events("left")
+    assert len(set(train([Worker(store, "late")], 6 * H))) == 1

