@@ -394,7 +394,7 @@ def test_another_token_is_refused(mine, theirs, store) -> None:
 
 def test_of_two_processes_with_one_identity_the_older_one_ends(store) -> None:
     older = Worker(store, "same", number=0, of=2)
-    slowly(older)
+    slowly(older, seconds=0.2)  # so that it is not over before the newer one comes
     older.start(LONG)
     until(lambda: older.version >= 2)
     newer = Worker(store, "same", number=1, of=2).start(LONG)
