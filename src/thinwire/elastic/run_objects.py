@@ -21,7 +21,7 @@ import logging
 import re
 import secrets
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated
 
@@ -124,7 +124,7 @@ class RunObjects:
         prefix = f"{self.run}/process/{name_part(identity)}/"
         mine = bytes_tensor(secrets.token_bytes(8))
         found = await self.store.sizes(prefix, until_s)
-        number = max((int(key.removeprefix(prefix)) for key in found), default=0) + 1
+        number = max(_numbers(found, prefix), default=0) + 1
         while not await self.sealed.put(f"{prefix}{number:08}", mine, until_s):
             number += 1
         return f"{identity}:{number:08}"
@@ -153,8 +153,7 @@ class RunObjects:
         # A listing names a thousand at once, and the few rolls that a worker missed are soon asked
         # for one by one.
         found = await self.store.sizes(prefix, until_s, after=self.roll_key(after))
-        numbers = (key.removeprefix(prefix) for key in found)
-        return max([after, *(int(text) for text in numbers if re.fullmatch(r"[0-9]{8,18}", text))])
+        return max([after, *_numbers(found, prefix)])
 
     async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
         """Say what `call` does before roll `number`, in place of what was said before."""
@@ -337,6 +336,16 @@ class RunObjects:
             "was changed",
             do="give all workers the same THINWIRE_TOKEN and version, or pass another name as run",
         )
+
+
+def _numbers(keys: Iterable[str], prefix: str) -> list[int]:
+    """Those that `keys` end in; anything else may lie there, too.
+
+    >>> _numbers(["r/roll/00000012", "r/roll/a-note"], "r/roll/")
+    [12]
+    """
+    ends = (key.removeprefix(prefix) for key in keys)
+    return [int(text) for text in ends if re.fullmatch(r"[0-9]{8,18}", text)]
 
 
 def _summed(payload: Tensor) -> Tensor:

@@ -443,6 +443,7 @@ class Session:
         least = roll.state.version
         self._rounds = {v: r for v, r in self._rounds.items() if v > least}
         self._digests = {v: d for v, d in self._digests.items() if v >= least}
+        self._began = {shares: at for shares, at in self._began.items() if at.version >= least}
 
     async def _read_rolls(self) -> None:
         """Read the rolls between the newest snapshot and the newest roll."""
