@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,7 +136,8 @@ class FixedGroup(StoreGroup):
         until_s = now_s() + self._timeout_s
         writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
         most = max(post.take.values(), default=0)
-        raw, *_ = await together(self._got(tag, gets, most, list(puts)), *writing)
+        coming = self._got(tag, gets, most, list(puts), self._absent(tag, base))
+        raw, *_ = await together(coming, *writing)
         found: dict[int, Tensor] = {}
         for rank, each in raw.items():
             payload = self._objects.sealed.opened(each, gets[rank])
@@ -171,10 +173,17 @@ class FixedGroup(StoreGroup):
             )
 
     async def _got(
-        self, tag: RoundTag, gets: Mapping[int, str], nbytes: int, own: Sequence[str]
+        self,
+        tag: RoundTag,
+        gets: Mapping[int, str],
+        nbytes: int,
+        own: Sequence[str],
+        absent_s: deque[float] | None = None,
     ) -> dict[int, memoryview]:
         store, nbytes = self._objects.store, nbytes + self._objects.sealed.added_nbytes
-        found = await store.get_all(gets, timeout_s=self._timeout_s, nbytes=nbytes)
+        found = await store.get_all(
+            gets, timeout_s=self._timeout_s, nbytes=nbytes, absent_s=absent_s
+        )
         missing = sorted(set(gets) - set(found))
         if not missing:
             return found

@@ -180,12 +180,8 @@ class StoreGroup:
         """The answer to `post`; it has this worker's own message where that does not count."""
         me, to_all = self.rank, post.is_to_all(len(self.names))
         puts, gets = self._keys(base, post)
-        kind = f"{tag.what}/{base.rpartition('/')[2]}"
-        # One long wait, as for a worker that was lost, must not make the next one long.
-        unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
-        absent_s = self._absent_s.setdefault(kind, unknown)
         nbytes = max(post.take.values(), default=0)
-        found, own = await self._exchanged(roll, puts, gets, nbytes, absent_s)
+        found, own = await self._exchanged(roll, puts, gets, nbytes, self._absent(tag, base))
         # A shard that came too late is known to its owner, who gives up the round.
         if to_all and not own:
             found[me] = absent_message()
@@ -260,6 +256,13 @@ class StoreGroup:
         if any(raw is None for raw in there):
             raise RuntimeError("what was written there a moment ago is gone")
         return {rank: raw for rank, raw in zip(missing, there, strict=True) if raw is not None}
+
+    def _absent(self, tag: RoundTag, base: str) -> deque[float]:
+        """For how long messages of this kind were seen to be absent in the last rounds."""
+        kind = f"{tag.what}/{base.rpartition('/')[2]}"
+        # One long wait, as for a worker that was lost, must not make the next one long.
+        unknown = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
+        return self._absent_s.setdefault(kind, unknown)
 
     def _keys(self, base: str, post: Post) -> tuple[dict[str, Tensor], dict[int, str]]:
         """This worker's payloads by their names, and the names of the others' by their ranks."""
