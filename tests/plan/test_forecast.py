@@ -1,13 +1,17 @@
+import inspect
 import math
+from dataclasses import replace
 
 import pytest
 
 from thinwire import presets
 from thinwire.cli.plan import job_text, link_text, verdict
+from thinwire.elastic import alive
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import PEAK_TFLOPS_PER_S, Coding, Compute, peak_flops_per_s
 from thinwire.plan.forecast import UTILISATIONS, Forecast, RefusedMethod, forecast, forecasts
-from thinwire.plan.job import Job
+from thinwire.plan.job import SIGN_OF_LIFE_S, Job, Prices
 from thinwire.plan.link import Link, Ring, Star
 from thinwire.plan.shape import Shape
 from thinwire.plan.simulate import simulate
@@ -127,3 +131,14 @@ def test_words() -> None:
         assert peak_flops_per_s(name.lower().replace(" ", "_")) == tflops_per_s * 1e12
         assert 10 < tflops_per_s < 10_000
     assert peak_flops_per_s("A100") == 312e12
+
+
+def test_signs_of_life_are_in_the_price_of_workers_that_come_and_go() -> None:
+    parameters = inspect.signature(Elastic).parameters
+    assert parameters["least_wait_s"].default / alive.PER_LOSS == SIGN_OF_LIFE_S
+    asked = job(workers=3, prices=Prices(egress_per_gb=0, put_per_million=1e6), elastic=True)
+    sent = asked.traffic(presets.diloco())
+    signs = asked.store_cost(sent, 101.0) - asked.store_cost(sent, 0.0)
+    assert signs == math.ceil(3 * 101.0 / SIGN_OF_LIFE_S)
+    fixed = replace(asked, elastic=False)
+    assert fixed.store_cost(sent, 101.0) == fixed.store_cost(sent, 0.0)

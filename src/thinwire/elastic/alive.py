@@ -17,7 +17,8 @@ from thinwire.transport.object_store import now_s, together
 
 _LOG = logging.getLogger(__name__)
 
-_PER_LOSS: Final = 3  # so many may fail before a worker is taken for lost
+PER_LOSS: Final = 3
+"""So many signs may fail before a worker is taken for lost."""
 
 
 class _Sign(NamedTuple):
@@ -42,7 +43,7 @@ class LostWorkers:
         """Those of `names` that are lost; asks the store now and then."""
         now, never = now_s(), _Sign(None, 0.0, float("-inf"))
         known = {name: self._signs.get(name, never) for name in names}
-        often_s = self._after_s / (2 * _PER_LOSS)
+        often_s = self._after_s / (2 * PER_LOSS)
         due = [name for name, sign in known.items() if now - sign.looked_s >= often_s]
         until_s = now + self._after_s
         try:
@@ -75,4 +76,4 @@ async def give_signs(
             await objects.put_sign_of_life(name, describe(), now_s() + after_s)
         except ThinwireError as error:
             _LOG.info("the others may take this worker for lost: %s", error)
-        await asyncio.sleep(after_s / _PER_LOSS)
+        await asyncio.sleep(after_s / PER_LOSS)

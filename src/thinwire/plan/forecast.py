@@ -172,7 +172,8 @@ def _forecast(
     step_s = job.compute.step_s / utilisation
     required = {share: required_bandwidth(share, scenario) for share in {*utilisations, target}}
     meeting = MeetingRequests.of(job.workers) if job.elastic else None
-    cost_per_round = job.store_cost(sent)
+    cost_per_round = job.store_cost(sent, step_s * sent.sync_every)
+    wall_s = None if steps is None else _wall_s(scenario, steps, step_s)
     tokens_per_step = job.tokens_per_step
     rounds_per_day = _DAY_S / (step_s * sent.sync_every)
     return Forecast(
@@ -197,7 +198,7 @@ def _forecast(
             None if tokens_per_step is None else job.workers * tokens_per_step * _DAY_S / step_s
         ),
         steps=steps,
-        wall_s=None if steps is None else _wall_s(scenario, steps, step_s),
+        wall_s=wall_s,
         sent_bytes=None if steps is None else sent.sent_after(steps),
         received_bytes=None if steps is None else sent.received_after(steps),
         puts_per_round=sent.puts_per_round,
@@ -206,7 +207,7 @@ def _forecast(
         meeting_gets_per_round=0 if meeting is None else meeting.gets,
         cost_per_round=cost_per_round,
         cost_per_day=None if cost_per_round is None else rounds_per_day * cost_per_round,
-        cost=None if steps is None else job.store_cost(sent, steps),
+        cost=None if wall_s is None else job.store_cost(sent, wall_s, steps),
     )
 
 

@@ -15,6 +15,8 @@ from thinwire.plan.traffic import Traffic, traffic
 
 _LARGEST: Final = {"workers": 100_000, "sync_every": 100_000}
 _GB, _MILLION = 10**9, 10**6
+SIGN_OF_LIFE_S: Final = 10 / 3
+"""Between two of a worker, with the default `least_wait_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,11 +158,12 @@ class Job:
             return None
         return -(-self.tokens // (self.workers * self.tokens_per_step))
 
-    def store_cost(self, sent: Traffic, steps: int | None = None) -> float | None:
+    def store_cost(self, sent: Traffic, seconds: float, steps: int | None = None) -> float | None:
         """What a store charges all workers in `steps` inner steps with their end, or in a round.
 
         Args:
             sent: by each worker.
+            seconds: that these take, in which workers that come and go give signs of life.
             steps: default a round.
         """
         if self.prices is None:
@@ -175,6 +178,7 @@ class Job:
             # Stores charge as much for a listing as for a put.
             meeting = MeetingRequests.of(self.workers)
             puts += rounds * (meeting.puts + meeting.lists)
+            puts += math.ceil(self.workers * seconds / SIGN_OF_LIFE_S)
             gets += rounds * meeting.gets
         return self.prices.of_store(nbytes, puts, gets)
 
