@@ -28,15 +28,6 @@ def promptly(timeout_s: float = 10) -> Iterator[None]:
     assert time.monotonic() - started_s < timeout_s
 
 
-@contextlib.contextmanager
-def through(endpoint: str, fault: Callable[[int, str], str]) -> Iterator[Proxy]:
-    proxy = Proxy(endpoint, fault)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
-
-
 def on_put(answer: str) -> Callable[[int, str], str]:
     return lambda count, line: answer if line.startswith("PUT") else ""
 
@@ -69,7 +60,9 @@ def there_and_back(store: ObjectStore, count: int) -> None:
 @pytest.mark.parametrize("fault", ["503", "500", "409", "cut", "lost", "half"])
 def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
     """Every third request, of all kinds."""
-    with through(s3, lambda count, line: fault if count % 3 == 0 else "") as proxy:
+    with contextlib.closing(
+        Proxy(s3, lambda count, line: fault if count % 3 == 0 else "")
+    ) as proxy:
         store = ObjectStore(f"s3://run/fault-{fault}", options_of(proxy.endpoint))
         there_and_back(store, 8)
         assert len(proxy.faults) > 5
@@ -80,11 +73,15 @@ def test_what_fails_in_passing_changes_nothing(s3, fault: str) -> None:
 
 @pytest.mark.slow
 def test_silence_is_broken_off_and_asked_again_and_slowness_is_not(s3, monkeypatch) -> None:
-    with through(s3, lambda count, line: "late" if count % 7 == 0 else "") as proxy:
+    with contextlib.closing(
+        Proxy(s3, lambda count, line: "late" if count % 7 == 0 else "")
+    ) as proxy:
         there_and_back(ObjectStore("s3://run/slow", options_of(proxy.endpoint)), 5)
         assert "late" in proxy.faults
     monkeypatch.setattr(object_store, "_REQUEST_S", 0.3)
-    with through(s3, lambda count, line: "late" if count in (1, 2) else "") as proxy:
+    with contextlib.closing(
+        Proxy(s3, lambda count, line: "late" if count in (1, 2) else "")
+    ) as proxy:
         store = ObjectStore("s3://run/silent", options_of(proxy.endpoint))
         there_and_back(store, 5)
         assert store.requests.retries >= 2
@@ -109,7 +106,11 @@ def test_a_store_that_is_gone_is_an_error_within_the_timeout(caplog) -> None:
     ],
 )
 def test_a_store_that_refuses_is_an_error_in_time(s3, url, fault, timeout_s, error, word) -> None:
-    with through(s3, fault) as proxy, promptly(), pytest.raises(error, match=word):
+    with (
+        contextlib.closing(Proxy(s3, fault)) as proxy,
+        promptly(),
+        pytest.raises(error, match=word),
+    ):
         write(ObjectStore(f"s3://{url}", options_of(proxy.endpoint)), "a-run/x", b"a", timeout_s)
 
 

@@ -166,32 +166,6 @@ def test_ranks_that_hold_different_things_are_refused() -> None:
         assert all("its ranks 0 and 1 hold other parameters" in each for each in told)
 
 
-def test_a_store_in_the_environment_needs_all_of_its_variables(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("THINWIRE_BUCKET", f"file://{tmp_path}")
-    for name in ("RUN", "WORKER", "WORKERS", "MEET"):
-        monkeypatch.delenv(f"THINWIRE_{name}", raising=False)
-    with pytest.raises(tw.ConfigurationError, match="THINWIRE_WORKER is not set"):
-        tw.transport.default_transport()
-    for name, value in (("WORKER", "1"), ("WORKERS", "x"), ("RUN", "r")):
-        monkeypatch.setenv(f"THINWIRE_{name}", value)
-    with pytest.raises(tw.ConfigurationError, match="are '1' and 'x'"):
-        tw.transport.default_transport()
-    monkeypatch.setenv("THINWIRE_WORKERS", "2")
-    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:1")
-    with pytest.raises(tw.ConfigurationError, match="both THINWIRE_BUCKET and THINWIRE_MEET"):
-        tw.transport.default_transport()
-
-
-def test_a_store_in_the_environment_has_a_fixed_number_of_workers(monkeypatch, tmp_path) -> None:
-    given = {"BUCKET": f"file://{tmp_path}", "RUN": "r", "WORKER": "1", "WORKERS": "2"}
-    for name, value in (given | {"TOKEN": "a secret of many characters"}).items():
-        monkeypatch.setenv(f"THINWIRE_{name}", value)
-    transport = tw.transport.default_transport()
-    assert transport.is_fixed
-    assert (transport.run_name, transport.rank, transport.world_size) == ("r", 1, 2)
-    assert transport.added_nbytes == 28
-
-
 def test_names_of_earlier_versions_say_what_replaced_them() -> None:
     with pytest.raises(tw.ConfigurationError, match=r"Elastic\(URL, run=NAME, workers=K"):
         tw.transport.Bucket("memory://", rank=0, workers=2, run="r")
