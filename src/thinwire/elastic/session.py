@@ -266,6 +266,8 @@ class Session:
             # Some may have come further and died, and nothing leads there.
             lost = await self._lost.among([c.name for c in all_calls if c.name != self.name])
             roll = self._next_roll(latest_calls([c for c in all_calls if c.name not in lost]))
+        if roll is None:
+            meeting.listing_s = 0.0  # only a worker that is not known yet can change that
         if roll is None or await self._objects.put_roll(roll, until_s):
             return roll
         return await self._objects.roll(number, until_s)
