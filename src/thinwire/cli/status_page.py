@@ -72,12 +72,14 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, str]:
         "received": (metrics.received_bytes, nbytes_text),
         "waited": (metrics.wait_s, duration_text),
     }
+    age_s = worker.get("age_s")
+    alive = "" if age_s is None else f", alive {duration_text(age_s)} ago"
     return {
         "worker": worker["identity"],
         "outer": _UNKNOWN if position is None else str(position["version"]),
         "inner": _UNKNOWN if position is None else str(position["step"]),
         **{name: "-" if value is None else text(value) for name, (value, text) in measured.items()},
-        "state": worker["state"],
+        "state": worker["state"] + alive,
     }
 
 
@@ -113,8 +115,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
                 "position": None if position is None else position.describe(),
                 "metrics": metrics.describe(),
                 "age_s": age_s,
-                "state": _worker_state(name, call, roll, is_awaited=is_awaited)
-                + ("" if age_s is None else f", alive {duration_text(age_s)} ago"),
+                "state": _worker_state(name, call, roll, is_awaited=is_awaited),
             }
         )
     return StatusPage(

@@ -81,7 +81,7 @@ class RunObjects:
 
         Args:
             description: of this worker.
-            name: of this worker, and of its rank.
+            name: that no other process has.
             shard: ending of names, where workers have several ranks, which describe other shards.
             until_s: deadline, by the clock of the event loop.
 

@@ -76,7 +76,6 @@ class Session:
         names: of the workers of the round, in rank order.
         rank: of this worker among them.
         shard: this rank's.
-        is_stale: whether the run may have gone on without this worker.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Session:
         self._unusable: set[NewestState] = set()
         self._entered: View | None = None  # the last that this worker took part in
         self._here = state.progress()
-        self.is_stale = True
+        self._is_stale = True  # the run may have gone on without this worker
         self._lacks = self._has_called = self._has_ended = False
         self._forgetting: asyncio.Task[None] | None = None
         self._metrics = WorkerMetrics()
@@ -157,25 +156,25 @@ class Session:
             self._note("refused", why="its outer parameters have changed since its last round")
             self._lacks = True
         while True:
-            if self.is_stale:
-                self.is_stale = False
+            if self._is_stale:
+                self._is_stale = False
                 await self._learn_newest()
                 await self._get_to(self._roll)
             if self._roll is not None and self._roll.is_over:
                 if self._lacks and await self._wait_for_snapshot(self._roll):
-                    self.is_stale = True
+                    self._is_stale = True
                     continue
                 return await self._end(self._roll)
             roll = await self._meet(phase)
             if roll is None:
-                self.is_stale = True
+                self._is_stale = True
                 continue
             before = self._roll
             self._learn(roll)
             self._check_superseded(roll)
             if self.name in roll.names and await self._get_to(roll):
                 break
-            self.is_stale = True
+            self._is_stale = True
             is_lost = self.name not in (*roll.names, *roll.lacking) and not roll.is_over
             if is_lost and before is not None and self._entered is before:
                 self._note("late", why=f"roll {roll.number} was written without this worker")

@@ -281,6 +281,7 @@ class Elastic(Transport, Membership):
 
         self._thread, self._state = LoopThread(), state
         try:
+            self._agreed(self._check_description)
             self._name = self._agreed(self._new_process)
             self._names = (self._name,)
             if self._ranks.is_first:
@@ -307,7 +308,6 @@ class Elastic(Transport, Membership):
                     index=self._ranks.index,
                     ranks=self.ranks,
                 )
-            self._agreed(self._check_description)
         except BaseException:
             self.leave()
             raise
@@ -321,13 +321,8 @@ class Elastic(Transport, Membership):
     def _check_description(self) -> None:
         until_s = time.monotonic() + self._options.give_up_s
         ending = f".{self._ranks.index}" if self._ranks.index else ""
-        self._wait(
-            self._objects.check_description(
-                self._description, f"{self._name}{ending}", until_s, shard=ending
-            )
-        )
-        if self._session is not None:
-            self._session.is_stale = True
+        objects, by = self._objects, secrets.token_hex(8)
+        self._wait(objects.check_description(self._description, by, until_s, shard=ending))
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """What `work` returns on the first rank of this worker, or raises on any of them."""
