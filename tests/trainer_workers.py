@@ -428,6 +428,8 @@ def check_an_elastic_worker_comes_back(
         # In the middle of a round, with a checkpoint of the middle of an earlier one.
         team.until(lambda: killed.steps()[-1]["step"] > 16 and killed.steps()[-1]["step"] % H > 1)
         killed.kill()
+        # The others go on, so that the checkpoint is behind them.
+        team.until(lambda: workers[0].version > killed.version + 1)
         resume = None if last_checkpoint is None else last_checkpoint(folder / "out" / "b")
         restarted = team.start("b", out=str(folder / "out"), resume=resume)
         alive = team.finish(90)

@@ -234,6 +234,8 @@ class TorchrunWorker(WorkerGroup):
 
     def close(self) -> None:
         """Leave the process group, which `abandon` does not: it waits for peers."""
+        for worker in self.workers:  # the transport has a group of its own, with threads
+            worker.outer.transport.close()
         dist.destroy_process_group()
         super().close()
 
