@@ -1,6 +1,8 @@
 """Workers that come and go over a store in memory, as threads of one process."""
 
 import asyncio
+import io
+import sys
 import threading
 import time
 import traceback
@@ -159,15 +161,24 @@ class Worker:
 
     def digest(self, timeout_s: float = UP_S) -> str:
         """That it ends with, once it has; or what stopped it."""
+        error = self._outcome(timeout_s)
+        if error is not None:
+            raise error
         assert self._ended is not None
-        return self._ended.result(timeout_s)
+        return self._ended.result()
 
     def error(self, timeout_s: float = UP_S) -> BaseException:
         """What stops it."""
-        assert self._ended is not None
-        found = self._ended.exception(timeout_s)
+        found = self._outcome(timeout_s)
         assert found is not None, "it ended as if nothing was wrong"
         return found
+
+    def _outcome(self, timeout_s: float) -> BaseException | None:
+        assert self._ended is not None
+        try:
+            return self._ended.exception(timeout_s)
+        except TimeoutError:
+            raise AssertionError(f"{self.identity} goes on:\n{doings(self)}") from None
 
     @property
     def has_ended(self) -> bool:
@@ -221,6 +232,21 @@ class Hold:
         self.has_come.set()
         while not self.may_go.is_set():
             await asyncio.sleep(0.01)
+
+
+def doings(worker: Worker) -> str:
+    """What every thread is at, and every coroutine of the worker: for a failure seen once."""
+    frames, thread = sys._current_frames(), worker.transport._thread
+    found = [
+        f"{each.name}\n{''.join(traceback.format_stack(frames[each.ident])[-8:])}"
+        for each in threading.enumerate()
+        if each.ident in frames
+    ]
+    for task in () if thread is None else asyncio.all_tasks(thread._loop):
+        written = io.StringIO()
+        task.print_stack(file=written)
+        found.append(written.getvalue())
+    return "\n".join(found)
 
 
 def until(condition: Callable[[], Any], timeout_s: float = UP_S) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from plan_runs import make_config_fixture, simulated_fixture  # noqa: F401
 from thinwire import presets
 from thinwire.cli import main
+from thinwire.plan.job import SIGN_OF_LIFE_S
 
 MODEL = ["--parameters", "10B", "--layers", "48"]
 REST = ["--workers", "2", "--step-time", "0.8s", "--bandwidth", "10Gbit/s", "--latency", "50ms"]
@@ -49,9 +51,13 @@ def test_what_a_store_charges_is_planned(capsys) -> None:
     assert row["meeting_puts_per_round"] == workers + 2
     assert row["meeting_gets_per_round"] == 2 * (workers - 1)
     meeting = ((workers + 2) * 4.5 + 2 * (workers - 1) * 0.36) / 1e6
-    assert row["cost_per_round"] == pytest.approx(fixed["cost_per_round"] + meeting, rel=1e-12)
+    round_s = row["step_s"] * row["sync_every_steps"]
+    signs = math.ceil(workers * round_s / SIGN_OF_LIFE_S) * 4.5 / 1e6
+    cost_per_round = fixed["cost_per_round"] + meeting + signs
+    assert row["cost_per_round"] == pytest.approx(cost_per_round, rel=1e-12)
     rounds = row["steps"] / row["sync_every_steps"]
-    assert row["cost"] == pytest.approx(fixed["cost"] + (rounds + 1) * meeting, rel=1e-4)
+    signs = workers * row["wall_s"] / SIGN_OF_LIFE_S * 4.5 / 1e6
+    assert row["cost"] == pytest.approx(fixed["cost"] + (rounds + 1) * meeting + signs, rel=1e-4)
 
 
 def test_what_sealing_and_coding_add_is_planned(capsys) -> None:

@@ -30,6 +30,7 @@ from bucket_workers import (
     write,
 )
 from thinwire.elastic import transport
+from thinwire.elastic.loop_thread import LoopThread
 from thinwire.elastic.roll import identity_of
 from thinwire.errors import ConfigurationError, ExchangeError, MismatchError, RunStopped
 from toy import build_model
@@ -302,6 +303,21 @@ def test_a_worker_that_comes_after_the_end_has_the_digest_of_the_others(steps: i
     assert {late.start(steps).digest()} == digests
     assert late.loop.stats.sent_bytes == 0
     assert rolls(store) == before
+
+
+def test_a_worker_whose_thread_is_slow_takes_what_its_session_found_meanwhile(
+    monkeypatch, store
+) -> None:
+    """A busy machine: the snapshot is there before the thread waits for anything."""
+    digests, start = {*train(workers(store, 2), 3 * H)}, LoopThread.start
+
+    def started(self, work: Any) -> Any:
+        running = start(self, work)
+        time.sleep(0.2)
+        return running
+
+    monkeypatch.setattr(LoopThread, "start", started)
+    assert {Worker(store, "w9").start(3 * H).digest()} == digests
 
 
 def test_a_worker_with_more_steps_than_the_run_had_is_told_so(store) -> None:

@@ -354,10 +354,10 @@ class Elastic(Transport, Membership):
         thread = self._thread
         assert thread is not None
         if session is None:
-            outcome = yield from self._pumped(thread.start(follow(self._ranks, shard)))
+            outcome = yield from self._pumped(follow(self._ranks, shard))
         else:
             try:
-                outcome = yield from self._pumped(thread.start(session.begin_round(phase)))
+                outcome = yield from self._pumped(session.begin_round(phase))
             except ThinwireError as error:
                 thread.run(end_following(self._ranks, error))
                 raise
@@ -372,10 +372,12 @@ class Elastic(Transport, Membership):
         yield outcome
 
     def _pumped(
-        self, running: concurrent.futures.Future[Go | Over]
+        self, work: Coroutine[Any, Any, Go | Over]
     ) -> Generator[Answer, None, Go | Over]:
-        """Hand what is to be applied to the loop, until `running` is done."""
-        answers = self._answers = queue.SimpleQueue()
+        """Hand what is to be applied to the loop, until `work` is done."""
+        assert self._thread is not None
+        answers = self._answers = queue.SimpleQueue()  # there before the first answer is
+        running = self._thread.start(work)
         running.add_done_callback(lambda _: answers.put(None))
         while True:
             try:
