@@ -125,7 +125,7 @@ class Payloads:
         """Whether all numbers are that `worker` sent."""
         found = (
             p.to_vector(p.coefficients(0)).isfinite().all()
-            for _, p in self._of(worker).pieces(self.payloads[worker].device)
+            for _, p in self._only([worker]).pieces(self.payloads[worker].device)
         )
         return all(map(bool, found))
 
@@ -143,14 +143,13 @@ class Payloads:
     def norms(self) -> Tensor:
         """||Delta_k|| of every worker, before a transform is inverted, fp64 [workers]."""
         if not self._norms:
-            self._norms.append(self._new_norms())
+            if self.scales is not None:
+                squares = self.segment_norms(self.payloads[0].device).square().sum(1)
+            else:
+                sent = self.payloads
+                squares = torch.stack([self.coder.squared_norm(p, self.round) for p in sent])
+            self._norms.append(squares.sqrt())
         return self._norms[0]
-
-    def _new_norms(self) -> Tensor:
-        if self.scales is not None:
-            return self.segment_norms(self.payloads[0].device).square().sum(1).sqrt()
-        squares = [self.coder.squared_norm(payload, self.round) for payload in self.payloads]
-        return torch.stack(squares).sqrt()
 
     def segment_norms(self, device: torch.device) -> Tensor:
         """The norms of each worker's tensors, fp64 [workers, segments of the layout].
@@ -174,11 +173,7 @@ class Payloads:
 
     def without(self, left_out: Collection[int]) -> Payloads:
         """These payloads without those at the places in `left_out`."""
-        kept = [place for place in range(self.workers) if place not in left_out]
-        return self._only(kept)
-
-    def _of(self, worker: int) -> Payloads:
-        return self._only([worker])
+        return self._only([place for place in range(self.workers) if place not in left_out])
 
     def _only(self, kept: list[int]) -> Payloads:
         those = dataclasses.replace(
@@ -317,8 +312,39 @@ class MeanOverSenders(Aggregate):
         return received.to_vector(total)
 
 
+class _Around(Aggregate):
+    """A rule that changes the payloads, and has another one combine them."""
+
+    aggregate: Aggregate
+
+    def _changed(self, received: Payloads) -> Payloads:
+        """What `aggregate` combines; by default all as it is."""
+        return received
+
+    def combine(self, received: Payloads) -> Tensor:
+        """What `aggregate` makes of the changed payloads."""
+        return self.aggregate.combine(self._changed(received))
+
+    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
+        """What `aggregate` makes of the changed payloads."""
+        return self.aggregate.by_parts(self._changed(received))
+
+    @property
+    def needs_all_numbers(self) -> bool:
+        """Whether `aggregate` does."""
+        return self.aggregate.needs_all_numbers
+
+    def outliers(self, received: Payloads) -> dict[int, Rejection]:
+        """Those of `aggregate`."""
+        return self.aggregate.outliers(received)
+
+    def clipped(self, received: Payloads) -> dict[int, float]:
+        """Those of `aggregate`."""
+        return self.aggregate.clipped(self._changed(received))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MedianNormClip(Aggregate):
+class MedianNormClip(_Around):
     """Scales every worker's tensors down to the median norm, then combines what they are then.
 
     Delta_k -> min(1, median_j ||Delta_j|| / ||Delta_k||) Delta_k, tensor by tensor
@@ -353,32 +379,12 @@ class MedianNormClip(Aggregate):
 
     elementwise = False
 
-    def combine(self, received: Payloads) -> Tensor:
-        """The clipped vectors, combined by `aggregate`."""
-        return self.aggregate.combine(self._clipped(received))
-
-    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """Norms first, then what `aggregate` makes of the clipped parts."""
-        return self.aggregate.by_parts(self._clipped(received))
-
-    def _clipped(self, received: Payloads) -> Payloads:
+    # That most workers have a tensor above its median is not among `clipped`.
+    def _changed(self, received: Payloads) -> Payloads:
         norms = received.segment_norms(received.payloads[0].device)
         median = norms.median(0).values
         scales = torch.where(norms > median, median / norms, torch.ones_like(norms))
         return received.scaled(scales.float())
-
-    @property
-    def needs_all_numbers(self) -> bool:
-        """Whether `aggregate` does."""
-        return self.aggregate.needs_all_numbers
-
-    def outliers(self, received: Payloads) -> dict[int, Rejection]:
-        """Those of `aggregate`."""
-        return self.aggregate.outliers(received)
-
-    def clipped(self, received: Payloads) -> dict[int, float]:
-        """Those of `aggregate`: that most workers have a tensor above its median is not told."""
-        return self.aggregate.clipped(self._clipped(received))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,7 +473,7 @@ def _without_extremes(rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipNorms(Aggregate):
+class ClipNorms(_Around):
     """Scales a contribution longer than `limit` times the median one down to that, then combines.
 
     m = median_j ||Delta_j||;  s_k = min(1, limit m / ||Delta_k||);  Delta_k -> s_k Delta_k
@@ -530,27 +536,10 @@ class ClipNorms(Aggregate):
         """Whether `aggregate` does; each shard is then clipped by its own norms."""
         return self.aggregate.allows_shards
 
-    @property
-    def needs_all_numbers(self) -> bool:
-        """Whether `aggregate` does."""
-        return self.aggregate.needs_all_numbers
-
-    def combine(self, received: Payloads) -> Tensor:
-        """The clipped vectors, combined by `aggregate`."""
-        return self.aggregate.combine(self._scaled(received))
-
-    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """Norms first, then what `aggregate` makes of the clipped parts."""
-        return self.aggregate.by_parts(self._scaled(received))
-
-    def outliers(self, received: Payloads) -> dict[int, Rejection]:
-        """Those of `aggregate`."""
-        return self.aggregate.outliers(received)
-
     def clipped(self, received: Payloads) -> dict[int, float]:
         """Factors below 1, those of `aggregate` included."""
         own = self._factors(received)
-        inner = self.aggregate.clipped(self._scaled(received))
+        inner = self.aggregate.clipped(self._changed(received))
         return {k: own.get(k, 1.0) * inner.get(k, 1.0) for k in sorted({*own, *inner})}
 
     def _factors(self, received: Payloads) -> dict[int, float]:
@@ -565,7 +554,7 @@ class ClipNorms(Aggregate):
             if math.isfinite(norm) and norm > longest
         }
 
-    def _scaled(self, received: Payloads) -> Payloads:
+    def _changed(self, received: Payloads) -> Payloads:
         factors = self._factors(received)
         if not factors:
             return received
@@ -589,7 +578,7 @@ def _rounded_down(factor: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DropOutliers(Aggregate):
+class DropOutliers(_Around):
     """Leaves out a contribution longer than `limit` times the median one, then combines the rest.
 
     Worker k is left out where ||Delta_k|| > limit * median_j ||Delta_j||, if three or more take
@@ -633,23 +622,6 @@ class DropOutliers(Aggregate):
     def allows_shards(self) -> bool:
         """Whether the aggregate that combines the rest does."""
         return self.aggregate.allows_shards
-
-    @property
-    def needs_all_numbers(self) -> bool:
-        """Whether the aggregate that combines the rest does."""
-        return self.aggregate.needs_all_numbers
-
-    def combine(self, received: Payloads) -> Tensor:
-        """Combine all of `received`; the caller left out what `outliers` returns."""
-        return self.aggregate.combine(received)
-
-    def by_parts(self, received: Payloads) -> tuple[Aggregate, Payloads] | None:
-        """What the aggregate that combines the rest does."""
-        return self.aggregate.by_parts(received)
-
-    def clipped(self, received: Payloads) -> dict[int, float]:
-        """Those that the aggregate which combines the rest scales down."""
-        return self.aggregate.clipped(received)
 
     def outliers(self, received: Payloads) -> dict[int, Rejection]:
         """Payloads beyond the limit, and outliers of the inner aggregate."""

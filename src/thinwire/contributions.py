@@ -1,8 +1,9 @@
 """Which members' contributions were rejected or scaled down, how often and why."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from thinwire.rejection import Consequence, Rejection, RejectReason
 
@@ -36,42 +37,6 @@ def kinds_of(left_out: Mapping[int, Rejection], clipped: Collection[int]) -> dic
     return dict(sorted({**dict.fromkeys(clipped, CLIPPED), **rejected}.items()))
 
 
-class ContributionCounts:
-    """Exchanges in which a member's contribution was rejected or clipped, by member and kind.
-
-    >>> counts = ContributionCounts()
-    >>> counts.note("amsterdam", "outlier")
-    >>> counts.note("amsterdam", "outlier")
-    >>> counts.describe()
-    {'amsterdam': {'outlier': 2}}
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[str, dict[str, int]] = {}
-
-    def note(self, member: str, kind: str) -> None:
-        """Count one more of `KINDS`."""
-        of_member = self._counts.setdefault(member, {})
-        of_member[kind] = of_member.get(kind, 0) + 1
-
-    def describe(self) -> dict[str, dict[str, int]]:
-        """A copy, in the order of the members' names: JSON-able."""
-        return {
-            member: {kind: found[kind] for kind in KINDS if kind in found}
-            for member, found in sorted(self._counts.items())
-        }
-
-    @classmethod
-    def read(cls, described: Mapping[str, Mapping[str, Any]]) -> Self:
-        """From what `describe` returned, perhaps with zeros besides."""
-        read = cls()
-        for member, found in described.items():
-            kept = {kind: int(found[kind]) for kind in KINDS if found.get(kind)}
-            if kept:
-                read._counts[member] = kept
-        return read
-
-
 class ContributionLog:
     """What became of the contributions to a worker's rounds: warns of rejections, counts all.
 
@@ -80,36 +45,46 @@ class ContributionLog:
 
     Attributes:
         left_out: how often each worker was left out of a mean, by rank.
-        counts: how often and why, by member.
 
     >>> log = ContributionLog("worker {}".format)
     >>> log.note({}, {1: 0.25}, "a round")
-    >>> log.left_out, log.counts.describe()
+    >>> log.left_out, log.counts()
     ({}, {'worker 1': {'clipped': 1}})
     """
 
     def __init__(self, member: Callable[[int], str]) -> None:
         self._member = member
         self.left_out: dict[int, int] = {}
-        self.counts = ContributionCounts()
+        self._kinds: dict[str, Counter[str]] = {}
 
     def note(
         self, left_out: Mapping[int, Rejection], clipped: Collection[int], what: object
     ) -> None:
         """Count those of one exchange; `what` names it."""
         for rank, kind in kinds_of(left_out, clipped).items():
-            self.counts.note(self._member(rank), kind)
+            self._kinds.setdefault(self._member(rank), Counter())[kind] += 1
             if kind == CLIPPED:
                 continue
             self.left_out[rank] = self.left_out.get(rank, 0) + 1
             _LOG.warning("worker %d was left out of %s: %s", rank, what, left_out[rank])
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Exchanges in which a member's contribution was rejected or clipped, by member and kind.
+
+        A copy, in the order of the members' names: JSON-able.
+        """
+        return {
+            member: kinds
+            for member, found in sorted(self._kinds.items())
+            if (kinds := {kind: found[kind] for kind in KINDS if found[kind]})
+        }
 
     def state_dict(self, *, workers: int) -> dict[str, Any]:
         """Counts of all workers and kinds.
 
         Those of 0, too: torch.distributed.checkpoint fills the keys that are there, and no other.
         """
-        known, members = self.counts.describe(), map(self._member, range(workers))
+        known, members = self.counts(), map(self._member, range(workers))
         return {
             "left_out": {rank: self.left_out.get(rank, 0) for rank in range(workers)},
             "contributions": {m: dict.fromkeys(KINDS, 0) | known.get(m, {}) for m in members},
@@ -122,4 +97,6 @@ class ContributionLog:
         # What earlier versions wrote has no reasons.
         told: Mapping[str, Any] = state.get("contributions", {})
         members = map(self._member, range(workers))
-        self.counts = ContributionCounts.read({m: told[m] for m in members if m in told})
+        self._kinds = {
+            m: Counter({k: int(n) for k, n in told[m].items()}) for m in members if m in told
+        }

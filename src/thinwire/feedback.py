@@ -47,17 +47,17 @@ class FeedbackState(ABC):
         """
         return mean
 
-    @abstractmethod
     def prefetch(self) -> None:
-        """Begin to copy the residual to the device."""
+        """Begin to copy the residual to the device; by default there is none."""
+        return
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """The residual as plain tensors; empty without feedback."""
+        """The residual as plain tensors; by default there is none."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned; by default nothing."""
+        del state
 
 
 class Feedback(ABC):
@@ -88,15 +88,6 @@ class _NoResidual(FeedbackState):
             return totals[0]  # finite numbers, whose sum is not
         return total
 
-    def prefetch(self) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        pass
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoFeedback(Feedback):
@@ -115,7 +106,7 @@ class NoFeedback(Feedback):
 
 class _Residual(FeedbackState):
     def __init__(
-        self, decay: float, numel: int, storage: StatePlacement, *, returns_mean: bool = False
+        self, decay: float, numel: int, storage: StatePlacement, *, returns_mean: bool
     ) -> None:
         self._decay, self._returns_mean = decay, returns_mean
         self._memory = storage.zeros(numel)
@@ -191,7 +182,27 @@ def _not_finite(because: str) -> NonFiniteError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorFeedback(Feedback):
+class _WithResidual(Feedback):
+    decay: float = 0.9
+    device: str | None = field(default=None, metadata={"describe": False})
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay <= 1.0:
+            raise ConfigurationError(
+                f"carry what was not sent with decay={self.decay}",
+                because="above 1 the residual would grow every round, below 0 change its sign",
+                do="pass a decay from 0 to 1, such as 0.9",
+            )
+
+    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
+        """A residual of zeros."""
+        if self.device is not None:
+            storage = choose_storage(self.device, storage.device, storage.ledger)
+        return _Residual(self.decay, numel, storage, returns_mean=self.gives_momentum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorFeedback(_WithResidual):
     """e = beta e + Delta; payload = encode(e); e = e - decode(payload); e in fp32.
 
     e does not contain the outer learning rate, which the outer optimizer applies once.
@@ -212,19 +223,9 @@ class ErrorFeedback(Feedback):
     {'residual': tensor([0., 0.])}
     """
 
-    decay: float = 0.9
-    device: str | None = field(default=None, metadata={"describe": False})
-
-    def __post_init__(self) -> None:
-        _check_decay(self.decay)
-
-    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
-        """A residual of zeros."""
-        return _Residual(self.decay, numel, _placed(self.device, storage))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecoupledMomentum(Feedback):
+class DecoupledMomentum(_WithResidual):
     """m = beta m + Delta; payload = encode(m); m = m - decode(payload) + mean of all payloads.
 
     Of a worker's momentum only what travels is shared; the rest stays its own. The outer optimizer
@@ -243,29 +244,4 @@ class DecoupledMomentum(Feedback):
     True
     """
 
-    decay: float = 0.9
-    device: str | None = field(default=None, metadata={"describe": False})
-
-    def __post_init__(self) -> None:
-        _check_decay(self.decay)
-
     gives_momentum = True
-
-    def bind(self, numel: int, storage: StatePlacement) -> FeedbackState:
-        """A momentum of zeros."""
-        return _Residual(self.decay, numel, _placed(self.device, storage), returns_mean=True)
-
-
-def _check_decay(decay: float) -> None:
-    if not 0.0 <= decay <= 1.0:
-        raise ConfigurationError(
-            f"carry what was not sent with decay={decay}",
-            because="above 1 the residual would grow every round, below 0 change its sign",
-            do="pass a decay from 0 to 1, such as 0.9",
-        )
-
-
-def _placed(device: str | None, storage: StatePlacement) -> StatePlacement:
-    if device is None:
-        return storage
-    return choose_storage(device, storage.device, storage.ledger)

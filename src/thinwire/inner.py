@@ -7,7 +7,6 @@ torch optimizer for one model from it. Anything with that one method is an inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,8 +35,19 @@ class InnerOptimizer(ABC):
         """Make a fresh optimizer of `model`'s parameters; workers must get equal ones."""
 
 
+class _Checked(InnerOptimizer):
+    """One whose rates are checked when it is described."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        described: Any = self
+        values = {field.name: getattr(self, field.name) for field in fields(described)}
+        check_hyperparameters(values)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdamW(InnerOptimizer):
+class AdamW(_Checked):
     """Adam with decoupled weight decay of everything but vectors: DiLoCo's inner optimizer.
 
         m = beta1 m + (1 - beta1) G;   v = beta2 v + (1 - beta2) G^2
@@ -66,9 +76,6 @@ class AdamW(InnerOptimizer):
     eps: float = 1e-8
     weight_decay: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_hyperparameters(_values(self))
-
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Make a torch.optim.AdamW with two groups, the decayed and the not decayed."""
         groups = _decayed_groups(model, self.weight_decay)
@@ -76,7 +83,7 @@ class AdamW(InnerOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Muon(InnerOptimizer):
+class Muon(_Checked):
     """Orthogonalised momentum for hidden matrices, AdamW for the rest: MuLoCo's inner optimizer.
 
         M = momentum M + G;   X = NS(M)           or NS(G + momentum M) with `nesterov`
@@ -114,9 +121,6 @@ class Muon(InnerOptimizer):
     # Workers of earlier versions have this one and do not say so.
     iteration: NewtonSchulz = field(default=NewtonSchulz(), metadata={"describe_default": False})
 
-    def __post_init__(self) -> None:
-        check_hyperparameters(_values(self))
-
     def build(self, model: nn.Module) -> optim.Muon:
         """Make a `thinwire.optim.Muon` over `muon_groups(model)`."""
         groups = optim.muon_groups(
@@ -139,7 +143,7 @@ class Muon(InnerOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SGD(InnerOptimizer):
+class SGD(_Checked):
     """Gradient descent, for identities rather than for language models.
 
         m = momentum m + G;   W = W - lr m
@@ -165,16 +169,13 @@ class SGD(InnerOptimizer):
     lr: float
     momentum: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_hyperparameters(_values(self))
-
     def build(self, model: nn.Module) -> torch.optim.SGD:
         """Make a torch.optim.SGD over all of the model's parameters."""
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignSGD(InnerOptimizer):
+class SignSGD(_Checked):
     """Every weight moves by lr, whatever the size of its gradient: DeMo's optimizer.
 
         W = (1 - lr weight_decay) W - lr sign(G)
@@ -196,9 +197,6 @@ class SignSGD(InnerOptimizer):
     lr: float = 4e-4
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_hyperparameters(_values(self))
-
     def build(self, model: nn.Module) -> optim.SignSGD:
         """Make a `thinwire.optim.SignSGD` with two groups, the decayed and the not decayed."""
         return optim.SignSGD(_decayed_groups(model, self.weight_decay), lr=self.lr)
@@ -216,7 +214,3 @@ def _decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any
         {"params": vectors, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _values(description: AdamW | Muon | SGD | SignSGD) -> Mapping[str, Any]:
-    return {field.name: getattr(description, field.name) for field in fields(description)}

@@ -7,7 +7,6 @@ shard this rank holds: elementwise outer optimizers do not need the rest.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -16,17 +15,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from thinwire.blocks import LazyVector
 from thinwire.errors import ConfigurationError, NonFiniteError
 
-
-@functools.cache
-def _owners() -> MutableMapping[Tensor, weakref.ref[LiveWeights]]:
-    """Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's."""
-    from torch.utils.weak import WeakIdKeyDictionary  # brings torch
-
-    return WeakIdKeyDictionary()
+# Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's.
+_OWNERS: MutableMapping[Tensor, weakref.ref[LiveWeights]] = WeakIdKeyDictionary()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -131,25 +126,12 @@ class LiveWeights:
 
     def as_written(self, names: Sequence[str], flat: Tensor) -> Tensor:
         """`flat` as `read` would return it after `write`: rounded to the local weights' dtypes."""
-        shards = {name: local_shard(self.parameters[name]) for name in names}
-        if all(shard.dtype == torch.float32 for shard in shards.values()):
-            return flat
-        parts = self.unflatten(names, flat)
-        return self.flatten(parts[name].to(shard.dtype) for name, shard in shards.items())
+        parts = self.unflatten(names, flat).items()
+        return self.flatten(values.to(self.parameters[name].dtype) for name, values in parts)
 
     def write(self, names: Sequence[str], flat: Tensor) -> None:
         """Put `flat` into the local weights, rounded to their dtype."""
-        self.mix(names, flat, 0.0)
-
-    @torch.no_grad()
-    def mix(self, names: Sequence[str], flat: Tensor, alpha: float) -> None:
-        """local = alpha local + (1 - alpha) flat, in fp32; with alpha 0 exactly `flat`."""
-        for name, values in self.unflatten(names, flat).items():
-            local = local_shard(self.parameters[name])
-            if alpha:
-                values = torch.lerp(values, local.to(values), alpha)
-            local.copy_(values)
-        self.forget_gathered_weights()
+        self._copy_in(names, self.unflatten(names, flat).values())
 
     def on_close(self, release: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Have `release` called by `close`, if what it belongs to is still there.
@@ -165,7 +147,7 @@ class LiveWeights:
             ConfigurationError: another worker has one of them.
         """
         for name, parameter in self.parameters.items():
-            owner = _owners().get(parameter)
+            owner = _OWNERS.get(parameter)
             if owner is not None and owner() not in (None, self):
                 raise ConfigurationError(
                     f"train parameter {name!r} in two outer loops at once",
@@ -174,14 +156,14 @@ class LiveWeights:
                     do="close() the other outer loop first, or give each its own part of the model",
                 )
         for parameter in self.parameters.values():
-            _owners()[parameter] = weakref.ref(self)
+            _OWNERS[parameter] = weakref.ref(self)
 
     def close(self) -> None:
         """Undo what was done: optimizers are stepped by themselves, parameters are free again."""
         for parameter in self.parameters.values():
-            owner = _owners().get(parameter)
+            owner = _OWNERS.get(parameter)
             if owner is not None and owner() is self:
-                del _owners()[parameter]
+                del _OWNERS[parameter]
         for release in self._releases:
             call = release()
             if call is not None:

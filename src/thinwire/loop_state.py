@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.blocks import StreamedVector
 from thinwire.contributions import kinds_of
-from thinwire.errors import CheckpointError, MismatchError, ThinwireError
+from thinwire.errors import CheckpointError, MismatchError, ThinwireError, check
 from thinwire.exchange import RoundResult
 from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState, PendingRound
@@ -314,19 +314,15 @@ def check_keys(state: Mapping[str, Any], *, is_elastic: bool) -> None:
     """
     kinds = {"run": "of a fixed number of workers", "shared": "of workers that come and go"}
     wanted, other = ("shared", "run") if is_elastic else ("run", "shared")
-    if wanted in state:
-        return
-    if other in state:
-        raise CheckpointError(
-            f"load this state into a run {kinds[wanted]}",
-            because=f"it is {kinds[other]}",
-            do="resume with the same kind of transport, or pass load_shared_state() what "
-            "shared_state() of such a loop returned",
-        )
-    raise CheckpointError(
-        "load this state",
-        because=f"it has {sorted(state)}, not the keys of an outer loop",
-        do="pass what state_dict() of an OuterLoop returned",
+    check(
+        wanted in state,
+        f"load this state into a run {kinds[wanted]}",
+        because=f"it is {kinds[other]}"
+        if other in state
+        else f"it has {sorted(state)}, not the keys of an outer loop",
+        do="pass what state_dict() of a loop with the same kind of transport returned, or "
+        "load_shared_state() what shared_state() of such a loop returned",
+        kind=CheckpointError,
     )
 
 

@@ -148,8 +148,8 @@ class Method:
     exchange: Exchange = field(default_factory=Automatic)
 
     def __post_init__(self) -> None:
-        for slot, kind in _SLOTS.items():
-            self._check_slot(slot, kind)
+        for slot in dataclasses.fields(self):
+            self._check_slot(slot.name, cast(type, slot.type))
         if self.sync_every < 1:
             raise ConfigurationError(
                 f"build method {self.name!r} with sync_every={self.sync_every}",
@@ -301,19 +301,6 @@ class Method:
         """SHA-256 of the description: equal methods have equal fingerprints."""
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
 
-
-_SLOTS: dict[str, type] = {
-    "name": str,
-    "inner": InnerOptimizer,
-    "sync_every": int,
-    "outer": OuterOptimizer,
-    "codec": Codec,
-    "feedback": Feedback,
-    "fragments": Fragments,
-    "overlap": Overlap,
-    "aggregate": Aggregate,
-    "exchange": Exchange,
-}
 
 # -- from a description back to the method ---------------------------------------------------------
 

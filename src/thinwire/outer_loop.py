@@ -465,7 +465,7 @@ class OuterLoop:
             wait_s=counters.wait_s,
             overlapped_s=counters.overlapped_s,
             left_out=dict(self._contributions.left_out),
-            contributions=self._contributions.counts.describe(),
+            contributions=self._contributions.counts(),
             peak_outer_device_bytes=ledger.peak_device_bytes,
             peak_outer_host_bytes=ledger.peak_host_bytes,
             consensus_sent_bytes=self._outer.counters.sent_bytes,

@@ -54,13 +54,11 @@ def ddp(**fields: Unpack[MethodFields]) -> Method:
     1
     """
     return _compose(
-        {
-            "name": "ddp",
-            "inner": inner.AdamW(),
-            "sync_every": 1,
-            "outer": outer.GradientAveraging(),
-        },
         fields,
+        name="ddp",
+        inner=inner.AdamW(),
+        sync_every=1,
+        outer=outer.GradientAveraging(),
     )
 
 
@@ -80,15 +78,11 @@ def diloco(**fields: Unpack[MethodFields]) -> Method:
     SGD(lr=0.7, momentum=0.9, nesterov=True)
     """
     return _compose(
-        {
-            "name": "diloco",
-            "inner": inner.AdamW(lr=4e-4, weight_decay=0.1),
-            "sync_every": 30,
-            "outer": _nesterov_per_workers(
-                (1, 0.7, 0.8), (2, 0.7, 0.9), (8, 0.9, 0.9), (16, 1, 0.9)
-            ),
-        },
         fields,
+        name="diloco",
+        inner=inner.AdamW(lr=4e-4, weight_decay=0.1),
+        sync_every=30,
+        outer=_nesterov_per_workers((1, 0.7, 0.8), (2, 0.7, 0.9), (8, 0.9, 0.9), (16, 1, 0.9)),
     )
 
 
@@ -144,13 +138,11 @@ def muloco(
     if (parameters, workers, global_batch) != (None, None, None):
         fields = {**fields, "inner": _muon_for(parameters, workers, global_batch, fields)}
     return _compose(
-        {
-            "name": "muloco",
-            "inner": inner.Muon(lr=0.0156),
-            "sync_every": 30,
-            "outer": _nesterov_per_workers((1, 0.7, 0.6), (8, 0.9, 0.8), (16, 1, 0.9)),
-        },
         fields,
+        name="muloco",
+        inner=inner.Muon(lr=0.0156),
+        sync_every=30,
+        outer=_nesterov_per_workers((1, 0.7, 0.6), (8, 0.9, 0.8), (16, 1, 0.9)),
     )
 
 
@@ -182,16 +174,14 @@ def streaming_diloco(
     Delay(tau=2, mixing=0.5)
     """
     return _compose(
-        {
-            "name": "streaming_diloco",
-            "inner": inner.AdamW(lr=4e-4, weight_decay=0.1),
-            "sync_every": 30,
-            "outer": outer.SGD(lr=0.4, momentum=0.9, nesterov=True),
-            "codec": codecs.E3M0(),
-            "fragments": Strided(layers=layers),
-            "overlap": Delay(tau=tau, mixing=alpha),
-        },
         fields,
+        name="streaming_diloco",
+        inner=inner.AdamW(lr=4e-4, weight_decay=0.1),
+        sync_every=30,
+        outer=outer.SGD(lr=0.4, momentum=0.9, nesterov=True),
+        codec=codecs.E3M0(),
+        fragments=Strided(layers=layers),
+        overlap=Delay(tau=tau, mixing=alpha),
     )
 
 
@@ -255,16 +245,14 @@ def sparseloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) -> Me
     TopK(k=128, values=SignLevels(), groups=Blocks(), transform=None)
     """
     return _compose(
-        {
-            "name": "sparseloco",
-            "inner": inner.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
-            "sync_every": 15,
-            "outer": outer.SGD(lr=1.0),
-            "codec": codecs.TopK(k=codecs.k_for_density(density), groups=codecs.Blocks()),
-            "feedback": ErrorFeedback(decay=0.95),
-            "aggregate": MeanOverSenders(),
-        },
         fields,
+        name="sparseloco",
+        inner=inner.AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        sync_every=15,
+        outer=outer.SGD(lr=1.0),
+        codec=codecs.TopK(k=codecs.k_for_density(density), groups=codecs.Blocks()),
+        feedback=ErrorFeedback(decay=0.95),
+        aggregate=MeanOverSenders(),
     )
 
 
@@ -288,16 +276,14 @@ def sparse_muloco(*, density: float = 1 / 32, **fields: Unpack[MethodFields]) ->
     TopK(k=128, values=SignMean(), groups=Chunks(), transform=None)
     """
     return _compose(
-        {
-            "name": "sparse_muloco",
-            "inner": inner.Muon(lr=0.0156),
-            "sync_every": 15,
-            "outer": outer.SGD(lr=1.0),
-            "codec": codecs.TopK(k=codecs.k_for_density(density), values=codecs.SignMean()),
-            "feedback": ErrorFeedback(decay=0.95),
-            "aggregate": MeanOverSenders(),
-        },
         fields,
+        name="sparse_muloco",
+        inner=inner.Muon(lr=0.0156),
+        sync_every=15,
+        outer=outer.SGD(lr=1.0),
+        codec=codecs.TopK(k=codecs.k_for_density(density), values=codecs.SignMean()),
+        feedback=ErrorFeedback(decay=0.95),
+        aggregate=MeanOverSenders(),
     )
 
 
@@ -330,16 +316,14 @@ def demo(*, density: float = 1 / 128, **fields: Unpack[MethodFields]) -> Method:
     """
     k = codecs.k_for_density(density)
     return _compose(
-        {
-            "name": "demo",
-            "inner": inner.SignSGD(lr=4e-4),
-            "sync_every": 1,
-            "outer": outer.GradientAveraging(clip_norm=1.0),
-            "codec": codecs.TopK(k=k, groups=codecs.Blocks(), transform=codecs.DCT()),
-            "feedback": ErrorFeedback(decay=0.999),
-            "aggregate": MeanOverSenders(),
-        },
         fields,
+        name="demo",
+        inner=inner.SignSGD(lr=4e-4),
+        sync_every=1,
+        outer=outer.GradientAveraging(clip_norm=1.0),
+        codec=codecs.TopK(k=k, groups=codecs.Blocks(), transform=codecs.DCT()),
+        feedback=ErrorFeedback(decay=0.999),
+        aggregate=MeanOverSenders(),
     )
 
 
@@ -375,16 +359,14 @@ def decoupled_momentum(*, density: float = 1 / 128, **fields: Unpack[MethodField
     """
     k = codecs.k_for_density(density)
     return _compose(
-        {
-            "name": "decoupled_momentum",
-            "inner": inner.AdamW(lr=4e-4, betas=(0.9, 0.95), weight_decay=0.1),
-            "sync_every": 128,
-            "outer": outer.DecoupledNesterov(lr=0.7),
-            "codec": codecs.TopK(k=k, groups=codecs.Blocks(), transform=codecs.DCT()),
-            "feedback": DecoupledMomentum(decay=0.9),
-            "aggregate": MeanOverSenders(),
-        },
         fields,
+        name="decoupled_momentum",
+        inner=inner.AdamW(lr=4e-4, betas=(0.9, 0.95), weight_decay=0.1),
+        sync_every=128,
+        outer=outer.DecoupledNesterov(lr=0.7),
+        codec=codecs.TopK(k=k, groups=codecs.Blocks(), transform=codecs.DCT()),
+        feedback=DecoupledMomentum(decay=0.9),
+        aggregate=MeanOverSenders(),
     )
 
 
@@ -427,15 +409,13 @@ def noloco(**fields: Unpack[MethodFields]) -> Method:
     (Gossip(lr=0.7, momentum=0.5), Pairs(seed=0))
     """
     return _compose(
-        {
-            "name": "noloco",
-            "inner": inner.AdamW(lr=6e-4, weight_decay=0.0),
-            "sync_every": 50,
-            "outer": outer.Gossip(lr=0.7, momentum=0.5),
-            "codec": CastBF16(),
-            "exchange": Pairs(),
-        },
         fields,
+        name="noloco",
+        inner=inner.AdamW(lr=6e-4, weight_decay=0.0),
+        sync_every=50,
+        outer=outer.Gossip(lr=0.7, momentum=0.5),
+        codec=CastBF16(),
+        exchange=Pairs(),
     )
 
 
@@ -473,13 +453,11 @@ def async_diloco(*, every: int = 4, c: float = 0.0, **fields: Unpack[MethodField
     DelayedNesterov(lr=0.7, momentum=0.9, every=8, c=0.0)
     """
     return _compose(
-        {
-            "name": "async_diloco",
-            "inner": inner.AdamW(lr=4e-4, weight_decay=0.1),
-            "sync_every": 50,
-            "outer": outer.DelayedNesterov(lr=0.7, momentum=0.9, every=every, c=c),
-        },
         fields,
+        name="async_diloco",
+        inner=inner.AdamW(lr=4e-4, weight_decay=0.1),
+        sync_every=50,
+        outer=outer.DelayedNesterov(lr=0.7, momentum=0.9, every=every, c=c),
     )
 
 
@@ -660,7 +638,7 @@ def _nearest(parameters: float, published: Iterable[float]) -> float:
     return min(published, key=lambda size: abs(math.log(size / parameters)))
 
 
-def _compose(paper: MethodFields, fields: MethodFields) -> Method:
+def _compose(fields: MethodFields, **paper: Unpack[MethodFields]) -> Method:
     for field in fields:
         if field not in MethodFields.__annotations__:
             cannot = f"build {paper.get('name')} with {field!r}"

@@ -13,42 +13,49 @@ from thinwire.buffers import BufferPool
 from thinwire.errors import ConfigurationError
 
 
-class StoredTensor(ABC):
-    """A tensor that rests somewhere and is fetched for use.
+class StoredTensor:
+    """A tensor that rests on the worker's device, or elsewhere, and is fetched for use.
 
     `fetch`, change it in place or not, then `store` the value to keep, or `release` it unchanged.
+
+    Args:
+        value: where it rests.
+        ledger: counts its bytes.
     """
 
-    @abstractmethod
+    def __init__(self, value: Tensor, ledger: Ledger) -> None:
+        self._value, self._ledger = value, ledger
+        ledger.count(self)
+
     def prefetch(self) -> None:
         """Begin to bring it, so that `fetch` need not wait."""
 
-    @abstractmethod
     def fetch(self) -> Tensor:
         """The tensor on the worker's device."""
+        return self._value
 
-    @abstractmethod
     def store(self, value: Tensor) -> None:
         """Keep `value`; the fetched tensor must not be used afterwards."""
+        self._value = value
 
-    @abstractmethod
     def release(self) -> None:
         """Let go of the fetched tensor, which was not changed."""
 
-    @abstractmethod
     def stored(self) -> Tensor:
         """The tensor where it rests, to be read only; valid until the next `store`."""
+        return self._value
 
-    @abstractmethod
     def discard(self) -> None:
         """Keep it no longer; nothing else may be called afterwards."""
+        self.release()
+        self._ledger.forget(self)
 
     @property
-    @abstractmethod
     def device_bytes(self) -> int:
         """Bytes that it takes on the worker's device now."""
+        return self._value.nbytes
 
-    host_bytes: int
+    host_bytes: int = 0
     """Bytes that it takes in the host's memory now."""
 
 
@@ -126,36 +133,6 @@ class StatePlacement(ABC):
         return
 
 
-class _OnDeviceTensor(StoredTensor):
-    def __init__(self, value: Tensor, ledger: Ledger) -> None:
-        self._value, self._ledger = value, ledger
-        ledger.count(self)
-
-    def prefetch(self) -> None:
-        pass
-
-    def fetch(self) -> Tensor:
-        return self._value
-
-    def store(self, value: Tensor) -> None:
-        self._value = value
-
-    def release(self) -> None:
-        pass
-
-    def stored(self) -> Tensor:
-        return self._value
-
-    def discard(self) -> None:
-        self._ledger.forget(self)
-
-    @property
-    def device_bytes(self) -> int:
-        return self._value.nbytes
-
-    host_bytes = 0
-
-
 class OnDevice(StatePlacement):
     """State stays on the worker's device.
 
@@ -165,7 +142,7 @@ class OnDevice(StatePlacement):
 
     def keep(self, value: Tensor) -> StoredTensor:
         """Keep `value` on the device."""
-        return _OnDeviceTensor(value.to(self.device), self.ledger)
+        return StoredTensor(value.to(self.device), self.ledger)
 
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros, made on the device."""
@@ -175,16 +152,14 @@ class OnDevice(StatePlacement):
 class _OnHostTensor(StoredTensor):
     """Copies to the device run on a stream of their own, beside the training."""
 
-    def __init__(self, value: Tensor, device: torch.device, storage: OnHost) -> None:
-        self._device, self._storage = device, storage
-        # Pinned memory is what a GPU can copy from by itself.
-        self._host = torch.empty(
-            value.shape, dtype=value.dtype, device="cpu", pin_memory=device.type == "cuda"
-        )
-        self._host.copy_(value)
+    def __init__(self, value: Tensor, storage: OnHost) -> None:
+        self._storage = storage
         self._fetched: Tensor | None = None
         self._arrived: torch.Event | None = None
-        storage.ledger.count(self)
+        # Pinned memory is what a GPU can copy from by itself.
+        pinned = storage.device.type == "cuda"
+        host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned)
+        super().__init__(host.copy_(value), storage.ledger)
 
     def prefetch(self) -> None:
         if self._fetched is None:
@@ -195,12 +170,12 @@ class _OnHostTensor(StoredTensor):
         stream = self._storage.stream
         if stream is None:
             # A copy on a CPU, too: what is fetched may be changed in place.
-            self._fetched = self._host.to(self._device, copy=True)
+            self._fetched = self._value.to(self._storage.device, copy=True)
         else:
             with torch.cuda.stream(stream):
-                self._fetched = self._host.to(self._device, non_blocking=True)
+                self._fetched = self._value.to(self._storage.device, non_blocking=True)
                 self._arrived = stream.record_event()
-        self._storage.ledger.count(self)
+        self._ledger.count(self)
 
     def fetch(self) -> Tensor:
         if self._fetched is None:
@@ -208,7 +183,7 @@ class _OnHostTensor(StoredTensor):
         self._storage.prefetched.discard(self)
         assert self._fetched is not None
         if self._arrived is not None:
-            training = torch.cuda.current_stream(self._device)
+            training = torch.cuda.current_stream(self._storage.device)
             training.wait_event(self._arrived)
             # Its memory must not be given away before the training stream is done with it.
             self._fetched.record_stream(training)
@@ -217,27 +192,20 @@ class _OnHostTensor(StoredTensor):
 
     def store(self, value: Tensor) -> None:
         # Blocks until it is there: the next step may overwrite `value`.
-        self._host.copy_(value)
+        self._value.copy_(value)
         self.release()
 
     def release(self) -> None:
         self._fetched = self._arrived = None
         self._storage.prefetched.discard(self)
 
-    def stored(self) -> Tensor:
-        return self._host
-
-    def discard(self) -> None:
-        self.release()
-        self._storage.ledger.forget(self)
-
     @property
     def device_bytes(self) -> int:
-        return 0 if self._fetched is None else self._host.nbytes
+        return 0 if self._fetched is None else self._value.nbytes
 
     @property
     def host_bytes(self) -> int:
-        return self._host.nbytes
+        return self._value.nbytes
 
 
 class OnHost(StatePlacement):
@@ -266,7 +234,7 @@ class OnHost(StatePlacement):
 
     def keep(self, value: Tensor) -> StoredTensor:
         """Move `value` into the host's memory, pinned where the device is a GPU."""
-        return _OnHostTensor(value, self.device, self)
+        return _OnHostTensor(value, self)
 
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros, made in the host's memory."""

@@ -1,8 +1,6 @@
 """`thinwire report --watch`, beside a comparison that runs."""
 
-import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +15,7 @@ from run_folders import config_of, write_run
 from thinwire.cli import main
 from thinwire.cli import report as command
 from thinwire.experiments import Experiment, compare
-from thinwire.runs import find
-from thinwire.runs.find import find_planned_runs, is_over, note_planned_runs, was_killed
+from thinwire.runs.find import find_planned_runs, is_over, note_planned_runs
 from thinwire.runs.status import RunState
 
 LIVE = 'id="live"'
@@ -118,43 +115,4 @@ def test_ctrl_c_leaves_a_page_that_loads_nothing_again(tmp_path) -> None:
     assert watching.returncode == 0, error
     assert error == ""
     assert "more does not exist yet: waiting for it" in out
-    assert LIVE not in text_of(page)
-
-
-def note_process(runs: Path, process: object) -> bool:
-    """Whether a comparison that was this process is taken for one that was killed."""
-    noted = {"runs": ["diloco-seed0"], "is_over": False, "process": process}
-    (runs / "planned.json").write_text(json.dumps(noted))
-    return was_killed([runs])
-
-
-def test_a_comparison_is_gone_with_its_process_of_this_machine(tmp_path) -> None:
-    unfinished(tmp_path / "diloco-seed0", "diloco")
-    note_planned_runs(tmp_path, ["diloco-seed0"], is_over=False)
-    own = json.loads((tmp_path / "planned.json").read_text())["process"]
-    assert not was_killed([tmp_path])
-    assert note_process(tmp_path, own | {"began": own["began"] + "0"})  # its number is another's
-    with subprocess.Popen(["sleep", "60"]) as comparison:
-        killed = own | {"pid": comparison.pid, "began": find._began(comparison.pid)}
-        assert not note_process(tmp_path, killed)
-        comparison.kill()
-        until(lambda: was_killed([tmp_path]))  # also while its parent has not asked how it ended
-    for told in (killed | {"host": "another"}, killed | {"began": ""}, None, 3):
-        assert not note_process(tmp_path, told)
-    assert note_process(tmp_path, killed)
-    note_planned_runs(tmp_path, ["diloco-seed0"], is_over=True)
-    assert not was_killed([tmp_path])
-
-
-@pytest.mark.slow
-def test_a_comparison_that_was_killed_is_not_waited_for(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(command, "_PERIOD_S", 0.01)
-    monkeypatch.setattr(command, "_SILENT_S", 0.05)
-    monkeypatch.setattr(find, "_began", lambda _: "")
-    runs, page = tmp_path / "runs", tmp_path / "page.html"
-    unfinished(runs / "diloco-seed0", "diloco")
-    assert note_process(runs, {"host": socket.gethostname(), "pid": 7, "began": "7"})
-    assert main(["report", str(runs), "--out", str(page), "--watch"]) == 0
-    printed = capsys.readouterr().out
-    assert "the process of the comparison is gone: nothing goes on here\nleft out" in printed
     assert LIVE not in text_of(page)

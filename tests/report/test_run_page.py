@@ -21,7 +21,7 @@ from thinwire.plan.link import TOPOLOGIES, Link
 from thinwire.plan.simulate import Scenario
 from thinwire.plan.traffic import traffic
 from thinwire.report.charts import curves_of, front_chart, styles_of
-from thinwire.report.link_replay import ShapeCache, crossing_of, replay_data
+from thinwire.report.link_replay import crossing_of, replay_data
 from thinwire.report.pareto import first_shown, front_of, pareto_front
 from thinwire.report.results import curves_table, results_table
 from thinwire.report.scaling import families, scaling_charts
@@ -165,7 +165,7 @@ def test_methods_have_rows_and_parts_have_columns(tmp_path) -> None:
     # What all Muon have is no difference, though AdamW lacks it; nothing is lost.
     assert not any("scale" in text for its in cells for text in its.values())
     shared = dict(shared_table(variants).rows)
-    assert (shared["method.inner.scale"], shared["steps"]) == ("rms of Muon", "23")
+    assert (shared["method.inner.scale"], shared["steps"]) == ("rms", "23")
     differ = {name for variant in variants for name in variant.settings} - set(shared)
     assert {"method.inner.lr", "method.codec.kind", "workers"} <= differ
 
@@ -202,7 +202,7 @@ def test_what_an_exchange_takes_is_linear_in_the_link(topology, workers: int, me
 
 def test_a_run_is_played_only_if_its_bytes_are_those_of_the_planner(tmp_path) -> None:
     folder = write_run(tmp_path / "run", config_of("muloco:bits=2"))
-    assert replay_data(read_run(folder).run, ShapeCache()).steps == 23
+    assert replay_data(read_run(folder).run).steps == 23
     for file, fields, because in (
         ("summary.json", {"received_bytes_per_worker": 3}, "the planner makes that"),
         ("config.json", {"machine__worker_size": 2}, "2 ranks each"),
@@ -212,7 +212,7 @@ def test_a_run_is_played_only_if_its_bytes_are_those_of_the_planner(tmp_path) ->
         before = (folder / file).read_text()
         change(folder / file, **fields)
         with pytest.raises(ConfigurationError, match=because):
-            replay_data(read_run(folder).run, ShapeCache())
+            replay_data(read_run(folder).run)
         (folder / file).write_text(before)
 
 

@@ -29,7 +29,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand:
+class _AsyncFlags:
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    """s3://, gs://, az:// or file:// place that server and workers share."""
+    run_name: Option[str] = None
+    """Of the run in the store, the same on all workers and no other run's."""
+    method: str = "diloco"
+    """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
+    seed: int = 0
+    """Of initial weights, data order and dropout."""
+    token_file: Option[Path] = None
+    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
+    rates: Flat[RateFlags] = field(default_factory=RateFlags)
+    run: Flat[RunFlags] = field(default_factory=RunFlags)
+
+    def config(self) -> TrainConfig:
+        """What the flags describe, with a method for arrivals."""
+        from thinwire.train import asynchronous
+        from thinwire.train.launch import resolve
+
+        config = resolve(apply_flags(self.run, self.method, self.seed, self.rates))
+        arrivals = asynchronous.without_rounds(config.method, config.workers)
+        return dataclasses.replace(config, method=arrivals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(_AsyncFlags):
     """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
 
     - thinwire work has the same flags of the run, on each worker
@@ -39,14 +64,6 @@ class ServeCommand:
     $ thinwire serve s3://my-bucket/runs --run-name first --workers 4 --out runs/server
     """
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
-    """s3://, gs://, az:// or file:// place that server and workers share."""
-    run_name: Option[str] = None
-    """Of the run in the store, the same on all workers and no other run's."""
-    method: str = "diloco"
-    """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
-    seed: int = 0
-    """Of initial weights, data order and dropout."""
     out: Option[Path] = None
     """The run's folder; default runs/async-METHOD-N."""
     equal_steps: Switch = False
@@ -55,10 +72,6 @@ class ServeCommand:
     """Seconds after an arrival in which others are waited for."""
     lost_after_s: float = 300.0
     """Seconds of silence after which a worker's steps are given to others."""
-    token_file: Option[Path] = None
-    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
-    rates: Flat[RateFlags] = field(default_factory=RateFlags)
-    run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -66,7 +79,7 @@ class ServeCommand:
         from thinwire.train import asynchronous
 
         store, run_name = place_in(self.store, self.run_name)
-        config = _config(self.run, self.method, self.seed, self.rates)
+        config = self.config()
         out = self.out or default_out(f"async-{self.method}")
         summary = asynchronous.serve(
             config,
@@ -90,30 +103,18 @@ class ServeCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkCommand:
+class WorkCommand(_AsyncFlags):
     """Train as one worker of an asynchronous run; with the flags of the run that the server has.
 
     $ thinwire work s3://my-bucket/runs --run-name first --worker 0 --workers 4 --out runs/here
     """
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
-    """As thinwire serve has it."""
-    run_name: Option[str] = None
-    """As thinwire serve has it."""
     worker: int
     """This worker's number, from 0; the same after a restart."""
-    method: str = "diloco"
-    """As the server has it."""
-    seed: int = 0
-    """As the server has it."""
     out: Option[Path] = None
     """Folder of this worker's checkpoints, one each exchange, from which it goes on bit for bit."""
     give_up_s: float = 300.0
     """Seconds without a sign of life of the server after which the worker ends."""
-    token_file: Option[Path] = None
-    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
-    rates: Flat[RateFlags] = field(default_factory=RateFlags)
-    run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
@@ -121,7 +122,7 @@ class WorkCommand:
 
         store, run_name = place_in(self.store, self.run_name)
         asynchronous.work(
-            _config(self.run, self.method, self.seed, self.rates),
+            self.config(),
             self.worker,
             store,
             run=run_name,
@@ -131,13 +132,3 @@ class WorkCommand:
             log=lambda line: say(console, line),
         )
         say(console, f"worker {self.worker}: the run is finished")
-
-
-def _config(run: RunFlags, method: str, seed: int, rates: RateFlags) -> TrainConfig:
-    config = apply_flags(run, method, seed, rates)
-    from thinwire.train import asynchronous
-    from thinwire.train.launch import resolve
-
-    config = resolve(config)
-    arrivals = asynchronous.without_rounds(config.method, config.workers)
-    return dataclasses.replace(config, method=arrivals)

@@ -26,10 +26,11 @@ class CompareDisplay:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        # What does not fit is cut from the title.
+        # What does not fit is cut from the title, and never from the seed.
         title = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=title),
+            TextColumn("{task.fields[seed]}", table_column=Column(no_wrap=True)),
             BarColumn(8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[measured]}", table_column=Column(no_wrap=True)),
@@ -40,8 +41,7 @@ class CompareDisplay:
             refresh_per_second=2,  # training pays for them: it may be in this very process
             speed_estimate_period=24 * 3600.0,  # records may be minutes apart
         )
-        self.overall = self.progress.add_task("", total=0, measured="")
-        self._total_steps = 0
+        self._all = self.progress.add_task("all runs", total=0, seed="", measured="")
         self._is_done: dict[Path, bool] = {}
 
     def __enter__(self) -> Self:
@@ -53,17 +53,16 @@ class CompareDisplay:
 
     def note_planned(self, runs: Sequence[tuple[PlannedRun, RunStatus]]) -> None:
         """Count `runs`, those that are finished as well."""
-        for run, status in runs:
-            if status.run is None and run.folder not in self._is_done:
-                self._total_steps += run.config.steps
-            self.note_done(run.folder, is_done=status.run is not None)
-        self.progress.update(self.overall, total=self._total_steps)
+        self._note({run.folder: status.run is not None for run, status in runs})
 
-    def note_done(self, folder: Path, *, is_done: bool = True) -> None:
-        """Note that a run is done, or planned."""
-        self._is_done[folder] = is_done
-        told = f"{sum(self._is_done.values())} of {len(self._is_done)} runs done"
-        self.progress.update(self.overall, description=told)
+    def note_done(self, folder: Path) -> None:
+        """Note that a run is done."""
+        self._note({folder: True})
+
+    def _note(self, is_done: dict[Path, bool]) -> None:
+        self._is_done |= is_done
+        done, known = sum(self._is_done.values()), len(self._is_done)
+        self.progress.update(self._all, completed=done, total=known)
 
     def observe(self, run: PlannedRun) -> Observer:
         """What shows the records of a run that begins."""
@@ -76,20 +75,15 @@ class _Bar(Observer):
     def __init__(self, display: CompareDisplay, run: PlannedRun) -> None:
         self._display, self._run = display, run
         self._last: dict[str, Any] | None = None
-        steps = run.config.steps
-        title = _shortened(run.title, display.console.width - 42 - 2 * len(str(steps)))
-        self._task = display.progress.add_task(title, total=steps, measured="begins")
+        seed = f"seed {run.config.seed}"
+        self._task = display.progress.add_task(
+            run.title.removesuffix(seed), total=run.config.steps, seed=seed, measured="begins"
+        )
 
     def record(self, record: dict[str, Any]) -> None:
-        progress, overall = self._display.progress, self._display.overall
-        if self._last is None:
-            # Of a run that goes on, these steps took no time here.
-            progress.tasks[overall].completed += record["step"]
-        else:
-            progress.advance(overall, record["step"] - self._last["step"])
         self._last = record
         measured = f"loss {record['loss']:.4f} {nbytes_text(record['sent_bytes']):>7}"
-        progress.update(self._task, completed=record["step"], measured=measured)
+        self._display.progress.update(self._task, completed=record["step"], measured=measured)
 
     def fail(self, why: str) -> None:
         _say_why(self._display.console, self._run, why)
@@ -100,19 +94,6 @@ class _Bar(Observer):
             self._display.note_done(self._run.folder)
             loss = self._last.get("val_loss", self._last["loss"])
             say(self._display.console, f"{self._run.title}: loss {loss:.4f}")
-
-
-def _shortened(title: str, width: int) -> str:
-    """`title`, if it is longer than `width`, without what stands before its seed.
-
-    >>> _shortened("muloco:bits=2 K=4 H=15 seed 0", 20)
-    'muloco:bits=… seed 0'
-    """
-    if len(title) <= width:
-        return title
-    name, before, seed = title.rpartition(" seed ")
-    tail = before + seed if name else ""
-    return f"{title[: max(0, width - 1 - len(tail))]}…{tail}"
 
 
 class _Lines(Terminal):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from thinwire.runs.status import RunStatus
 
 _PERIOD_S = 3.0
-# Runs of a comparison that is gone may outlast it, and record something from time to time.
-_SILENT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +72,21 @@ class ReportCommand:
 
     def _follow(self, console: Console) -> None:
         """Write the page whenever its runs have come further, until all have ended."""
-        from thinwire.runs.find import find_planned_runs, is_over, was_killed
+        from thinwire.runs.find import find_planned_runs, is_over
 
         for folder in self.folders:
             if not folder.exists():  # it may be mistyped, or its comparison about to begin
                 say(console, f"{folder} does not exist yet: waiting for it")
         shown: Mapping[Path, RunStatus] | None = None
-        changed_s = -math.inf
         while not is_over(self.folders):
             begun_s = time.monotonic()
             found = find_planned_runs(self.folders)
-            if found == shown and begun_s - changed_s >= _SILENT_S and was_killed(self.folders):
-                say(console, "the process of the comparison is gone: nothing goes on here")
-                return
             if found != shown:
                 self._write(found, refresh_s=_PERIOD_S)
                 if shown is None:
                     where = self.out.absolute().as_uri()
                     say(console, f"open {where} in a browser; Ctrl-C ends this, not the runs")
-                shown, changed_s = found, begun_s
+                shown = found
             # Of many runs a page takes seconds: no more than a quarter of a core, which they need.
             time.sleep(max(_PERIOD_S, 3 * (time.monotonic() - begun_s)))
 

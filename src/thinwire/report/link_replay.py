@@ -8,7 +8,8 @@ and the planner itself says what `moved`, `hops` and `last` are.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from thinwire.errors import ConfigurationError
 from thinwire.method import Method
@@ -72,38 +73,24 @@ def crossing_of(traffic: Traffic, index: int, topology: Topology) -> list[float]
     return [taken.transfer_s, taken.latency_s, taken.lag_s]
 
 
-class ShapeCache:
-    """Shapes of models: each is resolved once, because that takes a second."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Shape] = {}
-
-    def of(self, run: FinishedRun) -> Shape:
-        """The shape of the model of `run`.
-
-        Raises:
-            ConfigurationError: neither the name of its size nor a saved model says what it was.
-        """
-        source = _source(run)
-        if source not in self._known:
-            self._known[source] = resolve(source)
-        return self._known[source]
+# It takes a second.
+_resolved: Final = cache(resolve)
 
 
-def _source(run: FinishedRun) -> str:
-    """The model that the run saved, or its size if that determines it."""
+def shape_of(run: FinishedRun) -> Shape:
+    """The shape of the model that `run` saved, or of its size if that determines it.
+
+    Raises:
+        ConfigurationError: neither the name of its size nor a saved model says what it was.
+    """
     saved = run.folder / "model"
     byte_level = run.config.tokenizer == "bytes"
     has_saved = (saved / "config.json").is_file()
-    return str(saved) if has_saved and not byte_level else run.config.model_size
+    return _resolved(str(saved) if has_saved and not byte_level else run.config.model_size)
 
 
-def replay_data(run: FinishedRun, shapes: ShapeCache) -> LinkReplay:
+def replay_data(run: FinishedRun) -> LinkReplay:
     """The exchanges of `run`, if they come to the bytes that it counted.
-
-    Args:
-        run: to be replayed.
-        shapes: of models.
 
     Raises:
         ConfigurationError: the planner cannot say what it sent.
@@ -115,4 +102,4 @@ def replay_data(run: FinishedRun, shapes: ShapeCache) -> LinkReplay:
             do="plan for its method with thinwire plan",
         )
     method = Method.from_dict(run.config.described["method"])
-    return LinkReplay(traffic=planned_traffic(run, method, shapes.of(run)), steps=run.summary.steps)
+    return LinkReplay(traffic=planned_traffic(run, method, shape_of(run)), steps=run.summary.steps)

@@ -10,7 +10,7 @@ from thinwire.plan.link import TOPOLOGIES
 from thinwire.report.blocks import Block, Heading, Paragraph, Part, TextTable, rounded
 from thinwire.report.charts import curves, curves_of, front_chart, styles_of
 from thinwire.report.link_advice import link_advice
-from thinwire.report.link_replay import LinkReplay, ShapeCache, replay_data
+from thinwire.report.link_replay import LinkReplay, replay_data, shape_of
 from thinwire.report.page import Page
 from thinwire.report.pareto import first_shown, front_of, senders
 from thinwire.report.results import (
@@ -122,11 +122,11 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             scripts=("report.js",),
             refresh_s=refresh_s,
         )
-    played, shapes = dict[int, LinkReplay](), ShapeCache()
+    played = dict[int, LinkReplay]()
     unplayed: list[Block] = []
     for index, variant in enumerate(variants):
         try:
-            played[index] = replay_data(variant.runs[0], shapes)
+            played[index] = replay_data(variant.runs[0])
         except ThinwireError as error:
             text = f"{variant.label} is not among them: {error.because}."
             unplayed.append(Paragraph(text=text))
@@ -145,7 +145,7 @@ def run_page(data: ReportData, *, refresh_s: float | None = None) -> Page:
             results_table(variants),
             Paragraph(text=_READING),
             *_losses(variants, has_link=has_link),
-            *_link(variants, played, unplayed, shapes),
+            *_link(variants, played, unplayed),
             *scaling_charts(variants),
             Heading(text="In the runs themselves", name="measured", below=_MEASURED),
             curves(y="waited", x="seconds", name="waits", has_link=has_link),
@@ -209,7 +209,6 @@ def _link(
     variants: Sequence[Variant],
     played: Mapping[int, LinkReplay],
     unplayed: Sequence[Block],
-    shapes: ShapeCache,
 ) -> list[Block]:
     text, name = "On a link of your choice", "link-section"
     if not played:
@@ -233,7 +232,7 @@ def _link(
         curves(y="validation", x="link", name="by-link", has_link=True),
         table,
         Part(macro="Timeline", values={"labels": labels}),
-        *link_advice(shapes.of(first.runs[0]), first.config.workers),
+        *link_advice(shape_of(first.runs[0]), first.config.workers),
     ]
 
 

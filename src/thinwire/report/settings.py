@@ -13,13 +13,12 @@ _SYMBOLS: Final = {"workers": "K", "sync_every": "H"}
 def differences_table(variants: Sequence[Variant]) -> TextTable:
     """A row for each method, a column for each part in which they differ, the most telling first.
 
-    Left out is what follows from the kind of a part, such as the betas of all AdamW: `shared_table`
-    has it.
+    Left out is what all methods that have it have alike, such as the betas of all AdamW:
+    `shared_table` has it.
     """
     settings = [variant.settings for variant in variants]
-    told = [name for name in differing(settings) if not _follows(name, settings)]
     parts: dict[str, list[str]] = {}
-    for name in told:
+    for name in _told(settings):
         parts.setdefault(_part(name), []).append(name)
     columns = {part: [_text(part, its, names) for its in settings] for part, names in parts.items()}
     by_worth = sorted(columns, key=lambda part: -len(set(columns[part])))
@@ -39,18 +38,14 @@ def differences_table(variants: Sequence[Variant]) -> TextTable:
 
 
 def shared_table(variants: Sequence[Variant]) -> TextTable:
-    """Fields of the configurations that are the same for all methods, or for those of a part."""
+    """Fields of the configurations that are the same for all methods that have them."""
     settings = [variant.settings for variant in variants]
-    apart = set(differing(settings))
-    rows = [
-        (name, _by_kind(name, settings) if name in apart else next(iter(_values(name, settings))))
-        for name in sorted({name for its in settings for name in its})
-        if name not in apart or _follows(name, settings)
-    ]
+    values = {name: value for its in settings for name, value in its.items()}
+    apart = _told(settings)
     return TextTable(
         title="Settings that all have in common, or all with the same part",
         head=("field", "value"),
-        rows=tuple(rows),
+        rows=tuple((name, values[name]) for name in sorted(values) if name not in apart),
     )
 
 
@@ -77,34 +72,10 @@ def _text(part: str, its: Mapping[str, str], names: Collection[str]) -> str:
     return ", ".join(found) or "-"
 
 
-def _kind_field(name: str, settings: Sequence[Mapping[str, str]]) -> str | None:
-    """The field that says what kind of part `name` belongs to."""
-    above = name.removesuffix(".kind")
-    while "." in above:
-        above = above.rpartition(".")[0]
-        if any(f"{above}.kind" in its for its in settings):
-            return f"{above}.kind"
-    return None
-
-
-def _values(name: str, settings: Sequence[Mapping[str, str]]) -> Mapping[str, None]:
-    return dict.fromkeys(its[name] for its in settings if name in its)
-
-
-def _kinds(name: str, settings: Sequence[Mapping[str, str]]) -> Mapping[str, set[str | None]]:
-    """The values of a field by the kind of its part; None where it is missing."""
-    field, found = _kind_field(name, settings), dict[str, set[str | None]]()
-    for its in settings if field is not None else ():
-        found.setdefault(its.get(field or "", "-"), set()).add(its.get(name))
-    return found
-
-
-def _follows(name: str, settings: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the kind of its part says the value of a field."""
-    kinds = _kinds(name, settings)
-    return bool(kinds) and all(len(values) == 1 for values in kinds.values())
-
-
-def _by_kind(name: str, settings: Sequence[Mapping[str, str]]) -> str:
-    kinds = _kinds(name, settings).items()
-    return ", ".join(f"{value} of {kind}" for kind, (value,) in kinds if value is not None)
+def _told(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Fields that have several values, and kinds of parts that not all have."""
+    return [
+        name
+        for name in differing(settings)
+        if name.endswith(".kind") or len({its[name] for its in settings if name in its}) > 1
+    ]

@@ -1,7 +1,5 @@
 """The runs below some folders, and which runs a comparison there will have before they begin."""
 
-import os
-import socket
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +43,7 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 
 def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> None:
-    """Note in a comparison's folder which runs it has, and that this process is the comparison.
+    """Note in a comparison's folder which runs it has.
 
     Args:
         out: the comparison's folder.
@@ -53,8 +51,7 @@ def note_planned_runs(out: Path, runs: Collection[str], *, is_over: bool) -> Non
         is_over: whether nothing is left to do.
     """
     out.mkdir(parents=True, exist_ok=True)
-    noted = {"runs": sorted(runs), "is_over": is_over, "process": _process(os.getpid())}
-    write_json(out / _FILE, noted)
+    write_json(out / _FILE, {"runs": sorted(runs), "is_over": is_over})
 
 
 def find_planned_runs(paths: Sequence[Path]) -> dict[Path, RunStatus]:
@@ -80,41 +77,6 @@ def is_over(paths: Sequence[Path]) -> bool:
         paths: folders of runs, or folders that hold some.
     """
     return all(_is_over(path) for path in paths)
-
-
-def was_killed(paths: Sequence[Path]) -> bool:
-    """Whether all that is not over in `paths` are comparisons whose process is gone.
-
-    Only a process of this machine can be missed, and only where /proc shows processes.
-
-    Args:
-        paths: folders of runs, or folders that hold some.
-    """
-    going_on = [path for path in paths if not _is_over(path)]
-    return bool(going_on) and all(_is_gone(_read(path).get("process")) for path in going_on)
-
-
-def _process(number: int) -> dict[str, Any]:
-    """What tells a process from all others, also from a later one of the same number."""
-    return {"host": socket.gethostname(), "pid": number, "began": _began(number)}
-
-
-def _began(number: int) -> str:
-    """Ticks from the machine's start to that of a process; empty if it ended, or without /proc."""
-    try:
-        text = Path(f"/proc/{number}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    state, *rest = text.rpartition(")")[2].split()  # its name, before, may have any characters
-    return "" if state in "ZX" else rest[18]
-
-
-def _is_gone(noted: Any) -> bool:
-    match noted:
-        case {"host": str(host), "pid": int(number), "began": str(began)} if began:
-            return host == socket.gethostname() and began != _began(number)
-        case _:  # of an earlier version, or of a machine that does not tell
-            return False
 
 
 def _is_over(path: Path) -> bool:

@@ -11,6 +11,7 @@ from thinwire.train.models import Model
 
 _MOST: Final = 2**53  # what JSON and floats hold exactly
 _MOST_THREADS: Final = 2**15
+_SOON_S: Final = 1e-3
 _YEAR_S: Final = 366 * 86_400
 
 
@@ -32,12 +33,8 @@ class WarmupCosine:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or not 0.0 <= self.final_fraction <= 1.0:
-            raise ConfigurationError(
-                f"warm up for {self.warmup_steps} steps and decay to {self.final_fraction}",
-                because="a warm-up is not negative and a fraction lies between 0 and 1",
-                do="pass warmup_steps >= 0 and 0 <= final_fraction <= 1",
-            )
+        _check_range(0, warmup_steps=self.warmup_steps)
+        _check_range(0, most=1, final_fraction=self.final_fraction)
 
     def factor(self, step: int, *, steps: int) -> float:
         """The factor on the learning rate of inner step `step` (from 0) out of `steps`."""
@@ -100,12 +97,7 @@ class Runtime:
     def __post_init__(self) -> None:
         _check_range(0, threads=self.threads, most=_MOST_THREADS)
         _check_range(1, worker_size=self.worker_size)
-        if not 0 < self.timeout_s <= _YEAR_S:
-            raise ConfigurationError(
-                f"wait {self.timeout_s} s for a worker",
-                because="every exchange takes some time, and none a year",
-                do="pass a timeout above 0 and below a year",
-            )
+        _check_range(_SOON_S, timeout_s=self.timeout_s, most=_YEAR_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +169,7 @@ class TrainConfig:
         return described
 
 
-def _check_range(least: int, *, most: int = _MOST, **values: float) -> None:
+def _check_range(least: float, *, most: int = _MOST, **values: float) -> None:
     for name, value in values.items():
         if not least <= value <= most:
             raise ConfigurationError(

@@ -3,6 +3,7 @@
 import importlib.metadata
 import logging
 import platform
+import textwrap
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,10 +144,12 @@ class Terminal(Observer):
             workers = record["workers"]
             parts.append("1 worker" if workers == 1 else f"{workers} workers")
         if self._draws:
-            room = self._console.width - _BAR_AND_TIME
-            self._progress.update(
-                self._task, completed=record["step"], description=_in_lines(parts, room)
-            )
+            # Lines end between parts, and not within one.
+            whole = "  ".join(part.replace(" ", "\0") for part in parts)
+            room = max(1, self._console.width - _BAR_AND_TIME)
+            lines = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
+            told = "\n".join(lines).replace("\0", " ")
+            self._progress.update(self._task, completed=record["step"], description=told)
         elif "val_loss" in record:
             self._say("  ".join(parts))
 
@@ -163,22 +166,6 @@ class Terminal(Observer):
     def _say(self, line: str) -> None:
         # Names that users choose may look like rich's markup.
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _in_lines(parts: Sequence[str], width: int) -> str:
-    """`parts` with two spaces between them, in lines of `width` where one fits.
-
-    >>> _in_lines(["a", "bcd", "e"], 6)
-    'a  bcd\\ne'
-    """
-    lines = [parts[0]]
-    for part in parts[1:]:
-        longer = f"{lines[-1]}  {part}"
-        if len(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(part)
-    return "\n".join(lines)
 
 
 class _ScalarWriter(Observer):

@@ -44,42 +44,26 @@ def _laptop_method(method: str) -> Method:
         scale="rms",
         betas=(0.9, 0.95),
     )
+    with_adamw = {"inner": adamw, "sync_every": 10}
+    with_muon = {"inner": muon, "sync_every": 10}
     tuned: Mapping[str, Mapping[str, Any]] = {
         "ddp": {"inner": adamw},
         "demo": {"inner": inner.SignSGD(lr=2e-3)},
-        "diloco": {"inner": adamw, "sync_every": 10, "outer": outer.SGD(lr=1.0)},
-        "decoupled_momentum": {
-            "inner": adamw,
-            "sync_every": 10,
-            "outer": outer.DecoupledNesterov(lr=0.8),
-            "feedback": DecoupledMomentum(decay=0.6),
-        },
-        "muloco": {
-            "inner": muon,
-            "sync_every": 10,
-            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
-        },
-        "noloco": {
-            "inner": adamw,
-            "sync_every": 10,
-            "outer": outer.Gossip(lr=0.8, momentum=0.3),
-        },
-        "streaming_diloco": {
-            "inner": adamw,
-            "sync_every": 10,
-            "outer": outer.SGD(lr=0.8, momentum=0.6, nesterov=True),
-            "layers": 1,
-        },
-        "streaming_muloco": {
-            "inner": muon,
-            "sync_every": 10,
-            "outer": outer.SGD(lr=1.0, momentum=0.7, nesterov=True),
-            "layers": 1,
-        },
-        "sparseloco": {"inner": adamw, "sync_every": 10},
-        "sparse_muloco": {"inner": dataclasses.replace(muon, lr=2.5e-3), "sync_every": 10},
+        "diloco": with_adamw | {"outer": outer.SGD(lr=1.0)},
+        "decoupled_momentum": with_adamw
+        | {"outer": outer.DecoupledNesterov(lr=0.8), "feedback": DecoupledMomentum(decay=0.6)},
+        "muloco": with_muon | {"outer": _nesterov(0.8, 0.6)},
+        "noloco": with_adamw | {"outer": outer.Gossip(lr=0.8, momentum=0.3)},
+        "streaming_diloco": with_adamw | {"outer": _nesterov(0.8, 0.6), "layers": 1},
+        "streaming_muloco": with_muon | {"outer": _nesterov(1.0, 0.7), "layers": 1},
+        "sparseloco": with_adamw,
+        "sparse_muloco": with_muon | {"inner": dataclasses.replace(muon, lr=2.5e-3)},
     }
     return presets.from_text(method, **tuned.get(method.partition(":")[0], {}))
+
+
+def _nesterov(lr: float, momentum: float) -> outer.SGD:
+    return outer.SGD(lr=lr, momentum=momentum, nesterov=True)
 
 
 def paper(method: str) -> TrainConfig:

@@ -26,6 +26,10 @@ from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.ranks import is_lead, under_torchrun
 
 _CONSENSUS = ("consensus_sent_bytes", "consensus_received_bytes")
+_RECORDED = (
+    *("sent_bytes", "received_bytes", "left_out", "clipped"),
+    *("peak_outer_device_bytes", "peak_outer_host_bytes"),
+)
 
 # Given the configuration and the step from which the run goes on.
 ObserverFactory: TypeAlias = Callable[[TrainConfig, int], Sequence[Observer]]
@@ -156,17 +160,12 @@ class _Trainer:
         self._asked_to_stop: Sequence[int] = ()
         self._all_stop = False
 
-    @property
-    def step(self) -> int:
-        """Inner steps by the schedule."""
-        return self._group.step
-
     def begin(self, make_observers: ObserverFactory | None) -> None:
         """Go on from what the folder holds, if anything, and open it."""
         self._checkpoints.restore()
         if not self._group.leads:
             return
-        made = make_observers(self._config, self.step) if make_observers else []
+        made = make_observers(self._config, self._group.step) if make_observers else []
         self._observers.extend([FolderWriter(self._folder), *made])
         if self._group.events is not None:
             forward_events(self._group.events, self._observers)
@@ -204,26 +203,27 @@ class _Trainer:
         return self._finish(val_loss)
 
     def _train(self) -> float:
-        val_loss, steps, periods = None, self._config.steps, self._config.periods
-        while self.step < steps and self._group.join_run() < steps:
-            before = self.step
+        group, config, val_loss = self._group, self._config, None
+        while group.step < config.steps and group.join_run() < config.steps:
+            before = group.step
             with self._timer.measuring("training_s"):
                 losses = self._one_step()
+            is_last = group.step >= config.steps
             # A healed worker's step jumps, perhaps over one at which something was due.
-            evaluate = self.step >= steps or is_due(before, self.step, periods.evaluate_steps)
+            evaluate = is_last or is_due(before, group.step, config.periods.evaluate_steps)
             extra: dict[str, float] = {}
             if evaluate:
                 val_loss = extra["val_loss"] = self._evaluate()
-                held = self._group.workers[0].memory()
+                held = group.workers[0].memory()
                 extra |= {f"{kind.replace(' ', '_')}_bytes": size for kind, size in held.items()}
-            if evaluate or is_due(before, self.step, periods.log_steps):
+            if evaluate or is_due(before, group.step, config.periods.log_steps):
                 self._record(losses, extra)
-            if self.step < steps:
-                if self._all_stop or (self._group.stops_alone and self._asked_to_stop):
+            if not is_last:
+                if self._all_stop or (group.stops_alone and self._asked_to_stop):
                     raise self._stopped()
                 self._checkpoints.save_if_due()
         # A worker that joined in the last round may have made it fail.
-        self._group.finish_last_round()
+        group.finish_last_round()
         # None where this worker joined a run that was over.
         return self._evaluate() if val_loss is None else val_loss
 
@@ -236,7 +236,7 @@ class _Trainer:
         saved = self._checkpoints.save()
         return RunStopped(
             f"finish the run in {self._folder.path}",
-            because=f"it was asked to stop, and did so after inner step {self.step} with "
+            because=f"it was asked to stop, and did so after inner step {self._group.step} with "
             + ("a checkpoint" if saved else "no checkpoint, which could not be written"),
             do=f"the same command with --resume --out {self._folder.path}",
         )
@@ -245,7 +245,7 @@ class _Trainer:
         with self._timer.measuring("inner_s"):
             losses = self._group.inner_step()
         self._group.outer_step()
-        if self.step >= self._config.steps:
+        if self._group.step >= self._config.steps:
             self._group.flush()
         return losses
 
@@ -257,7 +257,7 @@ class _Trainer:
         mean = sum(self._group.all_gather(sums)) / windows[:, 1:].numel()
         if not math.isfinite(mean):
             raise NonFiniteError(
-                f"go on after step {self.step}",
+                f"go on after step {self._group.step}",
                 because=f"the validation loss of the outer parameters is {mean}",
                 do="start anew with a lower --inner-lr; checkpoints written before are intact",
             )
@@ -272,23 +272,16 @@ class _Trainer:
         worker = self._group.workers[0]
         stats, totals = worker.outer.stats, worker.totals()
         record = {
-            "step": self.step,
+            "step": self._group.step,
             "tokens": self._group.tokens,
             "loss": sum(losses) / len(losses),
             "lr": worker.optimizer.param_groups[0]["lr"],
             "rounds": stats.rounds,
-            "sent_bytes": totals["sent_bytes"],
-            "received_bytes": totals["received_bytes"],
             "wait_s": stats.wait_s,
             "overlapped_s": stats.overlapped_s,
-            "inner_s": self._timer.inner_s,
-            "training_s": self._timer.training_s,
-            "left_out": totals["left_out"],
-            "clipped": totals["clipped"],
-            "peak_outer_device_bytes": totals["peak_outer_device_bytes"],
-            "peak_outer_host_bytes": totals["peak_outer_host_bytes"],
             "tokens_per_s": self._group.tokens / max(self._timer.training_s, 1e-9),
-            "wall_s": self._timer.wall_s,
+            **{name: totals[name] for name in _RECORDED},
+            **self._timer.state_dict(),
         }
         worker.outer.report(loss=record["loss"], tokens_per_s=record["tokens_per_s"])
         try:
@@ -318,7 +311,7 @@ class _Trainer:
             "workers": self._config.workers,
             "workers_here": len(group.workers),
             "parameters": sum(p.numel() for p in worker.model.parameters()),
-            "steps": self.step,
+            "steps": self._group.step,
             "tokens": group.tokens,
             "val_loss": val_loss,
             "sent_bytes_per_worker": totals["sent_bytes"],

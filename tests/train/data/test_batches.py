@@ -11,7 +11,6 @@ import torch
 from thinwire.errors import ConfigurationError, CorpusError, MismatchError
 from thinwire.train.data import LoadedData
 from thinwire.train.data.batches import (
-    ShareBatches,
     Shares,
     Windows,
     WorkerBatches,
@@ -222,15 +221,6 @@ def test_a_batch_is_a_function_of_seed_share_and_index() -> None:
     assert batch.shape == (5, T + 1)
     third = make_shares(50, rows=5, sync_every=3, seed=2)
     assert not torch.equal(one.batch(7, 2), third.batch(7, 2))
-
-
-def test_batches_follow_the_share_that_is_held() -> None:
-    shares, place = make_shares(50, rows=2, sync_every=3), [4, 1]
-    batches = ShareBatches(shares, lambda: (place[0], place[1]))
-    assert torch.equal(next(batches), shares.batch(4, 1))
-    place[:] = [9, 0]
-    batches.load_state_dict(batches.state_dict())
-    assert torch.equal(next(batches), shares.batch(9, 0))
 
 
 def test_a_stream_has_no_shares() -> None:

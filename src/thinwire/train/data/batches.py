@@ -262,26 +262,3 @@ class Shares:
         start = (share * self.sync_every + index) * self._rows
         order = window_order(start, start + self._rows, len(self._windows), self._seed)
         return self._windows.__getitems__(order.tolist())
-
-
-class ShareBatches(Iterator[Tensor]):
-    """Endless batches of an elastic worker; the outer loop knows how far they were read.
-
-    Args:
-        shares: of the data.
-        place: returns the share that the worker holds now, and the index of its next batch.
-    """
-
-    def __init__(self, shares: Shares, place: Callable[[], tuple[int, int]]) -> None:
-        self._shares, self._place = shares, place
-
-    def __next__(self) -> Tensor:
-        return self._shares.batch(*self._place())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: a worker that returns is given new shares."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
-        del state

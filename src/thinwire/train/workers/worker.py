@@ -1,6 +1,7 @@
 """One worker: a model, its optimizer, its share of the data, and its outer loop."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +21,6 @@ from thinwire.nested_steps import is_nested_step
 from thinwire.outer_loop import OuterLoop
 from thinwire.train.config import Runtime, TrainConfig
 from thinwire.train.data import LoadedData
-from thinwire.train.data.batches import ShareBatches, WorkerBatches
 from thinwire.train.models import save_pretrained
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
@@ -175,7 +175,7 @@ class Worker:
         self.stream = RandomStream(seed=config.seed, worker=stream, device=device)
         self._forward: Any = torch.compile(self.model) if config.machine.compile else self.model
 
-    def _batches(self, data: LoadedData) -> WorkerBatches | ShareBatches:
+    def _batches(self, data: LoadedData) -> Any:
         """Endless batches of this worker: int64, [global_batch / K, sequence_length + 1] each."""
         config, block = self.config, self._identity.block
         if block is not None:
@@ -187,7 +187,9 @@ class Worker:
             )
         every, rows = config.method.sync_every, config.global_batch // config.workers
         shares = data.training.shares(rows=rows, sync_every=every, seed=config.seed)
-        return ShareBatches(shares, lambda: (self.outer.share, self.outer.inner_step % every))
+        # They have no state: the outer loop knows how far they were read.
+        place = lambda: (self.outer.share, self.outer.inner_step % every)  # noqa: E731
+        return (shares.batch(*place()) for _ in itertools.count())
 
     def inner_step(self) -> float:
         """Read a batch, take one step of the inner optimizer; returns the batch's mean loss.
