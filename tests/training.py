@@ -109,7 +109,7 @@ def stop_after(config: TrainConfig, out: Path, monkeypatch, step: int | None, *o
     original, groups = _Trainer._one_step, []
 
     def one_step(self):
-        if step in (None, self.step):
+        if step in (None, self._group.step):
             groups.append(self._group)
             raise KeyboardInterrupt
         return original(self)

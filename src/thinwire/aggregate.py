@@ -524,8 +524,7 @@ class ClipNorms(_Around):
         if not self.limit >= 1:
             raise ConfigurationError(
                 f"clip norms with limit={self.limit}",
-                because="it is a multiple of the median norm, and below 1 even the median "
-                "contribution would be scaled down",
+                because="below 1 even the median contribution would be scaled down",
                 do="pass a number from 1, such as 2",
             )
 
@@ -608,8 +607,7 @@ class DropOutliers(_Around):
         if not 1 <= self.limit < math.inf:
             raise ConfigurationError(
                 f"drop outliers with limit={self.limit}",
-                because="it is a multiple of the median norm, and below 1 even the median "
-                "contribution would be dropped",
+                because="below 1 even the median contribution would be dropped",
                 do="pass a number from 1, such as 10; to drop nothing, use the inner aggregate",
             )
 

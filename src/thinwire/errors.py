@@ -5,6 +5,7 @@ An error says three things: what cannot be done, why, and what to do about it.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import partial
 
 
 class ThinwireError(Exception):
@@ -21,11 +22,7 @@ class ThinwireError(Exception):
         self.do = do
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.cannot, self.because, self.do)
-
-
-def _rebuild(kind: type[ThinwireError], cannot: str, because: str, do: str) -> ThinwireError:
-    return kind(cannot, because=because, do=do)
+        return partial(type(self), because=self.because, do=self.do), (self.cannot,)
 
 
 class ConfigurationError(ThinwireError, ValueError):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from traceback import walk_stack
 from types import CodeType
 from typing import Any, cast
 
@@ -102,10 +103,8 @@ class OptimizerHooks:
             if _KEY not in state:
                 raise CheckpointError(
                     "go on from this optimizer's checkpoint",
-                    because="it has no outer state: it was written without this outer loop, and "
-                    "outer parameters, momentum and feedback would begin anew",
-                    do="load a checkpoint that was written with save_with_optimizer(), or begin "
-                    "a new run from its weights",
+                    because="it has no outer state: it was written without this outer loop",
+                    do="load one written with save_with_optimizer(), or begin a new run",
                 )
             loop.load_state_dict(state[_KEY])
             return {key: value for key, value in state.items() if key != _KEY}
@@ -127,8 +126,7 @@ class OptimizerHooks:
             raise ConfigurationError(
                 what,
                 because="this outer loop was built without one",
-                do="pass the optimizer to OuterLoop, or call outer.step() and keep "
-                "outer.state_dict() yourself",
+                do="pass the optimizer to OuterLoop, or keep outer.state_dict() yourself",
             )
         return self._optimizers[-1]
 
@@ -138,18 +136,14 @@ def _check_never_skipped(optimizer: torch.optim.Optimizer) -> None:
     if not getattr(optimizer, "_step_supports_amp_scaling", False) and _is_scaled():
         raise ConfigurationError(
             "follow an optimizer that a GradScaler steps",
-            because="it skips steps whose gradients overflow, on this worker alone, and no hook "
-            "says so: workers would count differently",
-            do="call outer.step() after every scaler.step(optimizer) in place of the with block "
-            "(or outer.follow()), or train in bf16",
+            because="it skips steps on this worker alone, and workers would count differently",
+            do="call outer.step() after every scaler.step(optimizer), or train in bf16",
         )
 
 
 def _is_scaled() -> bool:
     """Whether an enabled GradScaler has called what runs: an optimizer has no trace of it."""
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code is _SCALED_STEP:
             return cast(torch.amp.GradScaler, frame.f_locals["self"]).is_enabled()
-        frame = frame.f_back
     return False

@@ -47,6 +47,7 @@ class FragmentBuilder:
         check_placements(live.parameters)
         self._method, self._live, self._is_fixed = method, live, is_fixed
         self._transport, self.storage = transport, storage
+        self.has_own_anchors = method.outer.has_own_anchors
         self._shapes = live.shapes()
         self._roles = {n: role.value for n, role in parameter_roles(live.model).items()}
 
@@ -88,11 +89,6 @@ class FragmentBuilder:
         uncounted = OnDevice(self.storage.device)
         context = replace(self._context(fragment, workers, 0), storage=uncounted)
         return self._method.exchange.bind(context)
-
-    @property
-    def has_own_anchors(self) -> bool:
-        """Whether every worker has outer parameters of its own."""
-        return self._method.outer.has_own_anchors
 
     def mean_exchange(self, fragment: Fragment, workers: int, rank: int) -> ExchangeState:
         """An exchange for the mean of all workers' vectors of `fragment`, in fp32."""

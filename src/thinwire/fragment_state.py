@@ -24,9 +24,7 @@ from thinwire.transport import Round, RoundTag, Transport
 _ROUNDS_REMEMBERED = 8
 
 
-@dataclass(
-    kw_only=True, slots=True, eq=False
-)  # state: the last rounds are due earlier than planned
+@dataclass(kw_only=True, slots=True, eq=False)
 class PendingRound:
     """A round of a fragment that was sent and not applied yet.
 

@@ -85,8 +85,7 @@ class LiveWeights:
         if stray is not None:
             raise ConfigurationError(
                 "connect this optimizer",
-                because=f"it steps a parameter of shape {list(stray.shape)} that is not in the "
-                "model, so it would not be exchanged",
+                because=f"it steps a parameter of shape {list(stray.shape)} that the model lacks",
                 do="pass the module that holds all parameters the optimizer steps",
             )
 
@@ -151,8 +150,7 @@ class LiveWeights:
             if owner is not None and owner() not in (None, self):
                 raise ConfigurationError(
                     f"train parameter {name!r} in two outer loops at once",
-                    because="each would take the outer steps of the other for training, and send "
-                    "them once more",
+                    because="each would send the outer steps of the other once more",
                     do="close() the other outer loop first, or give each its own part of the model",
                 )
         for parameter in self.parameters.values():
@@ -193,8 +191,7 @@ class LiveWeights:
                     raise NonFiniteError(
                         f"send the pseudo-gradient of parameter {name!r} at {when}",
                         because="it holds NaN or an infinity, which would reach every worker",
-                        do="lower the inner learning rate or clip gradients; the round was not "
-                        "sent",
+                        do="lower the inner learning rate or clip gradients",
                     ) from None
             raise
 
@@ -214,11 +211,8 @@ class LiveWeights:
         if replaced:
             raise ConfigurationError(
                 f"exchange a model whose parameter {replaced[0]!r} was replaced",
-                because="another tensor stands in its place since the outer loop was built, and "
-                "what is trained there would not be exchanged",
-                do="change weights in place: load_state_dict(state) without assign=True, or "
-                "parameter.data.copy_(values); replace parameters before the optimizer and the "
-                "outer loop are built",
+                because="what is trained in the new tensor would not be exchanged",
+                do="change weights in place: load_state_dict(state) without assign=True",
             )
         # An engine may have been built around both since.
         if not self._was_exchanged and any(map(_is_of_deepspeed, self.parameters.values())):
@@ -228,11 +222,9 @@ class LiveWeights:
         if stray is not None:
             raise ConfigurationError(
                 "exchange a model whose optimizer was given other parameters",
-                because=f"it steps one of shape {list(stray.shape)} since the outer loop was built "
-                "that is not in the model, as DeepSpeed's copies of the weights are: what an outer "
-                "step changes would be overwritten or not be trained",
-                do="give the optimizer its parameters before the outer loop is built; shard by "
-                "fully_shard() in place of DeepSpeed",
+                because=f"it steps one of shape {list(stray.shape)} that is not in the model, as "
+                "DeepSpeed's copies of the weights are",
+                do="give the optimizer its parameters before the outer loop is built",
             )
 
     def _stepped_elsewhere(self) -> Tensor | None:
@@ -273,8 +265,7 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
     if parameter.is_complex():
         raise ConfigurationError(
             f"train parameter {name!r}",
-            because="it is complex, and what is exchanged are real numbers: its imaginary part "
-            "would be lost",
+            because="it is complex, and its imaginary part would be lost in an exchange",
             do="keep it as real numbers (torch.view_as_real) and make it complex in forward()",
         )
     local = local_shard(parameter)
@@ -282,8 +273,7 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
     if local.numel() and any(size > 1 and stride == 0 for size, stride in places):
         raise ConfigurationError(
             f"train parameter {name!r}",
-            because="several of its elements share memory, as after expand(): they cannot be set "
-            "one by one",
+            because="several of its elements share memory, as after expand()",
             do="make it contiguous, or keep it small and expand it in forward()",
         )
 
@@ -318,7 +308,6 @@ def _is_of_deepspeed(part: object) -> bool:
 def _refuse_deepspeed() -> None:
     raise ConfigurationError(
         "train a worker with DeepSpeed",
-        because="it trains copies of the weights of its own and writes them over what an outer "
-        "step has changed",
+        because="it trains copies of the weights, and writes them over those of an outer step",
         do="leave DeepSpeed out, and shard by fully_shard() where a worker has several GPUs",
     )

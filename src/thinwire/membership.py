@@ -242,13 +242,13 @@ class Membership(ABC):
     If not, a round may be cancelled and bad messages are left out of it.
     """
 
-    @abstractmethod
     def join(self, state: SharedState) -> None:
-        """Take a place in the run; call it once, before the first inner step.
+        """Take a place in the run; call it once, before the first inner step; by default nothing.
 
         Raises:
             ExchangeError: the run cannot be reached. MismatchError: it is another run.
         """
+        del state
 
     @abstractmethod
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
@@ -259,9 +259,9 @@ class Membership(ABC):
         answer's data was malformed, throw the error into the iterator.
         """
 
-    @abstractmethod
     def log_round(self, record: RoundRecord) -> None:
-        """Keep the record of a round that counted, for workers that missed it."""
+        """Keep the record of a round that counted, for workers that missed it; by default not."""
+        del record
 
     def may_end(self) -> bool:
         """Whether a worker that has nothing left to exchange may end; by default it may.
@@ -286,9 +286,9 @@ class Membership(ABC):
         """
         del metrics
 
-    @abstractmethod
     def leave(self) -> None:
-        """Tell the others that this worker takes no further part."""
+        """Tell the others that this worker takes no further part; by default nobody."""
+        return
 
 
 class FixedMembership(Membership):
@@ -300,19 +300,7 @@ class FixedMembership(Membership):
 
     is_fixed = True
 
-    def join(self, state: SharedState) -> None:
-        """Do nothing: the workers are connected already."""
-        del state
-
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Answer `Go` at once."""
         del phase
         yield Go()
-
-    def log_round(self, record: RoundRecord) -> None:
-        """Keep nothing: no worker can miss a round."""
-        del record
-
-    def leave(self) -> None:
-        """Do nothing: the others do not wait for this worker."""
-        return

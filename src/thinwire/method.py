@@ -162,8 +162,7 @@ class Method:
         if self.aggregate.needs_all_numbers and self.codec.is_sparse:
             raise ConfigurationError(
                 f"combine what {self.codec} sends by {self.aggregate}",
-                because="most numbers are sent by few workers or none, and of these it would keep "
-                "the zeros",
+                because="most numbers are sent by few workers, of which it would keep the zeros",
                 do="take a codec that sends every number, such as Quantise(bits=2), or "
                 "aggregate=tw.ClipNorms(aggregate=tw.MeanOverSenders())",
             )
@@ -172,8 +171,7 @@ class Method:
         if isinstance(self.exchange, Pairs) and not self.outer.has_own_anchors:
             raise ConfigurationError(
                 f"average in pairs with {self.outer}",
-                because="every pair moves its own outer parameters, which are to be equal on all "
-                "workers, and nothing would pull those of different pairs together",
+                because="nothing would pull the outer parameters of different pairs together",
                 do="pass outer=tw.outer.Gossip(), or another exchange, such as tw.Gather()",
             )
         if self.outer.averages_weights:
@@ -183,8 +181,7 @@ class Method:
         if self.feedback.gives_momentum != self.outer.takes_momentum:
             raise ConfigurationError(
                 f"step {self.outer} with {self.feedback}",
-                because="DecoupledMomentum gives each worker a momentum of its own, which only "
-                "DecoupledNesterov applies",
+                because="only DecoupledNesterov applies the momentum of DecoupledMomentum",
                 do="pass both, or neither",
             )
         owners = self.exchange.owner_feedback if isinstance(self.exchange, ReduceScatter) else None
@@ -228,15 +225,13 @@ class Method:
         if self.codec.is_sparse:
             raise ConfigurationError(
                 f"send weights with {self.codec}",
-                because=f"{type(self.outer).__name__} averages weights, and one that is not sent "
-                "would count as zero",
+                because="it averages weights, and one that is not sent would count as zero",
                 do="take a codec that sends every number, such as CastBF16() or Quantise(bits=8)",
             )
         if not isinstance(self.aggregate, MeanOverWorkers):
             raise ConfigurationError(
                 f"combine weights by {self.aggregate}",
-                because="it tells pseudo-gradients apart by zeros, norms or order, which say "
-                "nothing about weights",
+                because="zeros, norms or order say nothing about weights",
                 do="leave aggregate out: the mean over workers is what weights need",
             )
 
@@ -253,8 +248,7 @@ class Method:
         if is_divided:
             raise ConfigurationError(
                 "divide what an elastic worker sends among its ranks",
-                because="they gather the parts from each other, and one that was lost on its way "
-                "to some of them would be waited for by the others",
+                because="a part that did not reach all ranks would be waited for",
                 do="leave out ddp_group: every rank then sends all",
             )
         self.outer.check_elastic()

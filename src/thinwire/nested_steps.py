@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -43,14 +44,13 @@ def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
     >>> found
     [True, False]
     """
-    found, frame = False, inspect.currentframe()
-    while frame is not None:
+    found = False
+    for frame, _ in walk_stack(inspect.currentframe()):
         if frame.f_code.co_qualname == _HOOKED_STEP:
             # The innermost is the one whose hooks run.
             if found and _stepped(frame) is optimizer:
                 return True
             found = True
-        frame = frame.f_back
     return False
 
 
@@ -58,9 +58,7 @@ def _stepped(frame: FrameType) -> object:
     if "self" not in frame.f_locals:
         raise ConfigurationError(
             "tell whether this step of the optimizer is part of another one",
-            because="an optimizer's step() calls another step() here, and torch.compile, which "
-            "compiled them, hides whose",
-            do="compile the model, and leave optimizer.step() as it is; or call outer.step() after "
-            "it in place of the with block (or outer.follow())",
+            because="a step() calls another step() here, and torch.compile hides whose",
+            do="compile the model, and leave optimizer.step() as it is",
         )
     return frame.f_locals["self"]

@@ -14,7 +14,7 @@ from thinwire.fragment_builder import FragmentBuilder
 from thinwire.fragment_state import FragmentState
 from thinwire.fragments.sharding import sharded_like
 from thinwire.live_weights import LiveWeights
-from thinwire.transport import Metered, Round, RoundTag, Transport, TransportCounters
+from thinwire.transport import Metered, Round, RoundTag, Transport
 
 _TRAFFIC = "consensus_traffic"
 
@@ -41,6 +41,7 @@ class OuterParameters:
     ) -> None:
         self._builder, self._live, self._fragments = builder, live, fragments
         self._transport = Metered(transport)
+        self.counters = self._transport.counters
         self._under_way: list[Round[RoundResult]] = []
         self._means: list[Tensor] = []
         # Outer steps that the means are after: a round need not come by here.
@@ -111,11 +112,6 @@ class OuterParameters:
                 _check_complete(result)
             self._means, self._under_way = [result.mean.whole() for result in results], []
         return self._by_name(self._means)
-
-    @property
-    def counters(self) -> TransportCounters:
-        """Bytes and seconds that the consensus took so far."""
-        return self._transport.counters
 
     def state_dict(self) -> dict[str, Any]:
         """The counters; nothing where there is nothing to count."""

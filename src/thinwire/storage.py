@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from functools import cached_property
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from thinwire.buffers import BufferPool
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 
 
 class StoredTensor:
@@ -108,17 +109,14 @@ class StatePlacement(ABC):
     Args:
         device: the worker's.
         ledger: counts the bytes; by default one of its own.
-        buffers: for messages; by default a pool of its own.
+
+    Attributes:
+        buffers: for messages.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        ledger: Ledger | None = None,
-        buffers: BufferPool | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
         self.device, self.ledger = device, Ledger() if ledger is None else ledger
-        self.buffers = BufferPool() if buffers is None else buffers
+        self.buffers = BufferPool()
 
     @abstractmethod
     def keep(self, value: Tensor) -> StoredTensor:
@@ -222,15 +220,12 @@ class OnHost(StatePlacement):
 
     def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
         super().__init__(device, ledger)
-        self._stream: torch.cuda.Stream | None = None
         self.prefetched: set[StoredTensor] = set()
 
-    @property
+    @cached_property
     def stream(self) -> torch.cuda.Stream | None:
         """The stream of copies to the device; None without a GPU."""
-        if self._stream is None and self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def keep(self, value: Tensor) -> StoredTensor:
         """Move `value` into the host's memory, pinned where the device is a GPU."""
@@ -254,16 +249,14 @@ def choose_storage(
     Raises:
         ConfigurationError: `rest` is neither the host nor the worker's device.
     """
-    if rest is None:
-        return OnDevice(device, ledger)
-    if torch.device(rest).type == "cpu":
+    wanted = device if rest is None else torch.device(rest)
+    if rest is not None and wanted.type == "cpu":
         return OnHost(device, ledger)
-    wanted = torch.device(rest)
     # "cuda" without an index means the worker's own device.
-    if wanted.type == device.type and wanted.index in (None, device.index):
-        return OnDevice(device, ledger)
-    raise ConfigurationError(
+    check(
+        wanted.type == device.type and wanted.index in (None, device.index),
         f"keep outer state on {str(rest)!r}",
         because=f"the worker's device is {str(device)!r}",
         do="pass 'cpu' for the host's memory, or None for the worker's device",
     )
+    return OnDevice(device, ledger)

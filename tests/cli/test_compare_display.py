@@ -55,7 +55,7 @@ def test_a_run_that_trains_has_a_bar_and_one_that_ends_a_line(tmp_path, width, h
             now_s += 10
         all_runs, first, *_ = bars()
         assert max(map(len, bars())) <= width
-        assert re.match(r"all runs +\S+ +1/40 ", all_runs)
+        assert re.match(r"all runs .* 1/40 ", all_runs)
         # 20 steps in 10 s: the 60 that are left take 30.
         assert re.search(r" seed 1 +\S+ +40/100 +loss 2.5000    10 B 00:30$", first)
         resumed.record(record(90))

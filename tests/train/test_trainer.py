@@ -413,7 +413,7 @@ def test_weights_that_are_not_finite_at_the_end_are_no_result(tiny, tmp_path, mo
 
     def spoil_last(self):
         losses = original(self)
-        if self.step == 12:
+        if self._group.step == 12:
             for worker in self._group.workers:
                 with torch.no_grad():
                     next(worker.model.parameters()).fill_(float("nan"))

@@ -105,8 +105,7 @@ class CompareCommand:
             raise IncompleteError(
                 f"compare all that was asked for in {out}",
                 because=f"{first} has no result ({status}){others}",
-                do="fix the cause and repeat the command, which keeps what is finished; move "
-                "folders of other runs away, or pass another --out",
+                do="fix the cause and repeat the command, which keeps what is finished",
             )
 
     def _experiment(self) -> Experiment:

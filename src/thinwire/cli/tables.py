@@ -54,15 +54,9 @@ def _measured(variant: Variant | None) -> list[str]:
 
 def difference_table(comparison: Comparison) -> Table:
     """One row per method: its loss minus the baseline's, paired by seed."""
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=0,
-        title="differences of loss, paired by seed",
-        caption="± standard error, which one seed does not have",
-    )
-    table.add_column("difference", justify="right", no_wrap=True)
-    for column in ("of", "minus", "seeds"):
-        table.add_column(column)
+    caption = "± standard error, which one seed does not have"
+    columns = ("difference", "of", "minus", "seeds")
+    table = _table("differences of loss, paired by seed", *columns, caption=caption)
     for row in comparison.rows:
         label = row.label
         base = comparison.baselines.get(label, "none here")

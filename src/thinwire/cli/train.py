@@ -152,8 +152,7 @@ class Train:
         if counts and self.rates.workers is not None:
             raise ConfigurationError(
                 "train under torchrun with --workers",
-                because="every rank is one worker, or a part of one with --worker-size: torchrun "
-                "decides how many there are",
+                because="every rank is one worker, or a part of one: torchrun decides how many",
                 do="leave --workers out",
             )
 

@@ -59,8 +59,7 @@ class ParallelRunner(Runner):
                 raise ConfigurationError(
                     f"send {run.title} to another process",
                     because=str(error),
-                    do="pass --jobs 1, or define what the recipe uses in a module that can be "
-                    "imported",
+                    do="pass --jobs 1, or put what the recipe uses into a module",
                 ) from error
         left = deque(range(len(runs)))
         attempts = [0] * len(runs)

@@ -9,8 +9,7 @@ from thinwire.errors import ThinwireError, check
 from thinwire.plan.link import TOPOLOGIES
 from thinwire.report.blocks import Block, Heading, Paragraph, Part, TextTable, rounded
 from thinwire.report.charts import curves, curves_of, front_chart, styles_of
-from thinwire.report.link_advice import link_advice
-from thinwire.report.link_replay import LinkReplay, replay_data, shape_of
+from thinwire.report.link_replay import LinkReplay, replay_data
 from thinwire.report.page import Page
 from thinwire.report.pareto import first_shown, front_of, senders
 from thinwire.report.results import (
@@ -37,22 +36,16 @@ _READING: Final = (
     "fewer bytes sent."
 )
 _ON_THE_LINK: Final = (
-    "Simulated by the planner of thinwire plan from the messages that each run sent, whose bytes "
-    "it predicted exactly. Every method takes the inner step that is set here; encoding, decoding "
-    "and the outer step take no time."
-)
-_SEVERAL_K: Final = (
-    " That holds for every K as well, though each of more workers reads fewer tokens in a step."
+    "Simulated by the planner of thinwire plan from the messages that each run sent. Every method "
+    "takes the inner step that is set here; encoding, decoding and the outer step take no time."
 )
 _MEASURED: Final = (
-    "Seconds that a worker waited for exchanges, or, by choice, seconds in which exchanges "
-    "travelled while it trained. Simulated workers exchange within a process: theirs say little of "
-    "a network."
+    "Seconds that a worker waited for exchanges, or, by choice, that exchanges travelled while it "
+    "trained. Simulated workers exchange within a process: theirs say little of a network."
 )
 _CONTRIBUTIONS: Final = (
-    "Members whose pseudo-gradients were left out of means (rejected) or scaled down in them "
-    "(clipped), in exchanges; a fragment is exchanged by itself. A run counts what its first "
-    "worker saw, which is the same on all workers unless shards are combined apart."
+    "Members whose pseudo-gradients were left out of means (rejected) or scaled down (clipped), in "
+    "exchanges of fragments, as the run's first worker saw it."
 )
 
 
@@ -213,9 +206,7 @@ def _link(
     text, name = "On a link of your choice", "link-section"
     if not played:
         return [Heading(text=text, name=name), *unplayed]
-    several = len({variants[index].config.workers for index in played}) > 1
-    below = _ON_THE_LINK + (_SEVERAL_K if several else "")
-    labels, first = {index: variants[index].label for index in played}, variants[min(played)]
+    labels = {index: variants[index].label for index in played}
     shown = first_shown(variants)
     table = TextTable(
         title="On this link",
@@ -226,13 +217,12 @@ def _link(
         rest=[row for row, index in enumerate(played) if index not in shown],
     )
     return [
-        Heading(text=text, name=name, below=below),
+        Heading(text=text, name=name, below=_ON_THE_LINK),
         *unplayed,
         Part(macro="LinkControls", values={"topologies": list(TOPOLOGIES)}),
         curves(y="validation", x="link", name="by-link", has_link=True),
         table,
         Part(macro="Timeline", values={"labels": labels}),
-        *link_advice(shape_of(first.runs[0]), first.config.workers),
     ]
 
 

@@ -94,7 +94,6 @@ def check_comparable(described: Mapping[str, Mapping[str, Any]]) -> None:
         if fields != reference:
             raise ConfigurationError(
                 f"compare {label} with {first}",
-                because=f"{differences(fields, reference)}, and all runs of a comparison have one "
-                "model, one corpus and as many tokens",
+                because=differences(fields, reference),
                 do="let the recipe give all methods the same model, data, steps and global batch",
             )

@@ -29,12 +29,7 @@ class RunFolder:
     """The files of one run under `path`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints go."""
-        return self.path / "checkpoints"
+        self.path, self.checkpoints = path, path / "checkpoints"
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""

@@ -106,8 +106,7 @@ def join(config: TrainConfig) -> None:
         raise ExchangeError(
             "join the other workers",
             because=str(error).strip().splitlines()[0],
-            do="start all ranks with the same torchrun rendezvous, and check that the address and "
-            "port of the first are open",
+            do="start all ranks with the same torchrun rendezvous, whose port must be open",
         ) from error
 
 
@@ -137,9 +136,7 @@ def assemble(
     if len(data.validation) < all_ranks:
         raise CorpusError(
             f"evaluate with {config.workers} workers",
-            because=f"the validation side has {len(data.validation)} sequences of "
-            f"{config.data.sequence_length} tokens, and each of {all_ranks} ranks takes its "
-            "share",
+            because=f"there are {len(data.validation)} validation sequences for {all_ranks} ranks",
             do="pass a longer corpus, a shorter --sequence-length or fewer --workers",
         )
     if under_torchrun():

@@ -191,6 +191,5 @@ def _unreadable(source: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"build model '{source}'",
         because=f"transformers says: {error}",
-        do="pass a built-in size, the config.json of a causal language model that transformers "
-        "knows, or an org/name with the network on",
+        do="pass a built-in size, the config.json of a causal language model, or an org/name",
     )

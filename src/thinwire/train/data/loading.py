@@ -70,8 +70,7 @@ class Data:
                     raise CorpusError(
                         f"read corpus {self.corpus!r} with a vocabulary of {loaded.vocab_size}",
                         because=f"it holds token {largest}",
-                        do=f"pass tokenizer 'ids:{largest + 1}' or more, or the one that made the "
-                        "tokens",
+                        do=f"pass tokenizer 'ids:{largest + 1}' or more",
                     )
                 return loaded
             case StreamCorpus() as corpus:

@@ -74,10 +74,8 @@ class StreamWindows:
         del rows, sync_every, seed
         raise ConfigurationError(
             "train with --elastic on a stream",
-            because="elastic workers read numbered shares of the data, and a stream can only be "
-            "read from its beginning",
-            do="download the corpus and pass its files (.txt, .jsonl, .parquet) or token shards "
-            "(.bin)",
+            because="elastic workers read shares of the data, and a stream has none",
+            do="download the corpus and pass its files",
         )
 
 

@@ -158,11 +158,8 @@ class WorkerGroup:
                 do="add --elastic URL, or pass another --out",
             )
         config = worker.config
-        if workers == config.workers:
-            worker.load_state_dict(state["worker"])
-        else:
-            sources = workers * config.machine.worker_size
-            worker.load_from_other_worker_count(state["worker"], sources=sources)
+        sources = workers * config.machine.worker_size if workers != config.workers else None
+        worker.load_state_dict(state["worker"], sources=sources)
 
     def file_failed(self, error: CheckpointError) -> None:
         """A file of the run could not be written: raise `error`, which stops the run."""

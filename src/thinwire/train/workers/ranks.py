@@ -44,8 +44,7 @@ def count_workers(simulated: int, worker_size: int) -> int:
         raise ConfigurationError(
             f"train workers of {worker_size} ranks in one process",
             because="the ranks of a worker are processes that hold a shard of it each",
-            do=f"start thinwire train with torchrun and a multiple of {worker_size} ranks, or "
-            "leave --worker-size out",
+            do=f"start it with torchrun and a multiple of {worker_size} ranks",
         )
     ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else simulated
     if ranks % worker_size:

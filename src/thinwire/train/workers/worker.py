@@ -25,6 +25,12 @@ from thinwire.train.models import save_pretrained
 from thinwire.train.workers.ranks import Ranks, gather, load_model, load_optimizer, plain
 from thinwire.transport import Transport
 
+_SUMMED = (
+    *("sent_bytes", "received_bytes", "peak_sent_bytes_per_step"),
+    *("peak_outer_device_bytes", "peak_outer_host_bytes"),
+    *("consensus_sent_bytes", "consensus_received_bytes"),
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerIdentity:
@@ -255,19 +261,11 @@ class Worker:
     def totals(self) -> dict[str, int]:
         """Counts of the whole worker: the sums of what its ranks sent, received and held."""
         stats = self.outer.stats
-        return self._over_ranks(
-            {
-                "sent_bytes": stats.sent_bytes,
-                "received_bytes": stats.received_bytes,
-                "peak_sent_bytes_per_step": stats.peak_sent_bytes_per_step,
-                "left_out": sum(stats.left_out.values()),
-                "clipped": sum(of.get(CLIPPED, 0) for of in stats.contributions.values()),
-                "peak_outer_device_bytes": stats.peak_outer_device_bytes,
-                "peak_outer_host_bytes": stats.peak_outer_host_bytes,
-                "consensus_sent_bytes": stats.consensus_sent_bytes,
-                "consensus_received_bytes": stats.consensus_received_bytes,
-            }
-        )
+        counts = {
+            "left_out": sum(stats.left_out.values()),
+            "clipped": sum(of.get(CLIPPED, 0) for of in stats.contributions.values()),
+        }
+        return self._over_ranks(counts | {name: getattr(stats, name) for name in _SUMMED})
 
     def memory(self) -> dict[str, int]:
         """Bytes of every state that the whole worker holds, as `OuterLoop.memory` names them."""
@@ -310,38 +308,29 @@ class Worker:
             "random": self.stream.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.outer.load_state_dict(state["outer"])
-        load_model(self.model, state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.batches.load_state_dict(state["batches"])
-        self.stream.load_state_dict(state["random"])
-
-    def load_from_other_worker_count(self, state: dict[str, Any], *, sources: int) -> None:
-        """Continue from the state of a rank of a run with another number of workers.
+    def load_state_dict(self, state: dict[str, Any], *, sources: int | None = None) -> None:
+        """Continue from `state`.
 
         Args:
-            state: of rank `self.rank` modulo `sources`.
-            sources: ranks of that run.
+            state: of a rank of this run, or of a run with another number of workers.
+            sources: how many ranks that one had; None if it had as many workers.
 
         Raises:
-            MismatchError: the data is a stream, whose rows were dealt to the old number of workers.
-            ConfigurationError: the method's overlap does not let rounds in flight be dropped.
+            MismatchError: of another number of workers: a stream is cut into as many shares.
         """
-        load_model(self.model, state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.batches.load_state_dict(state["batches"])
-        self.batches.state_dict()  # the batches check what they were given only when they are used
         # Where there are more workers than before, several start from one state. The first of them
         # goes on with its random numbers and its error feedback; the others draw their own numbers,
         # and have sent nothing whose error they would owe.
-        first = self.rank < sources
+        first = sources is None or self.rank < sources
+        self.outer.load_state_dict(state["outer"], with_feedback=first)
+        load_model(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.batches.load_state_dict(state["batches"])
+        if sources is not None:
+            self.batches.state_dict()  # they check what they were given only when they are used
         if first:
             self.stream.load_state_dict(state["random"])
-        self.outer.load_state_dict(state["outer"], with_feedback=first)
 
     def reschedule(self, step: int) -> None:
         """Take the learning rate of inner step `step`, counted from 0, next."""
@@ -378,8 +367,7 @@ class Worker:
         return NonFiniteError(
             f"{cannot}: worker {self.number}, inner step {self.scheduler.last_epoch + 1}",
             because=because,
-            do="start anew with a lower --inner-lr or --clip-norm; checkpoints written before are "
-            "intact",
+            do="start anew with a lower --inner-lr or --clip-norm; checkpoints are intact",
         )
 
 
