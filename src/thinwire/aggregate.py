@@ -88,16 +88,14 @@ class Payloads:
         """The vector of a sum of coefficients, which are overwritten: one inverse, not K."""
         return self.coder.to_vector(coefficients)
 
-    def add_to(self, out: Tensor, *, weight: float) -> None:
-        """out += weight * coefficients, one worker after the other in rank order."""
-        if self.scales is None:
-            self.coder.add_to(out, self.payloads, weight=weight, round=self.round)
-            return
-        for worker in range(self.workers):
-            out += self.coefficients(worker) * weight
+    def add_to(self, out: Tensor, *, weight: float, senders: Tensor | None = None) -> None:
+        """out += weight * coefficients, one worker after the other in rank order.
 
-    def add_counted(self, out: Tensor, senders: Tensor, *, weight: float) -> None:
-        """`add_to`, and senders += 1 wherever a worker's number is not zero."""
+        Args:
+            out: fp32 [numel].
+            weight: of every worker.
+            senders: [numel]; 1 is added wherever a worker's number is not zero.
+        """
         if self.scales is None:
             sent, round = self.payloads, self.round
             self.coder.add_to(out, sent, weight=weight, round=round, senders=senders)
@@ -105,7 +103,8 @@ class Payloads:
         for worker in range(self.workers):
             numbers = self.coefficients(worker)
             out += numbers * weight
-            senders += numbers != 0
+            if senders is not None:
+                senders += numbers != 0
 
     def pieces(self, device: torch.device) -> Iterator[tuple[VectorPart, Payloads]]:
         """The payloads of one part of the vector after the other, each brought to `device`."""
@@ -307,7 +306,7 @@ class MeanOverSenders(Aggregate):
         workers, total = received.workers, received.zeros()
         senders = torch.zeros_like(total)
         # Divided by K before summing: a plain sum may leave the range of fp32.
-        received.add_counted(total, senders, weight=1.0 / workers)
+        received.add_to(total, weight=1.0 / workers, senders=senders)
         total.mul_(senders.clamp_(min=1).reciprocal_().mul_(workers))
         return received.to_vector(total)
 

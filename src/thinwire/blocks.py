@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -233,6 +234,10 @@ class _Slice(LazyVector):
         return self._vector.read(part.shifted(self._start), out)
 
 
+Blocks: TypeAlias = Iterator[tuple[VectorPart, Tensor]]
+"""Parts of a vector with their numbers."""
+
+
 class StreamedVector(ABC):
     """A vector of fp32 that comes in blocks, each of them once and in an order of its own.
 
@@ -245,7 +250,7 @@ class StreamedVector(ABC):
         self.numel, self.device = numel, device
 
     @abstractmethod
-    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+    def blocks(self) -> Blocks:
         """Every part with its numbers, fp32 [part.numel]: to be overwritten, until the next."""
 
     def whole(self) -> Tensor:
@@ -282,16 +287,11 @@ class ComputedVector(StreamedVector):
         make: the blocks, each time anew.
     """
 
-    def __init__(
-        self,
-        numel: int,
-        device: torch.device,
-        make: Callable[[], Iterator[tuple[VectorPart, Tensor]]],
-    ) -> None:
+    def __init__(self, numel: int, device: torch.device, make: Callable[[], Blocks]) -> None:
         super().__init__(numel, device)
         self._make = make
 
-    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+    def blocks(self) -> Blocks:
         """What the function makes."""
         return self._make()
 
@@ -313,7 +313,7 @@ class DenseVector(LazyVector, StreamedVector):
         values = part.read(self._values)
         return values.clone() if out is None else out.copy_(values)
 
-    def blocks(self) -> Iterator[tuple[VectorPart, Tensor]]:
+    def blocks(self) -> Blocks:
         """Copies, span by span."""
         for part in spans(0, self.numel, block_numel(self.device)):
             yield part, self.read(part)

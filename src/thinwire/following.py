@@ -90,11 +90,7 @@ class OptimizerHooks:
         """
         last = self._last("carry the outer state in an optimizer's state dict")
         if self._carrying:
-            raise ConfigurationError(
-                "carry the outer state in the optimizer's state dict a second time",
-                because="it is there already",
-                do="call save_with_optimizer() once",
-            )
+            return
 
         def save(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
             return {**state, _KEY: loop.state_dict()}
@@ -103,7 +99,7 @@ class OptimizerHooks:
             if _KEY not in state:
                 raise CheckpointError(
                     "go on from this optimizer's checkpoint",
-                    because="it has no outer state: it was written without this outer loop",
+                    because="it has no outer state, which would begin anew",
                     do="load one written with save_with_optimizer(), or begin a new run",
                 )
             loop.load_state_dict(state[_KEY])

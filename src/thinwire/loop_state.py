@@ -320,8 +320,7 @@ def check_keys(state: Mapping[str, Any], *, is_elastic: bool) -> None:
         because=f"it is {kinds[other]}"
         if other in state
         else f"it has {sorted(state)}, not the keys of an outer loop",
-        do="pass what state_dict() of a loop with the same kind of transport returned, or "
-        "load_shared_state() what shared_state() of such a loop returned",
+        do="pass what state_dict() of a loop with the same kind of transport returned",
         kind=CheckpointError,
     )
 

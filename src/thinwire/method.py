@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import ConfigurationError, LossyReduceScatterWarning, ThinwireError
+from thinwire.errors import ConfigurationError, LossyReduceScatterWarning, ThinwireError, check
 from thinwire.exchange import Automatic, Exchange, Pairs, ReduceScatter
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
@@ -149,7 +149,14 @@ class Method:
 
     def __post_init__(self) -> None:
         for slot in dataclasses.fields(self):
-            self._check_slot(slot.name, cast(type, slot.type))
+            value, kind = getattr(self, slot.name), cast(type, slot.type)
+            check(
+                # bool is an int to Python, but True inner steps are a slip.
+                isinstance(value, kind) and not isinstance(value, bool),
+                f"build method {self.name!r} with {slot.name}={value!r}",
+                because=f"{slot.name} takes {kind.__name__}, not {type(value).__name__}",
+                do=f"pass an instance of {kind.__name__}",
+            )
         if self.sync_every < 1:
             raise ConfigurationError(
                 f"build method {self.name!r} with sync_every={self.sync_every}",
@@ -163,8 +170,7 @@ class Method:
             raise ConfigurationError(
                 f"combine what {self.codec} sends by {self.aggregate}",
                 because="most numbers are sent by few workers, of which it would keep the zeros",
-                do="take a codec that sends every number, such as Quantise(bits=2), or "
-                "aggregate=tw.ClipNorms(aggregate=tw.MeanOverSenders())",
+                do="take a codec that sends every number, such as Quantise(bits=2)",
             )
         if isinstance(self.exchange, ReduceScatter):
             self._check_reduce_scatter(self.exchange)
@@ -191,17 +197,6 @@ class Method:
                 because="no answer comes back for it to absorb",
                 do="pass owner_feedback=ErrorFeedback()",
             )
-
-    def _check_slot(self, slot: str, kind: type) -> None:
-        value: object = getattr(self, slot)
-        # bool is an int to Python, but True inner steps are a slip.
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return
-        raise ConfigurationError(
-            f"build method {self.name!r} with {slot}={value!r}",
-            because=f"{slot} takes {kind.__name__}, not {type(value).__name__}",
-            do=f"pass an instance of {kind.__name__}",
-        )
 
     def _check_reduce_scatter(self, exchange: ReduceScatter) -> None:
         if not self.aggregate.allows_shards:

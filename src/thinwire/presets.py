@@ -525,7 +525,7 @@ def from_text(text: str, **fields: Any) -> Method:
     given: dict[str, Any] = {}
     for argument in arguments:
         field, value = _argument(name, argument)
-        known = (*own, *_NUMBERS, *_WORDS, *_RULES)
+        known = (*own, "sync_every", *_WORDS, *_RULES)
         if field not in known:
             raise unknown_name(f"give {name} the number {field!r}", field, known)
         if field in given:
@@ -543,9 +543,7 @@ def from_text(text: str, **fields: Any) -> Method:
     return method
 
 
-# Fields of any method that are numbers.
-_NUMBERS = ("sync_every",)
-# And those that are words.
+# Fields of any method that are words.
 _WORDS: Mapping[str, Mapping[str, Exchange]] = {
     "exchange": {"gather": Gather(), "reduce_scatter": ReduceScatter()}
 }

@@ -314,9 +314,6 @@ def test_a_page_whose_runs_go_on_loads_itself_again(tmp_path) -> None:
     assert "unfinished: it has no summary" in html
     (tmp_path / "kept").rename(tmp_path / "run" / "summary.json")
     assert 'id="live"' not in html_of(tmp_path)
-    for wrong in (0, -1, float("nan")):
-        with pytest.raises(ConfigurationError, match="not above 0"):
-            report.run_page(report.read_report_data([tmp_path]), refresh_s=wrong)
 
 
 def test_of_many_methods_the_front_and_the_baselines_are_shown_first(tmp_path) -> None:
@@ -389,8 +386,6 @@ def test_a_table_shows_its_main_columns_and_rows_first_and_is_as_wide_as_its_hea
     assert html.count('<tr class="extra">') == 1
     assert 'data-value="1.5"' in html
     assert "extra" not in report.TextTable(title="t", head=("a",), rows=(("1",),)).html()
-    with pytest.raises(ConfigurationError, match="2 columns"):
-        report.TextTable(title="t", head=("a", "b"), rows=(("1", "2", "3"),))
 
 
 def test_text_is_escaped() -> None:

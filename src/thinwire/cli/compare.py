@@ -9,9 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
-import tyro
-
-from thinwire.cli.flags import Flat, Option, RunFlags, changes_of, default_out, flag
+from thinwire.cli.flags import Flat, Option, RunFlags, arg, changes_of, default_out, flag
 from thinwire.errors import ConfigurationError, IncompleteError
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 
-_List: TypeAlias = Annotated[str | None, tyro.conf.arg(help_behavior_hint="", metavar="A,B,...")]
+_List: TypeAlias = Annotated[str | None, arg(metavar="A,B,...")]
 
 
 _KINDS: dict[str, Callable[[str], Any]] = {
@@ -66,7 +64,7 @@ class CompareCommand:
     """Learning rate of the outer optimizer, of the methods that have rounds."""
     outer_momentum: _List = None
     """Momentum of the outer optimizer; 0 is plain SGD."""
-    tune: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="", metavar="RATES ...")] = ()
+    tune: Annotated[tuple[str, ...], arg(metavar="RATES ...")] = ()
     """Search for each method's rates, with as many runs for all; needs several seeds."""
     baseline: Option[str] = None
     """The method, or a row, that differences are taken to; default diloco, or the first method."""

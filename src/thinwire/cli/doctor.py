@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, flag, given_in, optional_token, read_flag, store_in
+from thinwire.cli.flags import Option, arg, flag, given_in, optional_token, read_flag, store_in
 from thinwire.cli.job_flags import check_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import parse_count, parse_duration
@@ -36,11 +36,7 @@ class DoctorCommand:
     $ thinwire doctor s3://my-bucket/runs --run-name first
     """
 
-    where: Annotated[
-        str | None,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[STORE]", help_behavior_hint=""),
-    ] = None
+    where: Annotated[str | None, tyro.conf.Positional, arg(metavar="[STORE]")] = None
     """URL of the store; default this machine alone."""
     run_name: Option[str] = None
     """Of a run there that is to be joined: is its method one for this link?"""

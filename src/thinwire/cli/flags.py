@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+arg = partial(tyro.conf.arg, help_behavior_hint="")
+"""What help shows of a flag, without a default."""
 Flat: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
 """A dataclass of flags whose names do not begin with that of its field."""
-Switch: TypeAlias = Annotated[
-    bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
-]
+Switch: TypeAlias = Annotated[bool, tyro.conf.FlagCreatePairsOff, arg()]
 """A flag that stands alone."""
-Option: TypeAlias = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
+Option: TypeAlias = Annotated[T | None, arg()]
 """A flag that may be left out."""
-Setting: TypeAlias = Annotated[
-    T | None, tyro.conf.arg(help_behavior_hint="(default: the recipe's)")
-]
+Setting: TypeAlias = Annotated[T | None, arg(help_behavior_hint="(default: the recipe's)")]
 """A flag that replaces what the recipe says."""
 
 

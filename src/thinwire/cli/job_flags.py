@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get
 
 import tyro
 
-from thinwire.cli.flags import Option, Switch, flag, given_in, read_flag
+from thinwire.cli.flags import Option, Switch, arg, flag, given_in, read_flag
 from thinwire.errors import ConfigurationError
 from thinwire.plan.compute import peak_flops_per_s
 from thinwire.plan.units import (
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
 _MFU: Final = 0.4
 
 # The function in it reads the text of a flag; tyro would print its errors in another form.
-_Count: TypeAlias = Annotated[
-    str | None, parse_count, tyro.conf.arg(metavar="COUNT", help_behavior_hint="")
-]
-_Duration: TypeAlias = Annotated[
-    str | None, parse_duration, tyro.conf.arg(metavar="DURATION", help_behavior_hint="")
-]
-_Rate: TypeAlias = Annotated[
-    str | None, parse_rate, tyro.conf.arg(metavar="RATE", help_behavior_hint="")
-]
-_Price: TypeAlias = Annotated[
-    str | None, parse_price, tyro.conf.arg(metavar="PRICE", help_behavior_hint="")
-]
+_Count: TypeAlias = Annotated[str | None, parse_count, arg(metavar="COUNT")]
+_Duration: TypeAlias = Annotated[str | None, parse_duration, arg(metavar="DURATION")]
+_Rate: TypeAlias = Annotated[str | None, parse_rate, arg(metavar="RATE")]
+_Price: TypeAlias = Annotated[str | None, parse_price, arg(metavar="PRICE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +89,7 @@ class JobFlags:
     """Count what sealing adds to every message: 28 bytes."""
     sync_every: _Count = None
     """H: inner steps between two exchanges; default each method's own."""
-    run: Annotated[Path | None, tyro.conf.arg(name="from", help_behavior_hint="")] = None
+    run: Annotated[Path | None, arg(name="from")] = None
     """Folder of a finished run: the same model, workers, step and method over another link."""
 
     def given(self) -> set[str]:

@@ -172,6 +172,7 @@ def _with_threads(run: PlannedRun, cores: int) -> TrainConfig:
 # -- which runs are missing ------------------------------------------------------------------------
 
 
+@dataclass(eq=False)  # what it knows grows
 class ExperimentRunner:
     """Variants times seeds, carried out until each has a result or a reason why it has none.
 
@@ -183,20 +184,14 @@ class ExperimentRunner:
         note_planned: is told which runs are wanted, before any of them begins.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        out: Path,
-        runner: Runner,
-        make_observer: MakeObserver,
-        note_planned: NotePlanned | None = None,
-    ) -> None:
-        self.experiment, self.out = experiment, out
-        self._runner, self._make_observer = runner, make_observer
-        self._note_planned = note_planned
-        self._first: PlannedRun | None = None
-        self._ground: Mapping[str, str] | None = None
-        self.known: set[str] = set()
+    experiment: Experiment
+    out: Path
+    runner: Runner
+    make_observer: MakeObserver
+    note_planned: NotePlanned | None = None
+    known: set[str] = dataclasses.field(init=False, default_factory=set)
+    _first: PlannedRun | None = dataclasses.field(init=False, default=None)
+    _ground: Mapping[str, str] | None = dataclasses.field(init=False, default=None)
 
     def complete(self, keys: Sequence[RunKey]) -> dict[RunKey, RunStatus]:
         """Carry out what is missing of `keys`, and return the status of each after that.
@@ -208,9 +203,9 @@ class ExperimentRunner:
         runs = self._plan(keys)
         statuses = {key: status_of(run.folder, run.config.describe()) for key, run in runs.items()}
         missing = [key for key, status in statuses.items() if status.state in _TO_DO]
-        if self._note_planned is not None:
-            self._note_planned([(runs[key], status) for key, status in statuses.items()])
-        failures = self._runner.carry_out([runs[key] for key in missing], self._begin)
+        if self.note_planned is not None:
+            self.note_planned([(runs[key], status) for key, status in statuses.items()])
+        failures = self.runner.carry_out([runs[key] for key in missing], self._begin)
         for key, failure in zip(missing, failures, strict=True):
             statuses[key] = status_of(runs[key].folder, runs[key].config.describe())
             if failure is not None and statuses[key].state not in _NOTED:
@@ -220,7 +215,7 @@ class ExperimentRunner:
     def _begin(self, run: PlannedRun) -> Observer:
         # Not earlier: runs that a runner refuses leave no folder.
         note_planned_runs(self.out, self.known, is_over=False)
-        return self._make_observer(run)
+        return self.make_observer(run)
 
     def unrelated(self) -> dict[str, RunStatus]:
         """Folders of runs that no call of `complete` asked for."""

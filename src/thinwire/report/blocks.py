@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
-from thinwire.errors import check
-
 Cell: TypeAlias = str | tuple[str, float | str]
 """The text of a cell, and by what a sortable table sorts it."""
 
@@ -95,15 +93,6 @@ class TextTable(Block):
     main: tuple[str, ...] = ()
     rest: Collection[int] = ()
     name: str = ""
-
-    def __post_init__(self) -> None:
-        longest = max(map(len, self.rows), default=0)
-        check(
-            longest <= len(self.head),
-            f"make a table of {len(self.head)} columns",
-            because=f"a row has {longest} cells",
-            do="pass a cell for each column, or fewer",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from thinwire.errors import ConfigurationError, check
+from thinwire.errors import ConfigurationError
 from thinwire.files import replace_text
 from thinwire.report.blocks import Block, asset, templates
 
@@ -32,14 +32,6 @@ class Page:
     blocks: Sequence[Block]
     scripts: Sequence[str] = ()
     refresh_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check(
-            self.refresh_s is None or self.refresh_s > 0,
-            f"load a page again after {self.refresh_s} seconds",
-            because="that is not above 0",
-            do="pass a number of seconds, or None for a page that stays as it is",
-        )
 
     def html(self) -> str:
         """The file's text."""

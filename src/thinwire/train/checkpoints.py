@@ -135,8 +135,7 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(data, lambda path: torch.save(state, path))
             facts = {"step": step, "bytes": data.stat().st_size, "sha256": _sha256(data)}
-            facts["ranks"] = self._ranks
-            replace_text(seal, json.dumps(facts))
+            replace_text(seal, json.dumps(facts | {"ranks": self._ranks}))
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"write checkpoint {data}",

@@ -146,8 +146,7 @@ class TrainConfig:
             workers = f"{self.workers} workers" + (f" of {size} ranks" if size > 1 else "")
             raise ConfigurationError(
                 f"split a global batch of {self.global_batch} sequences",
-                because=f"{workers} with {self.accumulate} micro-batches each need a multiple "
-                f"of {parts}",
+                because=f"{workers} of {self.accumulate} micro-batches need a multiple of {parts}",
                 do="change --global-batch, --workers, --worker-size or --accumulate",
             )
 

@@ -109,14 +109,11 @@ class Terminal(Observer):
 
     def __init__(self, console: Console, *, title: str, steps: int) -> None:
         self._console, self._title, self._steps = console, title, steps
-        columns = [
+        self._draws = shows_bars(console)
+        self._progress = Progress(
             BarColumn(_BAR),
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
-        ]
-        self._draws = shows_bars(console)
-        self._progress = Progress(
-            *columns,
             console=console,
             disable=not self._draws,
             speed_estimate_period=_SPEED_OVER_S,

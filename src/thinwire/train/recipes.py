@@ -1,7 +1,7 @@
 """Recipes: functions from a method's name to a complete configuration."""
 
 import dataclasses
-import importlib.util
+import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,24 +125,18 @@ def load(name: str) -> Callable[..., Any]:
             do="write it like recipes/mine.py:grid",
         )
     file, _, function = name.rpartition(":")
-    path = Path(file)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None  # of a .py file
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        found = runpy.run_path(file).get(function)
     except Exception as error:  # it is the user's code, and may fail in any way
         raise ConfigurationError(
-            f"load recipe {path}",
+            f"load recipe {file}",
             because=f"running it raised {type(error).__name__}: {error}",
             do="correct the file",
         ) from error
-    found: Callable[..., Any] | None = getattr(module, function, None)
     if not callable(found):
         raise ConfigurationError(
-            f"use recipe {path}:{function}",
-            because=f"{path} has no function of that name",
+            f"use recipe {file}:{function}",
+            because=f"{file} has no function of that name",
             do="define it there: a recipe takes a method's name and returns a TrainConfig",
         )
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ Encode = Callable[[bytes], npt.NDArray[Any]]
 _END = b"\0"
 
 
+@dataclass(frozen=True, slots=True)
 class StreamWindows:
     """Windows of `sequence_length + 1` tokens from the documents of a stream.
 
@@ -41,17 +43,10 @@ class StreamWindows:
             counts the rows of each share.
     """
 
-    def __init__(
-        self,
-        stream: IterableDataset,
-        encode: Encode,
-        sequence_length: int,
-        held_out: frozenset[bytes],
-    ) -> None:
-        self.stream = stream
-        self.encode = encode
-        self.width = sequence_length + 1
-        self.held_out = held_out
+    stream: IterableDataset
+    encode: Encode
+    sequence_length: int
+    held_out: frozenset[bytes]
 
     def batches(self, worker: int, workers: int, global_batch: int, seed: int) -> WorkerBatches:
         """Endless batches of worker `worker` of `workers`: int64, [B/K, sequence_length + 1].
@@ -89,7 +84,7 @@ class _Packed(Iterator[Tensor]):
         self._start_epoch()
 
     def __next__(self) -> Tensor:
-        rows, width = self._identity["rows"], self._windows.width
+        rows, width = self._identity["rows"], self._windows.sequence_length + 1
         parts, size = [self._pending], self._pending.size
         while size < rows * width:
             parts.append(self._next_document())

@@ -7,6 +7,7 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +113,12 @@ class PretrainedTokenizer(Tokenizer):
         return _concatenate(self._ids(pieces(_as_bytes(text))), self.vocab_size)
 
     def _ids(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        encode = partial(self._pretrained.encode, add_special_tokens=False)
         for text in texts:
             *ended, rest = text.split(SEPARATOR)
             for document in ended:
-                yield self._plain(document) + self._end
-            yield self._plain(rest)
-
-    def _plain(self, text: str) -> list[int]:
-        return self._pretrained.encode(text, add_special_tokens=False) if text else []
+                yield encode(document) + self._end
+            yield encode(rest)
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer as `transformers` does."""

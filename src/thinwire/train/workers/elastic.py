@@ -76,8 +76,7 @@ class ElasticConfig:
             if isinstance(config.method.outer, GradientAveraging):
                 raise _refused(
                     f"by method {config.method.name!r}",
-                    "its workers share the inner optimizer's state, which a newcomer cannot "
-                    "download",
+                    "a newcomer cannot download the inner optimizer's state, which workers share",
                     "pass a method with rounds, such as --method diloco, or --worker",
                 )
             config.method.check_elastic()
@@ -89,10 +88,7 @@ class ElasticConfig:
             raise _refused(
                 f"and --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
                 "all ranks of one torchrun are one worker, which ends with any of them",
-                f"start one torchrun --nproc-per-node {worker_size} for each worker"
-                if worker_size > 1
-                else "start one thinwire train --elastic for each worker, without torchrun, or "
-                f"pass --worker-size {ranks} to shard a worker over these ranks",
+                f"start one torchrun --nproc-per-node {worker_size} each, or 1 without torchrun",
             )
 
     def connect(self, config: TrainConfig, out: Path, group: Any = None) -> Elastic:

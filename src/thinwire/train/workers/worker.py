@@ -322,15 +322,17 @@ class Worker:
         # goes on with its random numbers and its error feedback; the others draw their own numbers,
         # and have sent nothing whose error they would owe.
         first = sources is None or self.rank < sources
-        self.outer.load_state_dict(state["outer"], with_feedback=first)
+        if first:
+            self.stream.load_state_dict(state["random"])
+            self.outer.load_state_dict(state["outer"])
+        else:
+            self.outer.load_state_dict(state["outer"], with_feedback=False)
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.batches.load_state_dict(state["batches"])
         if sources is not None:
             self.batches.state_dict()  # they check what they were given only when they are used
-        if first:
-            self.stream.load_state_dict(state["random"])
 
     def reschedule(self, step: int) -> None:
         """Take the learning rate of inner step `step`, counted from 0, next."""
