@@ -222,7 +222,7 @@ class LiveWeights:
         if stray is not None:
             raise ConfigurationError(
                 "exchange a model whose optimizer was given other parameters",
-                because=f"it steps one of shape {list(stray.shape)}, to be overwritten or overlooked",
+                because=f"it steps one of shape {list(stray.shape)}, to be overwritten or ignored",
                 do="give the optimizer its parameters before the outer loop is built",
             )
 

@@ -106,13 +106,11 @@ class Checkpoints:
 
     def _ranks_at(self, step: int) -> int:
         """Ranks of the run that wrote `step`, as its first seal says."""
-        first = min((worker for its, worker in self._found("json") if its == step), default=None)
-        if first is None:
-            return self._ranks
-        try:
+        # There may be none, or one that is damaged: `load` says what is wrong with it.
+        with suppress(OSError, ValueError):
+            first = min(worker for its, worker in self._found("json") if its == step)
             return self._read_seal(self._files(step, first)[1]).ranks or self._ranks
-        except (OSError, ValueError):
-            return self._ranks  # `load` says what is wrong with the seal
+        return self._ranks
 
     def _found(self, ending: str) -> Iterator[tuple[int, int]]:
         """Steps and workers of the files there are; what has another name is not ours."""

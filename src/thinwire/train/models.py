@@ -43,9 +43,9 @@ class Model:
     size: str = "250k"
 
     def __post_init__(self) -> None:
-        if self.size in LLAMA_SIZES or HUB_NAME.fullmatch(self.size) or Path(self.size).exists():
-            return
-        raise unknown_model(f"build model '{self.size}'", self.size)
+        known = self.size in LLAMA_SIZES or HUB_NAME.fullmatch(self.size)
+        if not known and not Path(self.size).exists():
+            raise unknown_model(f"build model '{self.size}'", self.size)
 
     def describe(self) -> dict[str, Any]:
         """The model as JSON-able data: of one that is no built-in size, what its file says, too.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from thinwire.train.data.shards import ONE_IN, TokenCorpus, shard_corpus, tail
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 SEPARATOR = b"\0"
 """What follows every document of a text corpus."""
 
@@ -43,8 +44,8 @@ class TextCorpus:
     """
 
     name: str
-    train: npt.NDArray[np.uint8]
-    validation: npt.NDArray[np.uint8]
+    train: Bytes
+    validation: Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def fingerprint(arrays: Iterable[npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _blocks(raw: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+def _blocks(raw: Bytes) -> Iterator[Bytes]:
     last = max(0, raw.size - _BLOCK_BYTES)
     for block in range(_BLOCKS):
         start = last * block // (_BLOCKS - 1)
@@ -121,9 +122,7 @@ def split_documents(name: str, documents: Iterable[tuple[str, bytes]]) -> TextCo
     return TextCorpus(name=name, train=train, validation=validation)
 
 
-def _cut(
-    text: npt.NDArray[np.uint8],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def _cut(text: Bytes) -> tuple[Bytes, Bytes]:
     cut = tail(text.size)
     # 10xxxxxx continues a UTF-8 sequence: a character belongs to one side as a whole. It has at
     # most three of them; bytes that are not UTF-8 may have any number in a row.
