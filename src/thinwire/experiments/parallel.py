@@ -194,7 +194,7 @@ def _carry_out_all(pipe: Connection, share: list[int]) -> None:
                 _send(pipe, RunFailure(kind=type(error).__name__, why=str(error)))
                 continue
             with _output_in(run.log):
-                failure = carry_out(run, lambda: _Messenger(pipe), len(share))
+                failure = carry_out(run, _Messenger(pipe), len(share))
             _send(pipe, failure)
 
 

@@ -110,18 +110,17 @@ class SequentialRunner(Runner):
         self, runs: Sequence[PlannedRun], make_observer: MakeObserver
     ) -> list[RunFailure | None]:
         """See `Runner`."""
-        return [carry_out(run, lambda run=run: make_observer(run), len(cores())) for run in runs]
+        return [carry_out(run, make_observer(run), len(cores())) for run in runs]
 
 
-def carry_out(run: PlannedRun, observer: Callable[[], Observer], cores: int) -> RunFailure | None:
+def carry_out(run: PlannedRun, shown: Observer, cores: int) -> RunFailure | None:
     """Begin or continue one run here.
 
     Args:
         run: to carry out.
-        observer: makes what is shown its records.
+        shown: its records; closed at the end.
         cores: that it may use.
     """
-    shown = observer()
     try:
         forget_failure(run.folder)
         resume(_with_threads(run, cores), run.folder, lambda _config, _step: [_Open(shown)])
