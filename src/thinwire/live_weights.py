@@ -85,7 +85,7 @@ class LiveWeights:
         if stray is not None:
             raise ConfigurationError(
                 "connect this optimizer",
-                because=f"it steps a parameter of shape {list(stray.shape)} that the model lacks",
+                because=f"it steps a parameter of shape {list(stray.shape)} that is not in the model",
                 do="pass the module that holds all parameters the optimizer steps",
             )
 
