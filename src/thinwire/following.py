@@ -132,7 +132,7 @@ def _check_never_skipped(optimizer: torch.optim.Optimizer) -> None:
     if not getattr(optimizer, "_step_supports_amp_scaling", False) and _is_scaled():
         raise ConfigurationError(
             "follow an optimizer that a GradScaler steps",
-            because="it skips steps on this worker alone, and workers would count differently",
+            because="it skips steps whose gradients overflow: workers would count differently",
             do="call outer.step() after every scaler.step(optimizer), or train in bf16",
         )
 

@@ -85,7 +85,7 @@ class LiveWeights:
         if stray is not None:
             raise ConfigurationError(
                 "connect this optimizer",
-                because=f"it steps a parameter of shape {list(stray.shape)} that is not in the model",
+                because=f"it steps one of shape {list(stray.shape)} that is not in the model",
                 do="pass the module that holds all parameters the optimizer steps",
             )
 
@@ -211,7 +211,7 @@ class LiveWeights:
         if replaced:
             raise ConfigurationError(
                 f"exchange a model whose parameter {replaced[0]!r} was replaced",
-                because="what is trained in the new tensor would not be exchanged",
+                because="another tensor stands in its place since the outer loop was built",
                 do="change weights in place: load_state_dict(state) without assign=True",
             )
         # An engine may have been built around both since.
