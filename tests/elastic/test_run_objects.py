@@ -159,13 +159,13 @@ def test_a_request_for_a_large_message_may_take_as_long_as_all_of_them(monkeypat
         key = f"a-run/message/x/{rank:05}"
         do(run.sealed.put(key, torch.zeros(20_000, dtype=torch.uint8), soon()))
     monkeypatch.setattr(object_store, "_REQUEST_S", 0.0)  # 32 kB a second, and nothing on top
-    real = run.store._get
+    real = run.store._obstore.get_async
 
-    async def slow(key: str) -> Any:
+    async def slow(store: Any, key: str) -> Any:
         await asyncio.sleep(0.7)
-        return await real(key)
+        return await real(store, key)
 
-    run.store._get = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(run.store._obstore, "get_async", slow)
     found = do(run.messages("a-run/message/x", 2, soon(), nbytes=40_000))
     assert [each.numel() for each in found] == [20_000] * 2
     assert run.store.requests.retries == 0

@@ -14,6 +14,8 @@ from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 from thinwire.transport.address import address_text, split_address
 
 BUCKET = "thinwire"
+# Requests have deadlines of their own, and are made again by `ObjectStore`.
+CLIENT, NO_RETRIES = {"timeout": "1day", "connect_timeout": "10s"}, {"max_retries": 0}
 _SCHEME = "hub://"
 _FORM = re.compile(r"hub://((?P<secret>[^@/\s]+)@)?(?P<where>[^@/\s]+)(/(?P<run>[^@/\s]*))?")
 
@@ -100,12 +102,8 @@ class HubAddress(NamedTuple):
             skip_signature=False,
             unsigned_payload=False,
             conditional_put="etag",
-            client_options={
-                "root_certificate": run_authority(token),
-                "timeout": "1day",
-                "connect_timeout": "10s",
-            },
-            retry_config={"max_retries": 0},
+            client_options={"root_certificate": run_authority(token), **CLIENT},
+            retry_config=NO_RETRIES,
             # In place of keys, beside which a session token of the environment would count.
             credential_provider=lambda: {
                 "access_key_id": access_key,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, check
 from thinwire.security.token import Token
-from thinwire.transport.hub_address import HubAddress, is_hub
+from thinwire.transport.hub_address import CLIENT, NO_RETRIES, HubAddress, is_hub
 
 T = TypeVar("T")
 
@@ -25,15 +25,13 @@ _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.5
 # A request that takes longer has lost its connection: it is made again.
 _REQUEST_S, _SLOWEST_BYTES_PER_S = 30.0, 32_000
 _AT_ONCE, _POLLED = 16, 4
-# A request that the client got wrong stays wrong; these say that it may be made again.
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_STATUS, _PASSING = re.compile(r"status code: (4\d\d)"), (404, 408, 409, 412, 425, 429)
-_REDIRECTED = "Received redirect"  # to the bucket's region
+# A redirect is to the bucket's region. A request that the client got wrong stays wrong; those with
+# these answers may be made again.
+_WRONG = re.compile(r"Received redirect|status code: 4(?!04|08|09|12|25|29)\d\d")
 _WARNED_TRIES = 5
 _WAIT_LONGER = "see that the store can be reached; if it is merely slow, pass a longer timeout"
-# So often a folder may vanish, which another process empties and removes, before a file is in it.
-_FOLDER_TRIES = 5
 
 
 @dataclass(kw_only=True, slots=True)  # state: counters
@@ -108,20 +106,9 @@ class ObjectStore:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
 
-        async def put() -> bool:
-            try:
-                await self._obstore.put_async(
-                    self._store, key, payload, mode="create", use_multipart=False
-                )
-            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-                return False
-            return True
-
         nbytes = len(payload)
-        while not await self._tried(f"write {key}", put, until_s, nbytes=nbytes):
-            there = await self._tried(
-                f"read {key}", partial(self._get, key), until_s, nbytes=nbytes
-            )
+        while not await self._put(key, payload, until_s, mode="create"):
+            there = await self._read(key, until_s, nbytes)
             self.requests.retries += 2
             if there is not None and not is_same(there):
                 return False
@@ -133,6 +120,20 @@ class ObjectStore:
             )
         self.requests.puts += 1
         return True
+
+    async def _put(self, key: str, payload: memoryview, until_s: float, mode: str) -> bool:
+        async def put() -> bool:
+            try:
+                await self._obstore.put_async(
+                    self._store, key, payload, mode=mode, use_multipart=False
+                )
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                if mode == "overwrite":
+                    raise
+                return False
+            return True
+
+        return await self._tried(f"write {key}", put, until_s, nbytes=len(payload))
 
     async def check_put_if_absent(self, key: str, until_s: float) -> None:
         """Write an object twice, the second time only if nothing is there, and delete it.
@@ -148,19 +149,19 @@ class ObjectStore:
             ExchangeError: the second object was written, too, or the store refuses the first.
             ExchangeTimeout: the deadline.
         """
-        await self.put(key, memoryview(b"1"), until_s, lambda there: bytes(there) == b"1")
-        is_written = await self.put(
-            key, memoryview(b"2"), until_s, lambda there: bytes(there) == b"2"
-        )
+        one, two = memoryview(b"1"), memoryview(b"2")
+        await self.put(key, one, until_s, one.__eq__)
+        is_kept = not await self.put(key, two, until_s, two.__eq__)
         await self.delete([key])
-        if is_written:
-            raise ExchangeError(
-                f"exchange over {self.url}",
-                because="it writes an object in place of another one when asked to write only if "
-                "nothing is there",
-                do="take a store that does so (If-None-Match), as S3, R2, GCS, Azure, MinIO and "
-                "SeaweedFS do, or a later version of this one",
-            )
+        check(
+            is_kept,
+            f"exchange over {self.url}",
+            because="it writes an object in place of another one when asked to write only if "
+            "nothing is there",
+            do="take a store that does so (If-None-Match), as S3, R2, GCS, Azure, MinIO and "
+            "SeaweedFS do, or a later version of this one",
+            kind=ExchangeError,
+        )
 
     async def replace(self, key: str, payload: memoryview, until_s: float) -> None:
         """Write an object in place of what is there.
@@ -174,10 +175,7 @@ class ObjectStore:
             ExchangeError: the store refuses it, or is full. ExchangeTimeout: the deadline.
         """
 
-        async def put() -> None:
-            await self._obstore.put_async(self._store, key, payload, use_multipart=False)
-
-        await self._tried(f"write {key}", put, until_s, nbytes=len(payload))
+        await self._put(key, payload, until_s, mode="overwrite")
         self.requests.puts += 1
 
     async def sizes(self, prefix: str, until_s: float, *, after: str = "") -> dict[str, int]:
@@ -192,30 +190,17 @@ class ObjectStore:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
 
-        async def listed() -> dict[str, int]:
-            found: dict[str, int] = {}
+        async def listed() -> list[Any]:
             # Without an offset the request is a plain one, which every store has.
-            offset = after or None
-            try:
-                async for page in self._obstore.list(self._store, prefix, offset=offset):
-                    self.requests.lists += 1
-                    found |= {each["path"]: each["size"] for each in page}
-            except FileNotFoundError:
-                pass  # a folder that nothing was written into
-            return found
+            pages = self._obstore.list(self._store, prefix, offset=after or None)
+            return [page async for page in pages]
 
-        before = self.requests.lists
-        found = await self._tried(f"list {prefix}", listed, until_s, nbytes=0)
+        # There may be no folder, as nothing was written into it.
+        pages = await self._tried(f"list {prefix}", partial(_or_none, listed), until_s) or []
         # An empty answer is a request, too.
-        self.requests.lists = max(self.requests.lists, before + 1)
+        self.requests.lists += max(1, len(pages))
+        found = {each["path"]: each["size"] for page in pages for each in page}
         return dict(sorted((k, n) for k, n in found.items() if k > after))
-
-    async def _get(self, key: str) -> memoryview | None:
-        try:
-            found = await self._obstore.get_async(self._store, key)
-            return memoryview(await found.bytes_async())
-        except FileNotFoundError:
-            return None
 
     async def get(self, key: str, until_s: float, *, nbytes: int) -> memoryview | None:
         """Read an object; None if there is no such object.
@@ -228,12 +213,17 @@ class ObjectStore:
         Raises:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
-        payload = await self._tried(f"read {key}", partial(self._get, key), until_s, nbytes=nbytes)
-        if payload is None:
-            self.requests.polls += 1
-        else:
-            self.requests.gets += 1
+        payload = await self._read(key, until_s, nbytes)
+        self.requests.polls += payload is None
+        self.requests.gets += payload is not None
         return payload
+
+    async def _read(self, key: str, until_s: float, nbytes: int) -> memoryview | None:
+        async def read() -> memoryview:
+            found = await self._obstore.get_async(self._store, key)
+            return memoryview(await found.bytes_async())
+
+        return await self._tried(f"read {key}", partial(_or_none, read), until_s, nbytes=nbytes)
 
     async def stamp(self, key: str, until_s: float) -> tuple[str, float] | None:
         """An object's tag, and when it was written; None if there is no such object.
@@ -245,14 +235,9 @@ class ObjectStore:
             ExchangeError: the store refuses it. ExchangeTimeout: the deadline.
         """
 
-        async def asked() -> tuple[str, float] | None:
-            try:
-                found = await self._obstore.head_async(self._store, key)
-            except FileNotFoundError:
-                return None
-            return str(found["e_tag"]), found["last_modified"].timestamp()
-
-        return await self._tried(f"look up {key}", asked, until_s, nbytes=0)
+        ask = partial(_or_none, partial(self._obstore.head_async, self._store, key))
+        found: Any = await self._tried(f"look up {key}", ask, until_s)
+        return found and (str(found["e_tag"]), found["last_modified"].timestamp())
 
     async def get_all(
         self,
@@ -290,9 +275,8 @@ class ObjectStore:
             asked_s = now_s()
             there = await together(*(look(missing[worker]) for worker in asked))
             come = {w: p for w, p in zip(asked, there, strict=True) if p is not None}
-            for worker, payload in come.items():
-                found[worker] = payload
-                del missing[worker]
+            found |= come
+            missing = {worker: key for worker, key in missing.items() if worker not in come}
             if come:
                 # The others are likely to be there, too.
                 asked, pause_s, until_s = list(missing), _PAUSE_S, now_s() + timeout_s
@@ -326,7 +310,7 @@ class ObjectStore:
         return True
 
     async def _tried(
-        self, what: str, request: Callable[[], Awaitable[T]], until_s: float, *, nbytes: int
+        self, what: str, request: Callable[[], Awaitable[T]], until_s: float, *, nbytes: int = 0
     ) -> T:
         pause_s, tries = _PAUSE_S, 0
         while True:
@@ -339,7 +323,7 @@ class ObjectStore:
                 return answer
             except (self._errors.BaseError, OSError) as error:
                 tries += 1
-                do = self._refuse(what, error, tries)
+                do = self._refuse(what, error)
                 why = _reason_of(error)
             if tries == _WARNED_TRIES:
                 _LOG.warning("still trying to %s in %s: %s", what, self.url, why)
@@ -360,26 +344,37 @@ class ObjectStore:
             raise ExchangeTimeout(f"{what} in {self.url}", because=why, do=do)
         await asyncio.sleep(pause_s)
 
-    def _refuse(self, what: str, error: Exception, tries: int) -> str:
+    def _refuse(self, what: str, error: Exception) -> str:
         """Raise for an error that does not pass by itself; returns what to do if it never does."""
-        may_vanish = isinstance(error, FileNotFoundError) and tries < _FOLDER_TRIES
-        denied = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
-        if isinstance(error, denied):
+        is_denied = isinstance(
+            error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        )
+        is_absent = isinstance(error, FileNotFoundError)
+        if is_denied:
             do = "pass keys that may put, get and delete there; and see that this clock is right"
-            # The store's clock may be set, or its keys renewed: no reason to end all workers.
-            if self._was_allowed:
-                return do
         elif isinstance(error, self._errors.NotSupportedError):
             do = "take a store that writes only if there is nothing (If-None-Match), as S3 does"
-        elif isinstance(error, FileNotFoundError) and self._is_remote:
+        elif is_absent and self._is_remote:
             do = "create the bucket, or correct its name"
-        elif _is_wrong(str(error)):
+        elif _WRONG.search(str(error)):
             do = "correct the URL, the endpoint, the region or the keys"
-        elif self._is_remote or isinstance(error, TimeoutError) or may_vanish:
+        elif self._is_remote or is_absent or isinstance(error, TimeoutError):
+            # A folder may vanish, which another process empties, before a file is in it.
             return _WAIT_LONGER
         else:
             do = "make room or correct the folder's permissions; then start this worker again"
+        # The store's clock may be set, or its keys renewed: no reason to end all workers.
+        if is_denied and self._was_allowed:
+            return do
         raise ExchangeError(f"{what} in {self.url}", because=_reason_of(error), do=do) from error
+
+
+async def _or_none(request: Callable[[], Awaitable[T]]) -> T | None:
+    """What `request` returns; None where there is no such object."""
+    try:
+        return await request()
+    except FileNotFoundError:
+        return None
 
 
 def now_s() -> float:
@@ -421,50 +416,34 @@ def _opened(url: str, options: Mapping[str, str]) -> Any:
     stores: Any = importlib.import_module("obstore.store")
     errors: Any = importlib.import_module("obstore.exceptions")
     given: dict[str, Any] = {}
-    endpoint = _endpoint(url, options)
     if url.startswith("file://"):
         given = {"mkdir": True, "automatic_cleanup": True}
     elif not url.startswith("memory://"):
-        is_plain = endpoint.startswith("http://")  # only its URL can ask for no TLS
-        # Requests have deadlines of their own, and are made again here.
-        client = {"timeout": "1day", "connect_timeout": "10s", "allow_http": is_plain}
-        given = {"client_options": client, "retry_config": {"max_retries": 0}}
+        # The URL of the endpoint says whether requests go over TLS.
+        given = {"client_options": {"allow_http": True, **CLIENT}, "retry_config": NO_RETRIES}
+    endpoints = {name: os.environ.get(name) for name in _ENDPOINTS}
+    for name, text in (endpoints | {"endpoint": options.get("endpoint")}).items():
+        # The library takes any text, and panics at the first request.
+        check(
+            text is None or not url.startswith("s3://") or bool(_ADDRESS.match(text)),
+            f"open the object store {url}",
+            because=f"{name} is {text!r}, which is no address of a server",
+            do=f"pass https://HOST as {name}, or unset it for AWS itself",
+        )
+    because = "it is the address of a server, in which no object can be written"
     try:
         store = stores.from_url(url, **given, **options)
+        if not isinstance(store, stores.HTTPStore):
+            return store
     except (errors.BaseError, TypeError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"open the object store {url}",
-            because=_reason_of(error),
-            do="pass s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, "
-            "hub://TOKEN@HOST:PORT or file:///FOLDER, and options that the store has",
-        ) from error
-    if isinstance(store, stores.HTTPStore):
-        raise ConfigurationError(
-            f"open the object store {url}",
-            because="it is the address of a server, in which no object can be written",
-            do="pass s3://BUCKET/PREFIX, and the server's address as AWS_ENDPOINT_URL",
-        )
-    return store
-
-
-def _endpoint(url: str, options: Mapping[str, str]) -> str:
-    """The address of the server that counts; "" if none is given."""
-    given = {"endpoint": options.get("endpoint")}
-    given |= {name: os.environ.get(name) for name in _ENDPOINTS}
-    # The library takes any text, and panics at the first request.
-    for name, text in given.items():
-        if text is not None and url.startswith("s3://") and not _ADDRESS.match(text):
-            raise ConfigurationError(
-                f"open the object store {url}",
-                because=f"{name} is {text!r}, which is no address of a server",
-                do=f"pass https://HOST as {name}, or unset it for AWS itself",
-            )
-    return next(filter(None, given.values()), "")
-
-
-def _is_wrong(text: str) -> bool:
-    status = _STATUS.search(text)
-    return _REDIRECTED in text or (status is not None and int(status[1]) not in _PASSING)
+        because = _reason_of(error)
+    raise ConfigurationError(
+        f"open the object store {url}",
+        because=because,
+        do="pass s3://BUCKET/PREFIX, and its server's address as AWS_ENDPOINT_URL; "
+        "gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, hub://TOKEN@HOST:PORT or "
+        "file:///FOLDER; and options that the store has",
+    )
 
 
 def _reason_of(error: BaseException) -> str:
