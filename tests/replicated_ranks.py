@@ -62,7 +62,6 @@ CASES = {
     "right": lambda: (across(), inside()),
     "workers_group": lambda: (group := across(), group),
     "all_ranks": lambda: (across(), dist.group.WORLD),
-    "crossed": lambda: (group_with_me((0, 3), (1, 2)), inside()),
     # The second worker passes what making the first one's group returned to it.
     "not_in_group": lambda: (across(), dist.new_group([0, 1])),
     "other_mesh": lambda: (across(), DeviceMesh("cpu", [0, 1])),

@@ -1,8 +1,6 @@
 """A worker of several ranks that hold the same: what it sends goes out once, divided among them."""
 
-import struct
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -10,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError, MismatchError, check
+from thinwire.errors import MismatchError, check
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -26,7 +24,6 @@ from thinwire.transport.distributed import device_of, group_of, is_known, naming
 
 T = TypeVar("T")
 
-_PAIR = struct.Struct("<qq")
 _DIVIDE = "divide what a worker sends among the ranks of ddp_group"
 _UNMATCHED = "not every rank of the group passed it as ddp_group"
 
@@ -49,7 +46,7 @@ class ReplicatedRanks(WrappedTransport):
         ConfigurationError: `group` is no process group that has this rank.
         ExchangeTimeout: a rank of the group does not build this, within the group's timeout.
         MismatchError: from `announce`, if the group has ranks of several workers, or the ranks
-            announce different things, or exchange other parts than their counterparts.
+            announce different things.
     """
 
     def __init__(self, inner: Transport, group: Any) -> None:
@@ -64,30 +61,23 @@ class ReplicatedRanks(WrappedTransport):
                 backend="gloo",
                 use_local_synchronization=True,
             )
-        self._index, self._size = self._group.rank(), self._group.size()
-        self.parts = self._size
+        self._index, self.parts = self._group.rank(), self._group.size()
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of this rank's part; all of the worker's ranks do."""
-        if self._size == 1 or self.world_size == 1:
+        if self.parts == 1 or self.world_size == 1:
             return self._inner.run(posts, tag)
         return self._inner.run(wrapped(posts, lambda post: self._divided(post, tag)), tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
-        """Also compare which part of a payload each worker's rank has, which must be the same."""
-        if self._size > 1:
+        """Announce it, if all ranks of this worker announce the same."""
+        if self.parts > 1:
             self._check_ranks(card)
-        cards = self._inner.announce(card, tag)
-        # Workers that differ already are for the caller to name, and may not ask for more.
-        if self._size > 1 < self.world_size and all(theirs == card for theirs in cards.values()):
-            mine, tag = _PAIR.pack(self._index, self._size), replace(tag, what=f"ranks: {tag.what}")
-            parts = self._inner.announce(mine, tag)
-            self._check_parts({worker: _PAIR.unpack(each) for worker, each in parts.items()})
-        return cards
+        return self._inner.announce(card, tag)
 
     def _check_ranks(self, card: bytes) -> None:
         """All ranks are of one worker, and announce the same: it has a digest of the weights."""
-        found: list[Any] = [None] * self._size
+        found: list[Any] = [None] * self.parts
         with naming_failures("descriptions inside a worker", lambda: _UNMATCHED):
             dist.all_gather_object(found, (self.rank, self.world_size, card), self._group)
         worker, workers, first = found[0]
@@ -110,18 +100,6 @@ class ReplicatedRanks(WrappedTransport):
                 kind=MismatchError,
             )
 
-    def _check_parts(self, parts: Mapping[int, tuple[int, int]]) -> None:
-        for worker, (index, size) in sorted(parts.items()):
-            check(
-                (index, size) == (self._index, self._size),
-                "exchange a part of what a worker sends",
-                because=f"this process is rank {self._index} of {self._size} in the ddp_group of "
-                f"worker {self.rank} and exchanges with rank {index} of {size} in that of worker "
-                f"{worker}",
-                do="give all workers as many ranks, and join the same rank of every worker",
-                kind=MismatchError,
-            )
-
     def _divided(self, post: Post, tag: RoundTag) -> Generator[Post, Received, Received]:
         bounds = {sender: self._bounds(nbytes) for sender, nbytes in post.take.items()}
         take = {r: ends[self._index + 1] - ends[self._index] for r, ends in bounds.items()}
@@ -132,7 +110,7 @@ class ReplicatedRanks(WrappedTransport):
         return dict(zip(parts, whole, strict=True))
 
     def _bounds(self, numel: int) -> list[int]:
-        return [rank * numel // self._size for rank in range(self._size + 1)]
+        return [rank * numel // self.parts for rank in range(self.parts + 1)]
 
     def _part(self, payload: Tensor) -> Tensor:
         bounds = self._bounds(payload.numel())
@@ -155,19 +133,17 @@ class ReplicatedRanks(WrappedTransport):
 
 
 def _checked(group: Any) -> Any:
-    """The process group that was given as ddp_group, if it is one."""
-    because = f"{group!r} is no process group of torch.distributed"
-    if hasattr(group, "get_coordinate") and group.get_coordinate() is None:
-        because = "this rank is not in the mesh"
-    elif getattr(group, "ndim", 1) != 1:
-        because = f"it is a mesh of {group.ndim} dimensions, and one of them has a worker's ranks"
-    elif (found := group_of(group)) == dist.GroupMember.NON_GROUP_MEMBER:
-        because = "this rank is not in the group"
-    elif isinstance(found, dist.ProcessGroup) and is_known(found):
-        return found
-    raise ConfigurationError(
+    """The process group that was given as ddp_group, if it is one that has this rank."""
+    is_outside = hasattr(group, "get_coordinate") and group.get_coordinate() is None
+    found = dist.GroupMember.NON_GROUP_MEMBER if is_outside else group_of(group)
+    is_group = isinstance(found, dist.ProcessGroup) and is_known(found)
+    check(
+        is_group,
         _DIVIDE,
-        because=because,
+        because="this rank is not in the group"
+        if found == dist.GroupMember.NON_GROUP_MEMBER
+        else f"{group!r} is no process group of torch.distributed",
         do="pass the group, or the one dimension of the mesh, that has this worker's ranks and no "
         "others, on each of them; or leave out ddp_group: every rank then sends all",
     )
+    return found
