@@ -32,8 +32,9 @@ from thinwire.membership import (
     WorkerMetrics,
 )
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
-from thinwire.transport.base import Posts, Round, RoundTag, Transport, run_alone
+from thinwire.transport.base import Posts, Round, RoundTag, Transport
 from thinwire.transport.hub_address import HubAddress, is_hub
+from thinwire.transport.in_process import in_process
 from thinwire.transport.object_store import ObjectStore
 from thinwire.version import __version__
 
@@ -371,9 +372,7 @@ class Elastic(Transport, Membership):
         self._names = tuple(outcome.plan.names)
         yield outcome
 
-    def _pumped(
-        self, work: Coroutine[Any, Any, Go | Over]
-    ) -> Generator[Answer, None, Go | Over]:
+    def _pumped(self, work: Coroutine[Any, Any, Go | Over]) -> Generator[Answer, None, Go | Over]:
         """Hand what is to be applied to the loop, until `work` is done."""
         assert self._thread is not None
         answers = self._answers = queue.SimpleQueue()  # there before the first answer is
@@ -476,7 +475,8 @@ class FixedElastic(FixedMembership, Elastic):
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange; it goes on in a thread, after those that were started before."""
-        return run_alone(posts) if self.world_size == 1 else self._fixed.run(posts, tag)
+        carries = in_process(1)[0] if self.world_size == 1 else self._fixed
+        return carries.run(posts, tag)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Put the card, and wait for those of the others: nothing is trained yet."""

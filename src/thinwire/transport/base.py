@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 T_co = TypeVar("T_co", covariant=True)
@@ -172,6 +173,16 @@ def attempt(work: Callable[[], T]) -> Callable[[], T]:
     return lambda: result
 
 
+def bytes_tensor(raw: bytes | bytearray) -> Tensor:
+    """`raw` as uint8 [n].
+
+    >>> bytes_tensor(b"ab").tolist(), bytes_tensor(b"").numel()
+    ([97, 98], 0)
+    """
+    # A buffer of no bytes is refused by torch.
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+
+
 # -- running one -----------------------------------------------------------------------------------
 
 
@@ -234,7 +245,7 @@ class RunningExchange(Round[T]):
         except StopIteration as end:
             self.post = None
             self._left.append(end.value)
-            self.ended_s = self.ended_s or time.perf_counter()
+            self.ended_s = time.perf_counter()
 
     def wait(self) -> T:
         """What the exchange returned, or raise the error that stopped it."""
@@ -339,22 +350,3 @@ class WrappedTransport(Transport):
     def close(self) -> None:
         """Close the wrapped transport."""
         self._inner.close()
-
-
-def run_alone(posts: Posts[T]) -> Round[T]:
-    """The exchange of a worker with itself.
-
-    >>> import torch
-    >>> def lone(payload):
-    ...     received = yield to_all(payload, 0, 1)
-    ...     return lambda: len(received)
-    >>> run_alone(lone(torch.ones(1))).wait()
-    0
-    """
-    running = RunningExchange(posts)
-    try:
-        while running.post is not None:
-            running.answer({})
-    except Exception as error:  # it belongs to the caller of wait()
-        running.error = error
-    return running

@@ -1,14 +1,13 @@
 """Carrying by collectives: over NCCL, and over any backend that is not gloo.
 
-A group's collectives must be issued in one order on all ranks. So the later posts of an
-exchange, which the progress thread issues when it gets to them, have a group of their own.
+A group's collectives must be issued in one order on all ranks. So a transport has a group of its
+own, and its progress thread issues all of them, one after the other.
 """
 
 import datetime
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,96 +43,79 @@ class Collectives:
     """One exchange in collectives; it must not outlive that, for it holds on to the process group.
 
     On a GPU they run on NCCL's own stream. The progress thread waits for it on a side stream, so
-    training is not held up, and `side_stream.sync` makes the stream of the thread that waits go
-    after that one. The main thread must not capture a CUDA graph with an exchange under way: the
-    progress thread asks for events.
+    training is not held up, and `sync` makes the stream of the thread that waits go after that
+    one. The main thread must not capture a CUDA graph with an exchange under way: the progress
+    thread asks for events.
 
     Args:
-        group: for what the main thread issues.
-        twin: for what the progress thread issues; None if the exchange has one post only.
+        group: of one transport.
         device: cuda for NCCL, cpu for others.
+
+    Attributes:
+        stream: on which the progress thread works; None on a CPU.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, twin: dist.ProcessGroup | None, device: torch.device
-    ) -> None:
-        self._group, self._twin, self._device = group, twin, device
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
         self._timeout_s = timeout_of(group, device).total_seconds()
-        self.side_stream = _SideStream(device) if device.type == "cuda" else None
         self._aborted = threading.Event()
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)
+            # What the exchange reads was written by the stream that starts it.
+            self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def start(self, post: Post, step: int) -> Wait:
+        """Nothing yet: what it returns issues the collective and waits for it."""
+        del step
+        return lambda: self._carry(post)
+
+    def _carry(self, post: Post) -> Received:
         """An all-gather of what goes to all, else an all-to-all, in which parts may be empty.
 
         Not single sends and receives: gloo does not say whether one is complete, and NCCL would
         connect every two ranks anew.
         """
-        group = self._twin if step else self._group
-        assert group is not None, "an exchange with several posts has a group for the later ones"
-        workers = group.size()
+        group, workers = self._group, self._group.size()
         if post.is_to_all(workers):
-            payload = next(iter(post.to.values())).to(self._device).contiguous()
-            everyone = payload.new_empty(workers, payload.numel())
+            sent = next(iter(post.to.values())).to(self._device).contiguous()
+            everyone = sent.new_empty(workers, sent.numel())
             # all_gather_single is the name from torch 2.13 on, where the older one warns.
             name = "all_gather_single" if hasattr(dist, "all_gather_single") else _OLDER_GATHER
             gather: Any = getattr(dist, name)
-            work = gather(everyone.view(-1), payload, group=group, async_op=True)
-            return self._wait(work, everyone.unbind(), payload, post)
+            self._complete(gather(everyone.view(-1), sent, group=group, async_op=True))
+            return {rank: everyone[rank] for rank in post.take}
         empty = torch.empty(0, dtype=torch.uint8, device=self._device)
         parts = [post.to[r].to(self._device) if r in post.to else empty for r in range(workers)]
         sizes = [part.numel() for part in parts]
         taken = [post.take.get(rank, 0) for rank in range(workers)]
         sent, received = torch.cat(parts), empty.new_empty(sum(taken))
         work = dist.all_to_all_single(received, sent, taken, sizes, group=group, async_op=True)
-        return self._wait(work, received.split(taken), sent, post)
+        self._complete(work)
+        by_rank = received.split(taken)
+        return {rank: by_rank[rank] for rank in post.take}
 
     def abort(self) -> None:
         """Make the thread that waits in `_complete` raise at its next look."""
         self._aborted.set()
-
-    def _wait(self, work: Any, by_rank: Sequence[Tensor], sent: Tensor, post: Post) -> Wait:
-        def wait() -> Received:
-            self._complete(work)
-            under_way.clear()
-            return {rank: by_rank[rank] for rank in post.take}
-
-        under_way = [sent]  # must outlive the sending
-        return wait
 
     def _complete(self, work: Any) -> None:
         """Poll, because nothing could interrupt a wait inside the backend."""
         started_s = time.perf_counter()
         while not work.is_completed():
             waited_s = time.perf_counter() - started_s
-            if self._aborted.is_set():
+            if self._aborted.wait(min(_SLOWEST_POLL_S, max(_POLL_S, waited_s / 10))):
                 raise RuntimeError("the connection was closed on this side")
             if waited_s > self._timeout_s:
                 raise RuntimeError(f"timed out after {self._timeout_s:g} s")
-            time.sleep(min(_SLOWEST_POLL_S, max(_POLL_S, waited_s / 10)))
-        side = self.side_stream
-        with nullcontext() if side is None else torch.cuda.stream(side.stream):
-            work.wait()
-        if side is not None:
-            side.arrive()
+        work.wait()
+        if self.stream is not None:
+            self.stream.synchronize()
 
 
-class _SideStream:
-    """A CUDA stream for one exchange, beside the one that trains."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self._arrived = torch.cuda.Event()
-        # What the reduction reads besides the payloads was written by the stream that starts it.
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-
-    def arrive(self) -> None:
-        """Everything that was put on the side stream is done when this returns."""
-        self._arrived.record(self.stream)
-        self._arrived.synchronize()
-
-    def sync(self, payloads: Sequence[Tensor]) -> None:
-        """Make work that the caller issues afterwards run after the payloads are there."""
-        current = torch.cuda.current_stream(self.stream.device)
-        current.wait_event(self._arrived)
-        for payload in payloads:
-            payload.record_stream(current)
+def sync(stream: torch.cuda.Stream, payloads: Iterable[Tensor]) -> None:
+    """Make work that the caller issues afterwards run after what `stream` did to `payloads`."""
+    current = torch.cuda.current_stream(stream.device)
+    current.wait_stream(stream)
+    for payload in payloads:
+        payload.record_stream(current)

@@ -1,11 +1,13 @@
 """Workers in separate processes, joined by a torch.distributed process group."""
 
+import itertools
 import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,19 +16,19 @@ from torch import Tensor
 
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout, ThinwireError, check
 from thinwire.transport.base import (
-    Post,
     Posts,
     Round,
     RoundTag,
     RunningExchange,
     Transport,
-    run_alone,
+    bytes_tensor,
     to_all,
 )
-from thinwire.transport.collectives import Collectives, timeout_of, twin_of
+from thinwire.transport.collectives import Collectives, sync, timeout_of, twin_of
 from thinwire.transport.exchange_counts import ExchangeCounts
 from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.gloo_messages import GlooMessages
+from thinwire.transport.in_process import in_process
 from thinwire.transport.progress_thread import ProgressThread
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHARED: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Shared]" = weakref.WeakKeyDictionary()
-"""By group, for as long as it is there."""
+_SHARED: "weakref.WeakKeyDictionary[Any, tuple[Any, Iterator[int]]]" = weakref.WeakKeyDictionary()
+"""What the transports on a group share: a connection to its store, and their numbers."""
 
 
 def reason_of(error: Exception) -> str:
@@ -77,21 +79,6 @@ def naming_failures(
         ) from error
 
 
-class _Shared:
-    """What the transports on one group share: their count, and a connection to the group's store.
-
-    Connecting takes seconds on some machines, so that not every transport does.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self.transports = 0
-        self.store: Any = None
-        # Nothing but an error message is poorer without the store.
-        with suppress(RuntimeError, ValueError, OSError):
-            # A wait for a key blocks a connection: not the one that torch uses.
-            self.store = group.get_group_store().clone()
-
-
 class Distributed(Transport):
     """Every worker is one rank of a process group: gloo, NCCL or any other.
 
@@ -127,13 +114,12 @@ class Distributed(Transport):
         )
         joined = None if self._is_alone else self._joined_group()
         self.rank, self.world_size = (0, 1) if joined is None else (joined.rank(), joined.size())
-        # Over gloo: messages that were left under way must not reach another transport.
-        self._own: list[Any] = []
+        # What makes the carrier of an exchange from its number; empty before the first one.
+        self._carriers: list[Callable[[int], GlooMessages | Collectives]] = []
         self._counts: ExchangeCounts | None = None
-        self._twin: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._progress = ProgressThread()
         # Also at the end of the interpreter, which must not find the thread inside a backend.
-        self._closing = weakref.finalize(self, _end, self._progress, self._own)
+        self._closing = weakref.finalize(self, _end, self._progress, self._carriers)
 
     def _joined_group(self) -> Any:
         return dist.group.WORLD if self._group is None else self._group
@@ -141,14 +127,14 @@ class Distributed(Transport):
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Over gloo in tagged messages, over other backends in collectives.
 
-        Over gloo the first exchange waits until all ranks have begun theirs: they connect.
-        Transports of one group begin in the same order on all ranks.
+        The first exchange waits until all ranks have begun theirs: they connect. Transports of one
+        group begin in the same order on all ranks.
 
         What `posts` computes after its first post runs in another thread, and must not start
         exchanges.
         """
         if self.world_size == 1:
-            return run_alone(posts)
+            return in_process(1)[0].run(posts, tag)
         check(
             self._closing.alive,
             f"exchange {tag}",
@@ -159,33 +145,28 @@ class Distributed(Transport):
         running = RunningExchange(posts)
         if running.post is None:
             return running
-        backend = self._begin(running.post, tag)
-        # From this thread: all ranks then issue the first posts in the order of their rounds,
-        # wherever their progress threads are.
+        # From this thread: over gloo what is sent first is on its way at once.
         with self._naming(tag):
-            first = backend.start(running.post, 0)
-        side, last = backend.side_stream, list[Tensor]()
+            carrier = self._begin()
+            first = carrier.start(running.post, 0)
+        last: list[Tensor] = []
 
         # It holds on to the transport, which is not closed while this is under way.
         def carry() -> None:
-            wait, step = first, 0
-            while True:
-                with self._naming(tag):
-                    received = wait()
-                # What is sent next was computed on this stream, so it is sent from there.
-                with nullcontext() if side is None else torch.cuda.stream(side.stream):
-                    running.answer(received)
-                    if running.post is None:
-                        last.extend(received.values())
-                        return
-                    step += 1
+            step, stream = 0, carrier.stream
+            # What is sent next was computed on this stream, so it is sent from there.
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                while running.post is not None:
                     with self._naming(tag):
-                        wait = backend.start(running.post, step)
+                        received = first() if step == 0 else carrier.start(running.post, step)()
+                    last[:] = received.values()
+                    running.answer(received)
+                    step += 1
 
-        self._progress.submit(running, tag, carry=carry, abort=backend.abort)
-        if side is not None:
+        self._progress.submit(running, tag, carry=carry, abort=carrier.abort)
+        if (stream := carrier.stream) is not None:
             ended = running.arrive
-            running.arrive = lambda: (ended(), side.sync(last))
+            running.arrive = lambda: (ended(), sync(stream, last))
         return running
 
     def close(self) -> None:
@@ -197,7 +178,7 @@ class Distributed(Transport):
 
     def _naming(self, tag: RoundTag) -> AbstractContextManager[None]:
         """Turn a failure inside into an error that also says which worker is behind, if known."""
-        return naming_failures(tag, self._counts and self._counts.differences)
+        return naming_failures(tag, self._counts and self._counts.behind)
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         """Gather all cards; an all-gather takes one length, so lengths go first."""
@@ -209,46 +190,57 @@ class Distributed(Transport):
         length = torch.tensor([len(card)], dtype=torch.int64).view(torch.uint8)
         found = self.run(gathered(length), tag).wait()
         lengths = {rank: int(each.view(torch.int64)) for rank, each in found.items()}
-        padded = bytearray(card.ljust(max(1, *lengths.values())))
-        cards = self.run(gathered(torch.frombuffer(padded, dtype=torch.uint8)), tag).wait()
+        padded = bytes_tensor(card.ljust(max(1, *lengths.values())))
+        cards = self.run(gathered(padded), tag).wait()
         return {rank: each.numpy().tobytes()[: lengths[rank]] for rank, each in cards.items()}
 
-    def _begin(self, first: Post, tag: RoundTag) -> GlooMessages | Collectives:
-        """Count an exchange that begins with `first`, and make what carries it."""
-        group = self._joined_group()
+    def _begin(self) -> GlooMessages | Collectives:
+        """Count an exchange, and make what carries it."""
         if self._counts is None:
             # Not before the first exchange: some rank may build a transport and never use it.
-            if (shared := _SHARED.get(group)) is None:
-                shared = _SHARED[group] = _Shared(group)
-            name = f"thinwire{shared.transports}"
-            shared.transports += 1
-            if _backend_name(group) == "gloo":
-                with self._naming(tag):
-                    self._own.append(_own_group(group, shared.store, name))
-            self._counts = ExchangeCounts(shared.store, name, self.rank, self.world_size)
-        self._counts.begin()
-        if self._own:
-            return GlooMessages(self._own[0], self._counts.begun)
-        # All ranks make the second group together, so not when one of them gets to need it. A
-        # gather has one post; with two workers the first one of a reduction looks the same.
-        may_go_on = self.world_size == 2 or not first.is_to_all(self.world_size)
-        twin = self._get_twin() if may_go_on else None
-        return Collectives(group, twin, device_of(group))
-
-    def _get_twin(self) -> dist.ProcessGroup:
-        twin = self._twin()
-        if twin is None:
             group = self._joined_group()
-            twin = twin_of(group, device_of(group))
-            # destroy_process_group() must find no other reference that keeps it alive.
-            self._twin = weakref.ref(twin)
-        return twin
+            store, numbers = _shared(group)
+            name = f"thinwire{next(numbers)}"
+            self._carriers.append(_carrier(group, store, name))
+            self._counts = ExchangeCounts(store, name, self.rank, self.world_size)
+        self._counts.begin()
+        return self._carriers[0](self._counts.begun)
 
 
-def _end(progress: ProgressThread, own: list[Any]) -> None:
+def _shared(group: Any) -> tuple[Any, Iterator[int]]:
+    """Connecting takes seconds on some machines, so that not every transport does."""
+    if group not in _SHARED:
+        store: Any = None
+        # Nothing but an error message is poorer without the store.
+        with suppress(RuntimeError, ValueError, OSError):
+            # A wait for a key blocks a connection: not the one that torch uses.
+            store = group.get_group_store().clone()
+        _SHARED[group] = store, itertools.count()
+    return _SHARED[group]
+
+
+def _carrier(group: Any, store: Any, name: str) -> Callable[[int], GlooMessages | Collectives]:
+    """What carries exchanges over a group of one transport's own: all ranks of `group` call this.
+
+    What one transport left under way must not reach another one.
+    """
+    device = device_of(group)
+    if _backend_name(group) != "gloo":
+        # destroy_process_group() must find no other reference that keeps it alive.
+        twin: Any = weakref.ref(twin_of(group, device))
+        return lambda _: Collectives(twin(), device)
+    if is_known(group):
+        stores: Any = dist
+        own = stores.PrefixStore(name, store or group.get_group_store())
+        timeout_s = timeout_of(group, device).total_seconds()
+        group = gloo_group(own, group.rank(), group.size(), timeout_s=timeout_s)
+    return partial(GlooMessages, group)
+
+
+def _end(progress: ProgressThread, carriers: list[Any]) -> None:
     progress.close()
     if progress.is_own_process:  # a child has none of the group's threads, and cannot end them
-        own.clear()
+        carriers.clear()
 
 
 def group_of(group: Any) -> Any:
@@ -258,12 +250,11 @@ def group_of(group: Any) -> Any:
     if meshes is None or not isinstance(group, meshes.DeviceMesh):
         return group
     if group.ndim != 1:
-        names: Any = group.mesh_dim_names or ()
-        names = names if names and "worker" not in names else ("worker",)
         raise ConfigurationError(
-            f"connect the workers over a mesh of {group.ndim} dimensions",
-            because="only one of them joins the same rank of every worker",
-            do="pass " + " or ".join(f"mesh[{name!r}]" for name in names),
+            "connect ranks over this mesh",
+            because=f"it is a mesh of {group.ndim} dimensions, and only one of them joins the same "
+            "rank of every worker",
+            do="pass mesh['worker'], or whatever that dimension's name is",
         )
     return group.get_group()
 
@@ -274,16 +265,6 @@ def is_known(group: Any) -> bool:
         return bool(dist.get_process_group_ranks(group))
     except KeyError:
         return False
-
-
-def _own_group(group: Any, store: Any, name: str) -> Any:
-    """A gloo group of the ranks of `group` for one transport: all of them call this."""
-    if not is_known(group):
-        return group
-    stores: Any = dist
-    own = stores.PrefixStore(name, store or group.get_group_store())
-    timeout_s = timeout_of(group, torch.device("cpu")).total_seconds()
-    return gloo_group(own, group.rank(), group.size(), timeout_s=timeout_s)
 
 
 def _backend_name(group: Any) -> str:

@@ -3,6 +3,7 @@
 import datetime
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _READ_S = 2.0
@@ -30,34 +31,25 @@ class ExchangeCounts:
         self.begun += 1
         self._use(lambda store: store.set(f"{self._prefix}/{self._rank}", str(self.begun)))
 
-    def differences(self) -> str:
-        """How the others differ from this worker, or nothing if that cannot be known.
+    def behind(self) -> str:
+        """Which workers have begun fewer exchanges than this one, or nothing if none is known.
 
-        >>> ExchangeCounts(None, "", 0, 3).differences()
+        >>> ExchangeCounts(None, "", 0, 3).behind()
         ''
-        >>> ExchangeCounts(None, "", 0, 2).differences()
-        'the peer is worker 1'
         """
         until_s = time.perf_counter() + _READ_S
         others = [rank for rank in range(self._world_size) if rank != self._rank]
-        notes = {rank: self._read(rank, until_s) for rank in others}
-        behind = [
+        notes = {rank: self._use(partial(self._read, rank, until_s)) for rank in others}
+        return " and ".join(
             f"worker {rank} has begun {begun} exchanges, this worker {self.begun}"
             for rank, begun in notes.items()
             if begun is not None and begun < self.begun
-        ]
-        if not behind and None not in notes.values():
-            return "all workers have begun as many exchanges"
-        peer = f"the peer is worker {others[0]}" if len(others) == 1 else ""
-        return " and ".join(behind) or peer
+        )
 
-    def _read(self, rank: int, until_s: float) -> int | None:
-        def read(store: Any) -> int:
-            store.set_timeout(datetime.timedelta(seconds=left_s))
-            return int(store.get(f"{self._prefix}/{rank}"))
-
-        left_s = until_s - time.perf_counter()
-        return self._use(read) if left_s > 0 else None
+    def _read(self, rank: int, until_s: float, store: Any) -> int:
+        left_s = max(0.001, until_s - time.perf_counter())
+        store.set_timeout(datetime.timedelta(seconds=left_s))
+        return int(store.get(f"{self._prefix}/{rank}"))
 
     def _use(self, work: Callable[[Any], Any]) -> Any:
         """What `work` returns; None without a store: a step must not fail for want of a note."""

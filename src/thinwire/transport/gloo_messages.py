@@ -31,7 +31,7 @@ class GlooMessages:
         number: of the exchange.
     """
 
-    side_stream = None
+    stream = None
 
     def __init__(self, group: Any, number: int) -> None:
         self._group, self._number = group, number
@@ -110,12 +110,10 @@ class GlooMessages:
         return wait
 
     def _send(self, payload: Tensor, peer: int, step: tuple[int, str]) -> Any:
-        tag = self._tag(payload.numel(), step)
-        return self._group.send([payload], peer, tag)
+        return self._group.send([payload], peer, self._tag(payload.numel(), step))
 
     def _receive(self, payload: Tensor, peer: int, step: tuple[int, str]) -> Any:
-        tag = self._tag(payload.numel(), step)
-        return self._group.recv([payload], peer, tag)
+        return self._group.recv([payload], peer, self._tag(payload.numel(), step))
 
     def _tag(self, nbytes: int, step: tuple[int, str]) -> int:
         """30 bits: number 15, step 2, digest 13.

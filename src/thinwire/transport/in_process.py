@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -28,6 +27,8 @@ T = TypeVar("T")
 def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int, Tensor]]:
     """What every worker gets back when all of them post at once, in rank order.
 
+    One whose exchange has ended (None) sends and expects nothing.
+
     Raises:
         ExchangeError: one waits for what no other sends, or for another size.
 
@@ -37,37 +38,24 @@ def answers_of(posts: Sequence[Post | None], tag: RoundTag) -> Sequence[dict[int
     >>> answers_of(posts, RoundTag(what="x", round=1))
     [{1: tensor([1])}, {0: tensor([0])}]
     """
-    answers: list[dict[int, Tensor]] = []
-    is_to_all = True
-    for rank, post in enumerate(posts):
-        if post is None:
-            raise _unequal(tag, f"worker {rank} has finished it and others have not")
-        answer: dict[int, Tensor] = {}
-        for sender, nbytes in post.take.items():
-            theirs = posts[sender]
-            payload = None if theirs is None else theirs.to.get(rank)
-            sent = "nothing" if payload is None else f"{payload.numel()} bytes"
-            if payload is None or payload.numel() != nbytes:
-                raise _unequal(
-                    tag, f"worker {sender} sends worker {rank} {sent}, which expects {nbytes} bytes"
+    present = [post or Post({}, {}) for post in posts]
+    for receiver, post in enumerate(present):
+        for sender, theirs in enumerate(present):
+            payload = theirs.to.get(receiver) if sender != receiver else None
+            sent = "no" if payload is None else payload.numel()
+            expected = post.take.get(sender, "no")
+            if sent != expected:
+                raise ExchangeError(
+                    f"exchange {tag}",
+                    because=f"worker {sender} sends worker {receiver} {sent} bytes, which expects "
+                    f"{expected}",
+                    do="give all workers the same model and method",
                 )
-            answer[sender] = payload
-        for to in post.to:
-            theirs = posts[to]
-            if to != rank and theirs is not None and rank not in theirs.take:
-                raise _unequal(tag, f"worker {to} expects nothing of worker {rank}, which sends it")
-        answers.append(answer)
-        is_to_all = is_to_all and post.is_to_all(len(posts))
-    if not is_to_all:
+    answers = [{k: present[k].to[rank] for k in post.take} for rank, post in enumerate(present)]
+    if not all(post.is_to_all(len(posts)) for post in present):
         return answers
     made, lock = dict[object, Any](), threading.Lock()
     return [SharedAnswer(answer, made, lock) for answer in answers]
-
-
-def _unequal(tag: RoundTag, because: str) -> ExchangeError:
-    return ExchangeError(
-        f"exchange {tag}", because=because, do="give all workers the same model and method"
-    )
 
 
 _Meeting: TypeAlias = dict[int, RunningExchange[Any]]
@@ -102,7 +90,8 @@ class _Hub:
                 while everyone[0].error is None and any(each.post is not None for each in everyone):
                     answers = answers_of([each.post for each in everyone], tag)
                     for running, answer in zip(everyone, answers, strict=True):
-                        running.answer(answer)
+                        if running.post is not None:
+                            running.answer(answer)
             except Exception as error:  # it stops the exchange for all: each of them raises it
                 for running in everyone:
                     running.error = error
@@ -134,9 +123,9 @@ class _InProcess(Transport):
             if len(meeting) == hub.workers:
                 # The exchanges hold on to it; no other worker will ask for it.
                 del hub.meetings[number]
-                for each in meeting.values():
-                    each.ended_s = time.perf_counter()
             hub.arrived.notify_all()
+        if hub.workers == 1:
+            running.arrive()
         return running
 
 

@@ -4,7 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,15 +21,6 @@ def closed(tag: RoundTag) -> ExchangeError:
         because="its transport was closed while it was under way",
         do="wait for every exchange that was started",
     )
-
-
-class _Task(NamedTuple):
-    running: RunningExchange[Any]
-    tag: RoundTag
-    carry: Callable[[], object]
-    abort: Callable[[], object]
-    ended: threading.Event
-    threads: int
 
 
 class ProgressThread:
@@ -49,11 +40,10 @@ class ProgressThread:
     """
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._closing = threading.Event()
-        self._ordering = threading.Lock()  # no task is put after the None that ends the thread
-        self._current: _Task | None = None
+        self._is_closing = False
+        self._abort: Callable[[], object] = bool
         self._thread: threading.Thread | None = None
 
     @property
@@ -69,7 +59,7 @@ class ProgressThread:
         carry: Callable[[], object],
         abort: Callable[[], object],
     ) -> None:
-        """Carry an exchange after those submitted before.
+        """Carry an exchange after those submitted before; not once this was closed.
 
         Args:
             running: the exchange; its `wait` returns once it was carried.
@@ -80,13 +70,23 @@ class ProgressThread:
         ended = threading.Event()
         running.arrive = ended.wait
         # torch keeps the number of threads per thread, and sums may depend on it.
-        task = _Task(running, tag, carry, abort, ended, torch.get_num_threads())
-        with self._ordering:
-            if self._closing.is_set():
-                running.error = closed(tag)
-                ended.set()
-            else:
-                self._tasks.put(task)
+        threads = torch.get_num_threads()
+
+        def task() -> None:
+            # In this order either close() has `abort` or this thread sees that it is closing.
+            self._abort = abort
+            try:
+                if self._is_closing:
+                    raise closed(tag)
+                if torch.get_num_threads() != threads:
+                    torch.set_num_threads(threads)
+                carry()
+            except BaseException as error:  # it belongs to the thread that waits
+                running.error = error
+            self._abort = bool
+            ended.set()
+
+        self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="thinwire-progress", daemon=True)
             self._thread.start()
@@ -100,30 +100,15 @@ class ProgressThread:
         """
         if not self.is_own_process:
             return
-        with self._ordering:
-            self._closing.set()
-            self._tasks.put(None)
-        thread, current = self._thread, self._current
+        self._is_closing = True
+        self._tasks.put(None)
         # The last reference to a transport may be a task's: then its own thread closes it, and a
         # thread cannot join itself.
-        if thread is None or thread is threading.current_thread():
-            return
-        if current is not None:
-            current.abort()
-        thread.join(_JOIN_S)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._abort()
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            # In this order either close() sees the task or this thread sees that it is closing.
-            self._current = task
-            try:
-                if self._closing.is_set():
-                    raise closed(task.tag)
-                if torch.get_num_threads() != task.threads:
-                    torch.set_num_threads(task.threads)
-                task.carry()
-            except BaseException as error:  # it belongs to the thread that waits
-                task.running.error = error
-            self._current = None
-            task.ended.set()
+            task()
             del task  # while the thread idles it must not keep a process group alive

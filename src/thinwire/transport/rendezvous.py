@@ -1,7 +1,6 @@
 """Workers that meet at an address of their own, whatever torchrun started around each of them."""
 
 import datetime
-import json
 import os
 import socket
 import time
@@ -100,9 +99,8 @@ class Rendezvous(WrappedTransport):
         """
         for name in (_ADDRESS, _WORKER, _WORKERS):
             value = os.environ.get(name, "")
-            is_number = value.isascii() and value.isdigit()
             check(
-                is_number or (name == _ADDRESS and bool(value)),
+                bool(value) and (name == _ADDRESS or value.isdecimal()),
                 "meet the other workers",
                 because=f"{value!r} for {name} is no number" if value else f"{name} is not set",
                 do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
@@ -150,7 +148,7 @@ def _check_in(
 ) -> None:
     """Write who is here, and wait for the same rank of all other workers."""
     worker, rank = place
-    mine = {"workers": workers, "ranks": ranks}
+    mine = f"workers={workers}, ranks={ranks}"
     check(
         store.add(f"taken/{worker}/{rank}", 1) == 1,
         f"take part as worker {worker}, rank {rank}",
@@ -158,33 +156,26 @@ def _check_in(
         do="give every worker a number of its own; after a failure start all workers again",
         kind=MismatchError,
     )
-    # Its ranks say the same; a worker of another size may not have this rank.
-    store.set(f"here/{worker}", json.dumps(mine))
+    store.set(f"here/{worker}/{rank}", mine)
     for other in range(workers):
-        theirs = json.loads(_wait_for(store, f"here/{other}", other, until_s))
-        for field, value in mine.items():
+        key = f"here/{other}/{rank}"
+        while not store.check([key]):
             check(
-                theirs[field] == value,
-                f"work with worker {other}",
-                because=f"it was started with {field}={theirs[field]} and worker {worker} with "
-                f"{field}={value}",
-                do=f"start all workers with the same number of {field}",
-                kind=MismatchError,
+                time.monotonic() < until_s,
+                f"meet worker {other}",
+                because="it has not come in time",
+                do=f"start worker {other}, with the same address and the same number of workers",
+                kind=ExchangeTimeout,
             )
-        _wait_for(store, f"taken/{other}/{rank}", other, until_s)
-
-
-def _wait_for(store: Any, key: str, worker: int, until_s: float) -> bytes:
-    while not store.check([key]):
+            time.sleep(_POLL_S)
+        theirs = store.get(key).decode()
         check(
-            time.monotonic() < until_s,
-            f"meet worker {worker}",
-            because="it has not come in time",
-            do=f"start worker {worker}, with the same address and the same number of workers",
-            kind=ExchangeTimeout,
+            theirs == mine,
+            f"work with worker {other}",
+            because=f"it was started with {theirs} and worker {worker} with {mine}",
+            do="start all workers with the same numbers",
+            kind=MismatchError,
         )
-        time.sleep(_POLL_S)
-    return store.get(key)
 
 
 def default_transport() -> Transport:

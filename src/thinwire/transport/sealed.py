@@ -22,6 +22,7 @@ from thinwire.transport.base import (
     RoundTag,
     Transport,
     WrappedTransport,
+    bytes_tensor,
     wrapped,
 )
 
@@ -65,8 +66,6 @@ class Sealed(WrappedTransport):
 
     def run(self, posts: Posts[T], tag: RoundTag) -> Round[T]:
         """Start an exchange of which nothing travels unsealed."""
-        if self.world_size == 1:
-            return self._inner.run(posts, tag)
         numbers = itertools.count(1)
 
         def carry(post: Post) -> Generator[Post, Received, Received]:
@@ -95,16 +94,14 @@ class Sealed(WrappedTransport):
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Announce a card that only workers with the token can read."""
-        if self.world_size == 1:
-            return self._inner.announce(card, tag)
         place, cards = partial(self._place, tag, 0, "announce"), {self.rank: card}
-        sealed = self._sealer.seal(_tensor(card), place(self.rank, _TO_ALL))
-        for rank, theirs in self._inner.announce(_bytes(sealed), tag).items():
+        sealed = self._sealer.seal(bytes_tensor(card), place(self.rank, _TO_ALL))
+        for rank, theirs in self._inner.announce(sealed.numpy().tobytes(), tag).items():
             if rank != self.rank:
-                found = self._sealer.open(_tensor(theirs), place(rank, _TO_ALL))
+                found = self._sealer.open(bytes_tensor(theirs), place(rank, _TO_ALL))
                 if found is None:
                     raise not_opened(tag, rank)
-                cards[rank] = _bytes(found)
+                cards[rank] = found.numpy().tobytes()
         return cards
 
     def _place(self, tag: RoundTag, number: int, kind: str, sender: int, to: int) -> bytes:
@@ -132,12 +129,3 @@ def not_opened(tag: RoundTag, worker: int) -> ExchangeError:
         do="set THINWIRE_TOKEN to the same on all workers; if it is, find out what changes "
         "messages between them",
     )
-
-
-def _tensor(raw: bytes) -> Tensor:
-    # A buffer of no bytes is refused by torch.
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
-
-
-def _bytes(payload: Tensor) -> bytes:
-    return payload.cpu().numpy().tobytes()

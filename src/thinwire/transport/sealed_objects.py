@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.buffers import BufferPool
 from thinwire.security.sealing import SEAL_NBYTES, Sealer, place_of
 from thinwire.security.token import Token
+from thinwire.transport.base import bytes_tensor as bytes_tensor
 from thinwire.transport.object_store import ObjectStore
 
 _LONGEST_NAME = 24
@@ -116,13 +117,3 @@ def name_part(what: str) -> str:
     if plain == what.replace(" ", "-") and "-" not in what and len(plain) <= _LONGEST_NAME:
         return plain
     return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-
-
-def bytes_tensor(raw: bytes | bytearray) -> Tensor:
-    """`raw` as uint8 [n].
-
-    >>> bytes_tensor(b"ab").tolist(), bytes_tensor(b"").numel()
-    ([97, 98], 0)
-    """
-    # A buffer of no bytes is refused by torch.
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
