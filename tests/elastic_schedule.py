@@ -4,111 +4,73 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from elastic_team import Team, Worker
 
-KINDS = ("kill", "stop", "store", "long stop")
+KINDS = ("kill", "stop", "store", "long stop", "hub", "all")
 FAULTS = 4
 OPTIONS = {"steps": 240, "every": 4, "step_s": 0.03}
+LONG_S = (8.0, 16.0)
 
 
 def inject_faults(
-    team: Team, seed: int, kinds: Sequence[str] = KINDS[:3], faults: int = FAULTS
+    team: Team,
+    seed: int,
+    kinds: Sequence[str] = KINDS[:3],
+    faults: int = FAULTS,
+    *,
+    workers: int = 3,
+    long_s: tuple[float, float] = LONG_S,
+    **options: Any,
 ) -> list[str]:
-    """Inject faults into a team of three, which then must `finish`; returns what was done.
+    """Inject faults into a team, which then must `finish`; returns what was done.
 
-    A "long stop" is longer than any timeout of these workers.
+    A killed or stopped worker is one rank of it or all. A "long stop" is longer than any timeout of
+    these workers; "hub" is its death, which at "all" is that of all workers, too.
     """
-    draw = random.Random(seed)
-    began_s = time.monotonic()
-    live = {worker.identity: worker for worker in team.start_all("w0", "w1", "w2")}
-    done = []
+    draw, began_s, done = random.Random(seed), time.monotonic(), []
+    started = team.start_all(*(f"w{number}" for number in range(workers)), **options)
+    live = {worker.identity: worker for worker in started}
     for _ in range(faults):
         time.sleep(draw.uniform(0.1, 1.2))
         if any(worker.digest for worker in live.values()):
             break  # the run is over
         kind, who = draw.choice(list(kinds)), draw.choice(sorted(live))
-        lasts_s = draw.uniform(8.0, 16.0) if kind == "long stop" else draw.uniform(0.0, 2.5)
-        done.append(f"{time.monotonic() - began_s:.1f} s {kind} {who} for {lasts_s:.1f} s")
+        ranks = draw.choice([live[who].ranks, [draw.choice(live[who].ranks)]])
+        lasts_s = draw.uniform(*long_s) if kind == "long stop" else draw.uniform(0.0, 2.5)
+        whom = f"{kind} {who}, {len(ranks)} of {len(live[who].ranks)} ranks"
+        done.append(f"{time.monotonic() - began_s:.1f} s {whom} for {lasts_s:.1f} s")
+        killed = list(live.values()) if kind == "all" else []
         if kind == "store":
             team.cut_store()
             time.sleep(lasts_s)
-            team.is_cut = False
-        elif kind in ("stop", "long stop") and not live[who].gone:
-            live[who].send(signal.SIGSTOP)
+            team.mend_store()
+        elif kind in ("stop", "long stop"):
+            stopped = [rank for rank in ranks if not rank.gone]
+            for rank in stopped:
+                rank.send(signal.SIGSTOP)
             time.sleep(lasts_s)
-            live[who].send(signal.SIGCONT)
+            for rank in stopped:
+                rank.send(signal.SIGCONT)
         elif kind == "kill":
-            live[who].kill()
+            for rank in ranks:
+                rank.kill()
             time.sleep(lasts_s / 2)
-            live[who] = team.start(who)
+            killed = [live[who]]
+        if kind in ("hub", "all"):
+            assert team.hub is not None
+            team.hub.kill()
+            for worker in killed:
+                worker.kill_all()
+            time.sleep(lasts_s)
+            team.hub.start()
+        for worker in killed:
+            restart(team, live, worker, **options)
     return done
 
 
-RANK_KINDS = ("kill worker", "kill rank", "stop worker", "stop rank")
-RANK_OPTIONS = {
-    "ranks": 2,
-    "layers": 4,
-    "steps": 300,
-    "every": 4,
-    "step_s": 0.03,
-    "terms": {"timeout_s": 3.0, "patience": 0.2},
-}
-
-
-class ShardedPair:
-    """Two workers of two ranks."""
-
-    def __init__(self, team: Team) -> None:
-        self.team = team
-        self.live = {name: self.start(name) for name in "ab"}
-        self.team.until(lambda: all(self.team.met(w, 2) for w in self.live.values()))
-
-    def start(self, name: str) -> Worker:
-        return self.team.start(name, **RANK_OPTIONS)
-
-    def fault(self, kind: str, name: str, rank: int, lasts_s: float) -> None:
-        """One fault of `RANK_KINDS`; returns when it is over."""
-        what, whom = kind.split()
-        processes = self.live[name].ranks if whom == "worker" else [self.live[name].ranks[rank]]
-        for process in processes:
-            process.send(signal.SIGSTOP if what == "stop" else signal.SIGKILL)
-        time.sleep(lasts_s)
-        for process in processes if what == "stop" else []:
-            process.send(signal.SIGCONT)
-
-    def settle(self) -> None:
-        """Start again what has ended, as an operator would, until both train together."""
-        versions = {name: worker.version for name, worker in self.live.items()}
-        self.team.until(lambda: self._is_settled(versions), 100)
-
-    def _is_settled(self, versions: dict[str, int]) -> bool:
-        for name, worker in self.live.items():
-            ended = [rank for rank in worker.ranks if rank.gone]
-            # The death of a rank is the death of its worker.
-            if len(ended) == len(worker.ranks) and any(rank.wait(1) for rank in ended):
-                self.live[name], versions[name] = self.start(name), 0
-        return all(
-            worker.digest
-            or (
-                worker.version > versions[name]
-                and worker.steps()[-1:] != []
-                and worker.steps()[-1]["workers"] == 2
-            )
-            for name, worker in self.live.items()
-        )
-
-
-def inject_faults_into_ranks(team: Team, seed: int, faults: int = 3) -> list[str]:
-    """Inject faults into two workers of two ranks, which then must `finish`; says what was done."""
-    draw, began_s, done = random.Random(seed), time.monotonic(), []
-    pair = ShardedPair(team)
-    for _ in range(faults):
-        time.sleep(draw.uniform(0.1, 1.0))
-        kind, name, rank = draw.choice(RANK_KINDS), draw.choice("ab"), draw.randrange(2)
-        lasts_s = draw.uniform(0.2, 6.0)
-        at_s = time.monotonic() - began_s
-        done.append(f"{at_s:.1f} s {kind} {name} {rank} for {lasts_s:.1f} s")
-        pair.fault(kind, name, rank, lasts_s)
-        pair.settle()
-    return done
+def restart(team: Team, live: dict[str, Worker], worker: Worker, **options: Any) -> None:
+    """Start a worker again, as an operator would: the death of a rank is that of its worker."""
+    team.until(lambda: all(rank.gone for rank in worker.ranks), 90)
+    live[worker.identity] = team.start(worker.identity, **options)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import forked
+from hub_process import Hub
 from processes import free_port
 from s3_server import Proxy, in_aws
 
@@ -156,8 +157,9 @@ class Team:
     """Workers, all of them processes, that share an object store and nothing else; ends them all.
 
     Args:
-        tmp_path: of the test; the store is a folder in it, unless there is an endpoint.
+        tmp_path: of the test; the store is a folder in it, unless there is an endpoint or a hub.
         endpoint: of an S3 server, to which workers have a way that can be cut.
+        hub: of the same token.
         namespaces: of network nodes, in which workers run.
         environment: of all workers.
         work: what a worker does: a function of `elastic_worker`, or MODULE.FUNCTION.
@@ -169,6 +171,7 @@ class Team:
         tmp_path: Path,
         *,
         endpoint: str | None = None,
+        hub: Hub | None = None,
         namespaces: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
         work: str = "work",
@@ -179,6 +182,9 @@ class Team:
         self.workers: list[Worker] = []
         self.url, self.is_cut = f"file://{tmp_path}/store", False
         self.proxy: Proxy | None = None
+        self.hub = hub
+        if hub is not None:
+            self.url = f"{hub.address}/run"
         if endpoint is not None:
             self.url = f"s3://run/{tmp_path.name}"
             self.proxy = Proxy(endpoint, self.fault)
@@ -203,9 +209,16 @@ class Team:
         return "cut" if self.is_cut else ""
 
     def cut_store(self) -> None:
-        """Let no worker reach the store until `is_cut` is false again."""
-        assert self.proxy is not None
+        """Let no worker reach the store until `mend_store`."""
+        assert self.proxy or self.hub
         self.is_cut = True
+        if self.hub is not None:
+            self.hub.process.send_signal(signal.SIGSTOP)
+
+    def mend_store(self) -> None:
+        self.is_cut = False
+        if self.hub is not None:
+            self.hub.process.send_signal(signal.SIGCONT)
 
     def start(
         self,

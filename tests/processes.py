@@ -1,10 +1,12 @@
 """Real processes joined by gloo on this machine's loopback."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from forked import Forked
@@ -13,9 +15,11 @@ HERE = Path(__file__).parent
 
 
 def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+    """A free port that no connection gets from the system before it is listened at, or again."""
+    while True:
+        port = 10_000 + secrets.randbelow(10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:

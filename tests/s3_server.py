@@ -32,13 +32,6 @@ def weed() -> str | None:
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
-def far_port() -> int:
-    """A free port of which the one 10,000 above exists, too: SeaweedFS listens there for gRPC."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
-
-
 def options_of(endpoint: str, *, key: str = "admin", secret: str | None = None) -> dict[str, str]:
     return {
         "endpoint": endpoint,
@@ -85,7 +78,8 @@ def s3_server(
         keys = [{"accessKey": name, "secretKey": secret}]
         identities.append({"name": name, "credentials": keys, "actions": ACTIONS[name]})
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
-    ports = {name: far_port() for name in ("master", "volume", "filer", "s3")}
+    # SeaweedFS listens for gRPC at the port 10,000 above each.
+    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     scratch = tempfile.mkdtemp(prefix="weed-")
     log = (folder / "log").open("w")
     server = subprocess.Popen(

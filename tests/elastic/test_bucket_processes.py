@@ -76,7 +76,7 @@ def test_a_store_that_is_away_for_some_seconds_loses_no_worker(tmp_path, s3) -> 
         first, second = workers.start_all("w0", "w1")
         workers.cut_store()
         time.sleep(3)
-        workers.is_cut = False
+        workers.mend_store()
         workers.finish()
         assert not first.events("left")
         assert not second.events("left")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elastic_schedule import inject_faults_into_ranks
+from elastic_schedule import OPTIONS, inject_faults
 from elastic_team import TOKEN, Team
 from processes import fork_ranks
 from training import corpus  # noqa: F401
@@ -134,8 +134,9 @@ def test_workers_of_another_number_of_ranks_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_random_schedule_for_workers_and_single_ranks(tmp_path, seed: int) -> None:
-    with Team(tmp_path, method=METHODS[seed % 3]) as team:
-        inject_faults_into_ranks(team, seed)
+    terms = {"timeout_s": 3.0, "patience": 0.2}
+    with Team(tmp_path, **{**OPTIONS, "method": METHODS[seed % 3], "terms": terms}) as team:
+        inject_faults(team, seed, ["kill", "stop"], 3, workers=2, **SHARDED)
         team.finish(100)
 
 
