@@ -85,7 +85,8 @@ def soak(
 ) -> dict[str, Any]:
     """One run and its row; its faults are printed if it did not end well."""
     began_s, done, result = time.monotonic(), [], "equal"
-    steps = OPTIONS["steps"] + faults * (200 if "long stop" in kinds else 60)
+    # Workers of several ranks take longer for a step.
+    steps = OPTIONS["steps"] + faults * (200 if "long stop" in kinds else 60) // ranks
     # Snapshots often enough that messages and older snapshots are deleted in every run.
     more = {"terms": TERMS, "snapshot_after": 4.0, "method": method, "layers": 4, "steps": steps}
     with ExitStack() as opened:
@@ -94,7 +95,8 @@ def soak(
         team = opened.enter_context(Team(folder, hub=started, **{**OPTIONS, **more}))
         try:
             done = inject_faults(team, seed, kinds, faults, long_s=LONG_S, ranks=ranks)
-            team.finish(120)
+            wait_while_they_train(team)
+            team.finish(30)
             check_that_no_worker_failed(team)
         except AssertionError as error:
             result = f"FAILED\n{error}"
@@ -113,6 +115,16 @@ def soak(
         "faults": done,
         "result": result,
     }
+
+
+def wait_while_they_train(team: Team) -> None:
+    """Until all have ended, or none has taken a step for as long as a store is waited for."""
+    taken, since_s = -1, time.monotonic()
+    ranks = [rank for worker in team.workers for rank in worker.ranks]
+    while not all(rank.gone for rank in ranks) and time.monotonic() - since_s < TERMS["give_up_s"]:
+        time.sleep(0.1)
+        if taken != (taken := sum(len(rank.records) for rank in ranks)):
+            since_s = time.monotonic()
 
 
 def check_that_no_worker_failed(team: Team) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import concurrent.futures
 import gc
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 from thinwire.elastic.loop_thread import LoopThread
 
@@ -78,6 +80,26 @@ def test_the_last_reference_may_be_that_of_what_it_runs() -> None:
     concurrent.futures.wait([under_way], timeout=5)
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_the_clock_of_its_waits_stands_while_the_process_is_stopped() -> None:
+    lines = (
+        "import asyncio",
+        "from thinwire.elastic.loop_thread import LoopThread",
+        "async def wait():",
+        "    began_s = asyncio.get_running_loop().time()",
+        "    print('waits', flush=True)",
+        "    await asyncio.sleep(1)",
+        "    return asyncio.get_running_loop().time() - began_s",
+        "print(LoopThread().run(wait()))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        assert 1.0 <= float(process.stdout.readline()) < 2.5
 
 
 def test_it_ends_with_the_interpreter() -> None:

@@ -13,6 +13,24 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _JOIN_S: Final = 5.0
+_TICK_S, _STOPPED_S = 1.0, 2.0
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """One whose clock stands while this process is stopped: no wait for others ends by that."""
+
+    _seen_s, _stopped_s = 0.0, 0.0
+
+    def time(self) -> float:
+        """Seconds in which this process ran; asked for at every turn, and so after every tick."""
+        now_s, before_s = super().time(), self._seen_s
+        self._seen_s = now_s
+        if before_s and now_s - before_s > _STOPPED_S:
+            self._stopped_s += now_s - before_s
+        return now_s - self._stopped_s
+
+    def tick(self) -> None:
+        self.call_later(_TICK_S, self.tick)
 
 
 class LoopThread:
@@ -26,7 +44,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         serve = partial(_serve, self._loop)
         thread = threading.Thread(target=serve, name="thinwire-store", daemon=True)
         thread.start()
@@ -46,8 +64,9 @@ class LoopThread:
         self._closing()
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: _Loop) -> None:
     asyncio.set_event_loop(loop)
+    loop.tick()
     loop.run_forever()
     loop.close()
 
@@ -59,7 +78,7 @@ async def _cancel_all() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _end(loop: _Loop, thread: threading.Thread) -> None:
     if not thread.is_alive():  # as in a process that was forked
         return
     asyncio.run_coroutine_threadsafe(_cancel_all(), loop).add_done_callback(
