@@ -108,14 +108,13 @@ def lightning_trainer(out: Path, *callbacks: Any, **given) -> Any:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     return lightning.Trainer(
         accelerator="cpu",
-        devices=1,
+        **{"devices": 1, **given},
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         default_root_dir=out,
         callbacks=list(callbacks),
-        **given,
     )
 
 
@@ -390,12 +389,22 @@ def elastic_lightning(store: str, identity: str, options: dict) -> None:
         if index % ACCUMULATED == 0:
             worker.say_step(callback.outer, trainer.global_step)
 
+    def own_rows(rows: list) -> Any:
+        return torch.utils.data.default_collate(rows[index::ranks])
+
+    index, ranks, meeting = options.get("ranks", (0, 1, ""))
+    given: dict[str, Any] = {}
+    if ranks > 1:
+        os.environ |= rank_environment(index, ranks, int(meeting.rpartition(":")[2]))
+        os.environ["TORCHELASTIC_RUN_ID"] = "as torchrun has it"
+        dist.init_process_group("gloo")
+        given = {"devices": ranks, "strategy": "ddp"}
     worker = Elastic(store, identity, options)
     callback = LightningCallback(worker.method, transport=worker.transport)
     watch, logs = lightning_watch(say_step, lambda _: None)
     saves = lightning_saves(worker.folder, 4)
     # An epoch is a round.
-    given = {"accumulate_grad_batches": ACCUMULATED, "check_val_every_n_epoch": 1}
+    given |= {"accumulate_grad_batches": ACCUMULATED, "check_val_every_n_epoch": 1}
     trainer = lightning_trainer(
         options["out"], callback, watch, saves, max_steps=ELASTIC_STEPS, **given
     )
@@ -403,7 +412,9 @@ def elastic_lightning(store: str, identity: str, options: dict) -> None:
     module = lightning_module(worker.net, lambda: ([worker.optimizer], [scheduler]))
     trainer.fit(
         module,
-        torch.utils.data.DataLoader(worker.shares(lambda: callback.outer), batch_size=BATCH),
+        torch.utils.data.DataLoader(
+            worker.shares(lambda: callback.outer), batch_size=BATCH, collate_fn=own_rows
+        ),
         torch.utils.data.DataLoader(Windows(99, 8), batch_size=4),
         ckpt_path=options.get("resume"),
     )

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import pytest
 
 import thinwire as tw
-from elastic_team import Team
 from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
 from thinwire.cli import main
 from thinwire.cli.flags import place_in
@@ -194,34 +193,6 @@ def test_two_hubs_share_a_machine_and_what_was_written_outlives_any_kill(tmp_pat
             assert listed == {
                 key: len(content) for key, content in written.items() if key[0] == str(life)
             }
-
-
-@pytest.mark.slow
-def test_workers_over_a_hub_that_is_killed_end_with_one_digest(tmp_path) -> None:
-    environment = {"THINWIRE_TOKEN": SECRET}
-    with hub(tmp_path) as started, HubTeam(tmp_path, started, environment=environment) as team:
-        for name in ("a", "b"):
-            team.start(name, steps=60, sync_every=2, step_s=0.05)
-        team.until(lambda: all(worker.version >= 4 for worker in team.workers))
-        started.kill()
-        time.sleep(2)
-        started.start()
-        team.until(lambda: all(worker.digest for worker in team.workers), timeout_s=150)
-        first, second = team.workers
-        assert first.digest == second.digest
-        assert first.last("last_step") == second.last("last_step") >= 60
-        assert {len(each["counted"]) for each in first.rounds()[-3:]} == {2}
-
-
-class HubTeam(Team):
-    """Workers, all of them processes, of a hub in place of a lighthouse."""
-
-    def __init__(self, tmp_path: Path, started: Hub, **options) -> None:
-        super().__init__(tmp_path, **options)
-        self.address = started.address
-
-    def start_lighthouse(self) -> None:
-        """There is none."""
 
 
 def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) -> None:
