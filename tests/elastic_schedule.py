@@ -72,5 +72,8 @@ def inject_faults(
 
 def restart(team: Team, live: dict[str, Worker], worker: Worker, **options: Any) -> None:
     """Start a worker again, as an operator would: the death of a rank is that of its worker."""
+    # Ranks that wait in torch for one that never came are their launcher's to end.
+    if not all(rank.records for rank in worker.ranks):
+        worker.kill_all()
     team.until(lambda: all(rank.gone for rank in worker.ranks), 90)
     live[worker.identity] = team.start(worker.identity, **options)

@@ -85,6 +85,7 @@ def train(store: str, identity: str, options: dict) -> None:
     group = None
     if "ranks" in options:
         group = connect_ranks(*options["ranks"])
+        tell(connected=options["ranks"])
         shard(model, options.get("sharding", "fsdp"))
     optimizer = adamw(model)
     elastic = connect(store, identity, options, group)
