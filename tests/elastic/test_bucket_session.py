@@ -478,6 +478,20 @@ def test_a_store_that_may_only_be_read_or_is_full_is_named() -> None:
     fails(worker.start(4 * H), ExchangeError, "No space left on device", "make room")
 
 
+def test_a_store_that_pays_no_heed_to_conditions_is_named() -> None:
+    worker = Worker(memory(), "w0")
+
+    class Heedless:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(obstore, name)
+
+        async def put_async(self, *args: Any, mode: str, **kwargs: Any) -> None:
+            await obstore.put_async(*args, mode="overwrite", **kwargs)
+
+    worker.objects._obstore = Heedless()
+    fails(worker.start(H), ExchangeError, "in place of another one", "If-None-Match")
+
+
 def test_a_full_store_ends_no_training_over_a_snapshot(snapshots, store) -> None:
     running = workers(store, 2)
     for worker in running:

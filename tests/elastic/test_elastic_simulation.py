@@ -69,6 +69,12 @@ def test_an_object_that_the_store_loses_does_not_set_workers_apart() -> None:
         assert error is None, (seed, error)
 
 
+def test_a_store_that_fails_half_of_the_time_and_lists_late_ends_no_worker() -> None:
+    for seed in range(8):
+        store = replace(Setup.drawn(seed).store, lost=0.4, unanswered=0.1, listing_lag_s=5.0)
+        assert failures([seed], store=store) == {}
+
+
 def test_the_same_seed_replays_the_same_schedule() -> None:
     for seed in (5, 17):
         one, two = (play(seed, trace=True)[0].lines for _ in range(2))

@@ -1,7 +1,9 @@
 """`thinwire train --elastic URL`: workers that come and go, and share an object store alone."""
 
 import json
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,17 @@ def test_what_does_not_fit_is_refused(
     command = given if is_other else ["train", *flags(tiny(), tmp_path / "out"), *given]
     assert said in refused(capsys, command)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_data_under_one_name_are_refused(tiny, tmp_path, capsys) -> None:
+    config, other = tiny("diloco", steps=5), tmp_path / "there" / "corpus"
+    place = ("--elastic", f"file://{tmp_path}/shared", "--run-name", "r")
+    assert main(["train", *flags(config, tmp_path / "a"), *place]) == 0
+    shutil.copytree(config.data.corpus, other)
+    (other / "00.txt").write_text("thin wires carry little " * 60)
+    there = replace(config, data=replace(config.data, corpus=str(other)))
+    said = refused(capsys, ["train", *flags(there, tmp_path / "b"), *place])
+    assert "corpus differs" in said
 
 
 @pytest.mark.slow
