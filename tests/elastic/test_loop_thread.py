@@ -102,6 +102,27 @@ def test_the_clock_of_its_waits_stands_while_the_process_is_stopped() -> None:
         assert 1.0 <= float(process.stdout.readline()) < 2.5
 
 
+def test_a_forked_child_that_exits_leaves_it_alone() -> None:
+    lines = (
+        "import asyncio, os, sys",
+        "from thinwire.elastic.loop_thread import LoopThread",
+        "thread = LoopThread()",
+        "work = thread.start(asyncio.sleep(1, 'done'))",
+        "child = os.fork()",
+        "if not child: sys.exit()",
+        "assert os.waitpid(child, 0)[1] == 0",
+        "assert work.result() == 'done'",
+        "assert thread.run(asyncio.sleep(0, 'more')) == 'more'",
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_it_ends_with_the_interpreter() -> None:
     lines = (
         "import asyncio",

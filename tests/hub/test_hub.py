@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import socket
+import socketserver
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ import thinwire as tw
 from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
 from thinwire.cli import main
 from thinwire.cli.flags import place_in
-from thinwire.errors import ConfigurationError, ExchangeError
+from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
 from thinwire.transport.hub_address import HubAddress
 from thinwire.transport.object_store import ObjectStore
 
@@ -193,6 +195,41 @@ def test_two_hubs_share_a_machine_and_what_was_written_outlives_any_kill(tmp_pat
             assert listed == {
                 key: len(content) for key, content in written.items() if key[0] == str(life)
             }
+
+
+@pytest.mark.slow
+def test_a_worker_waits_out_another_server_or_another_token_at_the_port(tmp_path) -> None:
+    with hub(tmp_path) as started:
+        store = ObjectStore(started.address, token=TOKEN)
+
+        def is_waited_out() -> None:
+            with pytest.raises(ExchangeTimeout, match=r"hub://.*see that the store can be reached"):
+                put(store, "during", b"1", within_s=2.0)
+
+        assert put(store, "before", b"1")
+        started.kill()
+        with Listener(("127.0.0.1", started.port), BadGateway) as other:
+            threading.Thread(target=other.serve_forever, args=(0.05,)).start()
+            is_waited_out()
+            other.shutdown()
+        (tmp_path / "other").mkdir()
+        token = "another token of many characters"
+        with hub(tmp_path / "other", port=started.port, THINWIRE_TOKEN=token):
+            is_waited_out()
+        started.start()
+        assert put(store, "after", b"1")
+        assert got(store, "before") == b"1"
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+
+
+class BadGateway(socketserver.StreamRequestHandler):
+    """Answers as a proxy before a server that is down, without TLS."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
 
 
 def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) -> None:

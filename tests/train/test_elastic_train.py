@@ -230,6 +230,18 @@ def test_a_wait_that_ends_once_a_stop_was_asked_for_ends_as_a_stop(
     assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
 
 
+@pytest.mark.parametrize("kind", [tw.ExchangeError, tw.MismatchError])
+def test_a_worker_that_cannot_go_on_with_the_others_saves_what_it_trained(
+    make, tmp_path, elastic, monkeypatch, kind
+) -> None:
+    monkeypatch.setattr(FakeElastic, "fails_at_round", 3)
+    monkeypatch.setattr(FakeElastic, "fails_with", staticmethod(kind))
+    out = tmp_path / "run"
+    with pytest.raises(kind, match="then the same command with --resume"):
+        train(make(), out, elastic=ELASTIC)
+    assert Checkpoints(out / "checkpoints", worker=0, ranks=1, keep=9).steps()[-1] == 15
+
+
 def test_ranks_that_lose_each_other_once_a_stop_was_asked_for_write_nothing(
     make, tmp_path, monkeypatch
 ) -> None:

@@ -1,0 +1,25 @@
+"""Tokens that cannot be used."""
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.errors import ConfigurationError
+from thinwire.security.token import find_token
+
+
+def test_a_token_that_can_be_guessed_is_missing_or_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    with pytest.raises(ConfigurationError, match="there is no token"):
+        find_token()
+    file = tmp_path / "token"
+    for content, why in ((b"fifteen letters", "15 characters"), (b"\xff" * 20, "decode")):
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=why):
+            find_token(file)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        find_token(tmp_path / "none")
+    monkeypatch.setenv("THINWIRE_TOKEN", "sixteen letters!")
+    assert repr(find_token()) == "Token(...)"
