@@ -25,8 +25,8 @@ test-all: .venv/.ready  ## run all tests, also real elastic processes, browser, 
 claims: .venv/.ready  ## test the published claims, an hour and a half on two cores, against the committed table
 	$(BIN)/python benchmarks/claims.py small runs/claims
 
-soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for ten minutes
-	$(BIN)/python tools/soak.py
+soak: .venv/.ready  ## kill, stop and cut off elastic workers at random, for half an hour
+	$(BIN)/python tools/soak.py --ranks 1,2
 
 check: .venv/.ready  ## check format, lint, types, and import direction
 	$(BIN)/ruff format --check .
