@@ -300,6 +300,9 @@ class FixedMembership(Membership):
 
     is_fixed = True
 
+    # The defaults once more: over `Elastic`, which inherits both, they come first.
+    join, log_round, leave = Membership.join, Membership.log_round, Membership.leave
+
     def begin_round(self, phase: Phase) -> Generator[Answer, None, None]:
         """Answer `Go` at once."""
         del phase
