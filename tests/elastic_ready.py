@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from thinwire.elastic.roll import View, WorkerReport
 from thinwire.elastic.run_objects import RunObjects
@@ -12,7 +13,7 @@ from thinwire.transport.object_store import ObjectStore
 def write_run(
     url: str,
     *rolls: View,
-    calls: dict[WorkerReport, int] | None = None,
+    calls: Sequence[tuple[WorkerReport, int]] = (),
     token: Token | None = None,
     about: dict[str, str] | None = None,
 ) -> None:
@@ -25,7 +26,7 @@ def write_run(
             await objects.check_description(about, "a:1", until_s)
         for roll in rolls:
             assert await objects.put_roll(roll, until_s)
-        for call, number in (calls or {}).items():
+        for call, number in calls:
             await objects.put_call(number, call, until_s)
 
     asyncio.run(put())

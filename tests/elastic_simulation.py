@@ -29,7 +29,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from thinwire.elastic.events import EventLog
-from thinwire.elastic.roll import View
+from thinwire.elastic.roll import View, read_as
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.session import Session
 from thinwire.elastic.shard import Shard
@@ -262,7 +262,7 @@ class Worker(SharedState):
 
     # -- as LoopState ------------------------------------------------------------------------------
 
-    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
+    def progress(self, *, anew: bool = False) -> Progress:
         digests = b"".join(fragment.digest for fragment in self.fragments)
         return Progress(
             version=self.version,
@@ -365,30 +365,21 @@ class Worker(SharedState):
         objects = RunObjects(store, RUN, TOKEN if setup.is_sealed else None)
         until_s = now_s() + GIVE_UP_S
         self.name = await self._agreed(objects.new_process(self.name, until_s), of_all=False)
-        events = EventLog()
+        self.shard = Shard(
+            objects,
+            self,
+            timeouts,
+            self.act,
+            EventLog(),
+            cast("WorkerRanks", ranks),
+            give_up_s=GIVE_UP_S,
+        )
         if ranks.is_first:
             self.session = Session(
-                objects,
+                self.shard,
                 self.name,
                 ElasticOptions(min_workers=setup.min_workers, give_up_s=GIVE_UP_S),
-                timeouts,
-                state=self,
-                events=events,
-                apply=self.act,
                 snapshot_after=setup.snapshot_after,
-                ranks=cast("WorkerRanks", ranks),
-            )
-            self.shard = self.session.shard
-        else:
-            self.shard = Shard(
-                objects,
-                self,
-                timeouts,
-                self.act,
-                events,
-                give_up_s=GIVE_UP_S,
-                index=ranks.index,
-                ranks=ranks.size,
             )
         ending = f".{ranks.index}" if ranks.index else ""
         await self._agreed(
@@ -599,7 +590,7 @@ class Checks:
             return
         opened = self._sealed.opened(memoryview(raw), key)
         assert opened is not None
-        roll, number = View.read(opened.numpy().tobytes()[:-4]), int(key.rpartition("/")[2])
+        roll, number = read_as(View, opened.numpy().tobytes()[:-4]), int(key.rpartition("/")[2])
         before = self.rolls[-1] if self.rolls else None
         _hold(number == len(self.rolls) + 1, f"roll {number} after {len(self.rolls)}")
         self.rolls.append(roll)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 
 import pytest
 import torch
@@ -126,33 +125,6 @@ def test_a_position_tells_states_apart_that_differ_in_any_part(buffer: str) -> N
     players[1].state.load(snapshot)
     third = players[1].state.progress()
     assert (third.version, third.digest != first.digest) == (first.version, True)
-
-
-def test_a_glance_does_not_wait_for_a_step_and_is_where_the_worker_last_stood() -> None:
-    players = crew(ElasticHub(), method(), 2)
-    shared = players[0].state
-    train(players, H)
-    stood = shared.progress(wait=False)
-    assert stood == shared.progress()
-    held, go = threading.Event(), threading.Event()
-
-    def step() -> None:
-        with shared.lock:
-            shared.version += 1
-            shared._digest = (-1, "")
-            held.set()
-            go.wait(10)
-
-    stepping = threading.Thread(target=step)
-    stepping.start()
-    assert held.wait(10)
-    began_s = time.monotonic()
-    seen, took_s = shared.progress(wait=False), time.monotonic() - began_s
-    go.set()
-    stepping.join()
-    assert seen == stood
-    assert took_s < 5
-    assert shared.progress(wait=False).version == stood.version + 1
 
 
 def test_a_loop_reports_its_bytes_and_waits_by_itself_and_the_rest_as_it_is_told() -> None:

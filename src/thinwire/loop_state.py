@@ -21,8 +21,6 @@ from thinwire.outer import OuterState
 from thinwire.rejection import Consequence
 from thinwire.transport import RoundTag
 
-_STEP_S = 0.1  # a heartbeat must not wait for an outer step, which may take seconds
-
 MALFORMED = (ThinwireError, KeyError, IndexError, TypeError, ValueError)
 """What taking over another worker's data may raise; the worker then asks for other data."""
 
@@ -51,7 +49,6 @@ class LoopState(SharedState):
         # K as far as the outer optimizers know it; K and rank as far as the exchanges do.
         self._outer_workers, self._exchange_rank = workers, (workers, rank)
         self._digest = (-1, "")
-        self._last_seen = Progress(version=0, step=0, digest="")
 
     def fully_synced(self) -> bool:
         """Whether all that was trained is in the outer parameters."""
@@ -60,15 +57,13 @@ class LoopState(SharedState):
 
     # -- for reading, from any thread --------------------------------------------------------------
 
-    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
+    def progress(self, *, anew: bool = False) -> Progress:
         """Outer step, inner step and digest of this worker; safe from any thread."""
-        if not self.lock.acquire(timeout=-1 if wait else _STEP_S):
-            return self._last_seen
-        try:
+        with self.lock:
             if anew or self._digest[0] != self.version:
                 digests = b"".join(fragment.shared_digest() for fragment in self.fragments)
                 self._digest = self.version, hashlib.sha256(digests).hexdigest()[:16]
-            self._last_seen = Progress(
+            return Progress(
                 version=self.version,
                 step=self.step,
                 digest=self._digest[1],
@@ -76,9 +71,6 @@ class LoopState(SharedState):
                 # Together with the version: a peer that reads the last one knows it is the last.
                 over=self.ended_at_step == self.step and self.fully_synced(),
             )
-            return self._last_seen
-        finally:
-            self.lock.release()
 
     def shared_nbytes(self) -> int:
         """Bytes of a snapshot's tensors."""

@@ -213,7 +213,7 @@ class SharedState(ABC):
     """A worker's state as far as all workers share it, for reading; safe from any thread."""
 
     @abstractmethod
-    def progress(self, *, anew: bool = False, wait: bool = True) -> Progress:
+    def progress(self, *, anew: bool = False) -> Progress:
         """How far this worker has come.
 
         Args:

@@ -136,7 +136,7 @@ def test_what_a_roll_does_not_tell_is_unknown_and_snapshots_have_an_outer_step()
 
 
 AHEAD = Progress(version=8, step=40, digest="cd")
-FURTHER = call("b:2", position=AHEAD, metrics=WorkerMetrics(loss=1.5))
+FURTHER = call("b:2", position=AHEAD, metrics={"loss": 1.5})
 
 
 @pytest.mark.parametrize(

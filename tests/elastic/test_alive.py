@@ -19,7 +19,7 @@ def run_of(store) -> RunObjects:
 
 
 async def living(objects: RunObjects, name: str) -> asyncio.Task[None]:
-    return asyncio.ensure_future(give_signs(objects, name, 0.3, lambda: "{}"))
+    return asyncio.ensure_future(give_signs(objects, name, 0.3))
 
 
 def test_a_worker_is_lost_once_its_signs_end_and_one_that_gave_none_too() -> None:

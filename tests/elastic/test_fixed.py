@@ -237,18 +237,8 @@ def test_a_store_that_may_not_be_deleted_from_ends_no_run(s3) -> None:
         rounds(transports, 8)
         assert [t.service_requests["deletes"] for t in transports] == [0, 0]
         assert len(proxy.faults) == 2 * 6
-        # What could not be deleted three times is left; no worker remembers ever more of it.
+        # What could not be deleted is left; no worker remembers ever more of it.
         assert all(len(t._fixed._written) < 6 for t in transports)
-
-
-@pytest.mark.slow
-def test_a_store_that_fails_to_delete_once_is_asked_again(s3) -> None:
-    failures = iter(["503", "503"])
-    fault = lambda _, line: next(failures, "") if line.startswith("POST") else ""  # noqa: E731
-    with contextlib.closing(Proxy(s3, fault)) as proxy:
-        transports = on_s3("run/deleted-late", proxy.endpoint, keep=1)
-        rounds(transports, 8)
-        assert [t.service_requests["deletes"] for t in transports] == [6, 6]
 
 
 def test_names_of_exchanges_are_names_of_objects() -> None:

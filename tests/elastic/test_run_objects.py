@@ -10,7 +10,7 @@ import torch
 
 from bucket_workers import SECRET, flip, memory, names_in, obstore, read, write
 from thinwire.elastic import run_objects
-from thinwire.elastic.roll import NewestState, View, WorkerReport
+from thinwire.elastic.roll import NewestState, View, WorkerReport, text_of
 from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.errors import MismatchError
 from thinwire.membership import Progress
@@ -62,7 +62,7 @@ def test_other_names_beside_rolls_are_no_rolls(name: str, store) -> None:
 
 
 def changed(what: WorkerReport | View, *pairs: tuple[str, str]) -> list[bytes]:
-    return [what.text().replace(old, new).encode() for old, new in pairs]
+    return [text_of(what).replace(old, new).encode() for old, new in pairs]
 
 
 NO_JSON = [b"", b"[]", b"{}", b"[" * 100_000]
@@ -77,7 +77,7 @@ GARBAGE = [
         *(('"join"', wrong) for wrong in ('"lunch"', "{}")),
         ('"lacks"', '"likes"'),
     ),
-    call("c:1").text().encode(),
+    text_of(call("c:1")).encode(),
 ]
 
 

@@ -20,14 +20,14 @@ TOKEN = Token("a secret of many characters")
 AT = Progress(version=3, step=15, digest="ab")
 
 
-def write(url: str, *rolls: View, calls: dict | None = None, token: Token | None = TOKEN) -> None:
+def write(url: str, *rolls: View, calls: list | None = None, token: Token | None = TOKEN) -> None:
     objects = RunObjects(ObjectStore(url), "r", token)
 
     async def put() -> None:
         until_s = time.monotonic() + 10
         for roll in rolls:
             assert await objects.put_roll(roll, until_s)
-        for call, number in (calls or {}).items():
+        for call, number in calls or ():
             await objects.put_call(number, call, until_s)
 
     asyncio.run(put())
@@ -53,7 +53,7 @@ def url(tmp_path) -> str:
 
 
 def test_the_newest_roll_and_the_calls_for_the_next_are_read(url, tmp_path) -> None:
-    early = {call("old:1"): 2, call("b:1"): 3, call("b:2"): 3}
+    early = [(call("old:1"), 2), (call("b:1"), 3), (call("b:2"), 3)]
     write(url, roll(1), roll(2), calls=early)
     before = files(tmp_path)
     watch = BucketWatch(url, run="r", token=TOKEN)
@@ -70,18 +70,18 @@ def test_the_newest_roll_and_the_calls_for_the_next_are_read(url, tmp_path) -> N
 def test_signs_of_life_are_read_with_their_age(url) -> None:
     write(url, roll(1, names=("a:1", "b:1")))
     objects = RunObjects(ObjectStore(url), "r", TOKEN)
-    asyncio.run(objects.put_sign_of_life("a:1", "{}", time.monotonic() + 10))
+    asyncio.run(objects.put_sign_of_life("a:1", time.monotonic() + 10))
     signs_s = BucketWatch(url, run="r", token=TOKEN).look().signs_s
     assert list(signs_s) == ["a:1"]
     assert -1 < signs_s["a:1"] < 60
 
 
 def test_a_run_before_its_first_roll_and_one_that_is_over(url) -> None:
-    write(url, calls={call("a:1"): 1})
+    write(url, calls=[(call("a:1"), 1)])
     watch = BucketWatch(url, run="r", token=TOKEN)
     found = watch.look()
     assert (found.roll, found.roll_age_s, len(found.calls)) == (None, None, 1)
-    write(url, roll(1, phase="done", names=()), calls={call("a:1"): 2})
+    write(url, roll(1, phase="done", names=()), calls=[(call("a:1"), 2)])
     found = watch.look()
     assert (found.roll.is_over, found.calls) == (True, ())
 
@@ -98,7 +98,7 @@ def test_nothing_there_is_said_and_nothing_is_made(url, tmp_path) -> None:
 @pytest.mark.parametrize("token", [None, Token("another secret, also long")], ids=["none", "other"])
 def test_another_token_is_refused(url, token: Token | None) -> None:
     write(url, roll(1))
-    with pytest.raises(MismatchError, match=r"show run 'r' in .*set THINWIRE_TOKEN"):
+    with pytest.raises(MismatchError, match=r"read run 'r' in .*set THINWIRE_TOKEN"):
         BucketWatch(url, run="r", token=token).look()
 
 

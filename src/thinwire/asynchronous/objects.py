@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 _PAUSE_S, _LONGEST_PAUSE_S, _GROWTH, _BEAT_S = 0.02, 1.0, 1.5, 10.0
 _STORE_PATIENCE_S = 600.0  # in which the store may fail before the server ends
-_SMALL = 4096  # bytes, about, of what has neither theta nor a pseudo-gradient
 _TRIES = 3  # of what was damaged
 # Before a pseudo-gradient: the worker's inner steps a second, 0 if unknown, its mean loss, and the
 # seconds that it has waited.
@@ -119,20 +118,14 @@ class _AsyncObjects(RunObjects):
     def theta_key(self, version: int) -> str:
         return self.key(f"theta/{version:012}")
 
-    async def read(self, key: str, nbytes: int) -> Tensor:
+    async def payload(self, key: str, nbytes: int) -> Tensor:
         """What an object holds: nothing if it is absent, or was not written by this run."""
         opened = await self.sealed.get(key, self.until_s(), nbytes=nbytes)
         return bytes_tensor(b"") if opened is None else opened
 
-    async def read_as(self, kind: type[T], key: str) -> T | None:
+    async def found(self, kind: type[T], key: str) -> T | None:
         """A typed object; None if it is absent."""
-        opened = await self._opened(key, self.until_s(), _SMALL)
-        if opened is None:
-            return None
-        try:
-            return msgspec.json.decode(opened.numpy().data, type=kind)
-        except (ValueError, RecursionError) as error:
-            raise self._unreadable(key) from error
+        return await self.read(kind, key, self.until_s())
 
 
 def read_status(
@@ -144,7 +137,7 @@ def read_status(
         MismatchError: it was written with another token. ExchangeError: the store cannot be read.
     """
     objects = _AsyncObjects(store, run, token)
-    return asyncio.run(objects.read_as(AsyncRunStatus, objects.key("status")))
+    return asyncio.run(objects.found(AsyncRunStatus, objects.key("status")))
 
 
 class AsyncStoreServer:
@@ -269,7 +262,7 @@ class AsyncStoreServer:
         state = self.status.workers[worker]
         state.arrived_s, largest = time.time(), _HEAD.size + server.message_nbytes
         is_small = nbytes <= largest + objects.sealed.added_nbytes
-        payload = await objects.read(key, largest) if is_small else bytes_tensor(b"")
+        payload = await objects.payload(key, largest) if is_small else bytes_tensor(b"")
         if payload.numel() >= _HEAD.size:
             speed, loss, wait_s = _HEAD.unpack(payload[: _HEAD.size].numpy().tobytes())
             if 0 < speed < math.inf and math.isfinite(loss) and math.isfinite(wait_s):
@@ -431,7 +424,7 @@ class AsyncStoreWorker:
             worker.settle(answer.rejection)
             if (given := answer.next) is not None:
                 version, nbytes = given.round - 1, worker.anchor_nbytes
-                theta = await objects.read(objects.theta_key(version), nbytes)
+                theta = await objects.payload(objects.theta_key(version), nbytes)
                 if theta.numel() == nbytes:
                     return given, theta
                 why = f"theta of version {version} was damaged or gone"
@@ -446,9 +439,9 @@ class AsyncStoreWorker:
         """Object `key`, once it is there; None at the end of the run."""
         objects, pause_s, written_s = self._objects, _PAUSE_S, 0.0
         until_s = objects.until_s()
-        while (found := await objects.read_as(kind, key)) is None:
+        while (found := await objects.found(kind, key)) is None:
             if pause_s >= _LONGEST_PAUSE_S:
-                status = await objects.read_as(AsyncRunStatus, objects.key("status"))
+                status = await objects.found(AsyncRunStatus, objects.key("status"))
                 if status is not None and status.is_finished:
                     return None
                 if status is not None and status.written_s != written_s:

@@ -105,7 +105,7 @@ def bucket_page(status: BucketStatus, what: str) -> StatusPage:
     for identity in sorted({*names, *calls}):
         name, call = names.get(identity), calls.get(identity)
         told = {} if roll is None or name is None else roll.metrics.get(name, {})
-        metrics = WorkerMetrics.read(told)[0] if call is None else call.metrics
+        metrics, _ = WorkerMetrics.read(told if call is None else call.metrics)
         position = _position(name, call, roll)
         age_s = status.signs_s.get((name if call is None else call.name) or "")
         age_s = None if age_s is None else max(0.0, age_s)  # clocks may differ

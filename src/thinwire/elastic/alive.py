@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from thinwire.elastic.run_objects import RunObjects
@@ -60,20 +60,17 @@ class LostWorkers:
         return {name for name, sign in known.items() if now - sign.since_s >= self._after_s}
 
 
-async def give_signs(
-    objects: RunObjects, name: str, after_s: float, describe: Callable[[], str]
-) -> None:
+async def give_signs(objects: RunObjects, name: str, after_s: float) -> None:
     """Overwrite the sign of life of `name` until this is cancelled.
 
     Args:
         objects: of the run.
         name: of this worker.
         after_s: after which the others take it for lost.
-        describe: what it measured, as JSON.
     """
     while True:
         try:
-            await objects.put_sign_of_life(name, describe(), now_s() + after_s)
+            await objects.put_sign_of_life(name, now_s() + after_s)
         except ThinwireError as error:
             _LOG.info("the others may take this worker for lost: %s", error)
         await asyncio.sleep(after_s / PER_LOSS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,13 +13,11 @@ from torch import Tensor
 from thinwire.elastic.group import StoreGroup
 from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError
-from thinwire.transport.base import Post, Posts, Received, RoundTag, RunningExchange
+from thinwire.errors import ExchangeError, ExchangeTimeout, MismatchError, check
+from thinwire.transport.base import Post, RoundTag, RunningExchange
 from thinwire.transport.object_store import ServiceRequests, now_s, together
 from thinwire.transport.sealed import not_opened
 from thinwire.transport.sealed_objects import bytes_tensor
-
-_MOST_FAILURES = 3
 
 
 class _Written(NamedTuple):
@@ -68,45 +67,30 @@ class FixedGroup(StoreGroup):
         super().__init__(objects, names, rank, timeouts, shard=shard)
         self._timeout_s, self._keep = timeout_s, keep
         self._places: dict[str, tuple[int, int]] = {}
-        self._begun = self._failures = 0
+        self._begun = 0
         self._heard: dict[int, int] = {}  # number of the newest exchange by sender
         self._written: list[_Written] = []
 
     def announce(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
         """Put the card, and wait for those of the others: nothing is trained yet."""
-        cards: dict[int, bytes] = {}
-
-        def known() -> Posts[dict[int, bytes]]:
-            yield from ()
-            return lambda: cards
-
-        async def work() -> None:
-            cards.update(await self._announced(card, tag))
-
-        return self._start(tag, RunningExchange(known()), work).wait()
+        return self._in_thread(tag, partial(self._announced, card, tag))()
 
     async def _announced(self, card: bytes, tag: RoundTag) -> dict[int, bytes]:
-        store, sealed = self._objects.store, self._objects.sealed
+        store, base = self._objects.store, self._place(tag)
+        keys = {rank: f"{base}/{rank:05}{self._shard}" for rank in range(len(self.names))}
+        mine, trial = keys.pop(self.rank), f"{base}/check-{self.rank:05}{self._shard}"
         counted, store.requests = store.requests, ServiceRequests()
-        base, until_s = self._place(tag), now_s() + self._timeout_s
-        mine, *keys = [f"{base}/{rank:05}{self._shard}" for rank in self._me_first()]
         try:
-            await store.check_put_if_absent(f"{base}/check-{self.rank:05}{self._shard}", until_s)
-            await self._put(tag, mine, bytes_tensor(card), until_s)
-            gets = dict(zip(self._me_first()[1:], keys, strict=True))
-            found = await self._got(tag, gets, len(card), [mine])
+            await store.check_put_if_absent(trial, now_s() + self._timeout_s)
+            found = await self._swapped(tag, {mine: bytes_tensor(card)}, keys, len(card))
         finally:
             store.requests = counted
         cards = {self.rank: card}
-        for rank, raw in found.items():
-            theirs = sealed.opened(raw, gets[rank])
+        for rank, theirs in found.items():
             if theirs is None:
                 raise not_opened(tag, rank)
             cards[rank] = theirs.numpy().tobytes()
         return cards
-
-    def _me_first(self) -> list[int]:
-        return sorted(range(len(self.names)), key=lambda rank: (rank != self.rank, rank))
 
     async def exchange(self, tag: RoundTag, running: RunningExchange[Any], roll: int) -> None:
         """Carry an exchange to its end.
@@ -128,31 +112,45 @@ class FixedGroup(StoreGroup):
         finally:
             cleaning.cancel()
 
-    async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
+    async def _exchanged(
+        self,
+        tag: RoundTag,
+        roll: int,
+        post: Post,
+        puts: Mapping[str, Tensor],
+        gets: Mapping[int, str],
+        absent_s: deque[float],
+    ) -> dict[int, Tensor]:
         del roll
-        if not post.to and not post.take:
-            return {}
-        puts, gets = self._keys(base, post)
-        until_s = now_s() + self._timeout_s
-        writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
-        most = max(post.take.values(), default=0)
-        coming = self._got(tag, gets, most, list(puts), self._absent(tag, base))
-        raw, *_ = await together(coming, *writing)
-        found: dict[int, Tensor] = {}
-        for rank, each in raw.items():
-            payload = self._objects.sealed.opened(each, gets[rank])
+        nbytes, found = max(post.take.values(), default=0), dict[int, Tensor]()
+        for rank, payload in (await self._swapped(tag, puts, gets, nbytes, absent_s)).items():
             if payload is None and not post.allow_missing:
                 raise not_opened(tag, rank)
-            if payload is not None and payload.numel() != post.take[rank]:
-                raise ExchangeError(
-                    f"use what worker {rank} sent for {tag}",
-                    because=f"it has {payload.numel()} bytes, and {post.take[rank]} were expected",
-                    do="give all workers the same model and method",
-                )
             found[rank] = absent_message() if payload is None else payload
+            check(
+                payload is None or payload.numel() == post.take[rank],
+                f"use what worker {rank} sent for {tag}",
+                because=f"it has {found[rank].numel()} bytes, and {post.take[rank]} were expected",
+                do="give all workers the same model and method",
+                kind=ExchangeError,
+            )
         self._heard |= dict.fromkeys(found, self._begun)
         self._written.append(_Written(tag, self._begun, list(post.to), list(puts)))
         return found
+
+    async def _swapped(
+        self,
+        tag: RoundTag,
+        puts: Mapping[str, Tensor],
+        gets: Mapping[int, str],
+        nbytes: int,
+        absent_s: deque[float] | None = None,
+    ) -> dict[int, Tensor | None]:
+        """What the others sent, of about `nbytes`; None where that does not open."""
+        until_s = now_s() + self._timeout_s
+        writing = [self._put(tag, key, payload, until_s) for key, payload in puts.items()]
+        raw, *_ = await together(self._got(tag, gets, nbytes, list(puts), absent_s), *writing)
+        return {rank: self._objects.sealed.opened(each, gets[rank]) for rank, each in raw.items()}
 
     def _place(self, tag: RoundTag) -> str:
         """Where the objects of an exchange are: equal on all workers, and after a restart."""
@@ -178,7 +176,7 @@ class FixedGroup(StoreGroup):
         gets: Mapping[int, str],
         nbytes: int,
         own: Sequence[str],
-        absent_s: deque[float] | None = None,
+        absent_s: deque[float] | None,
     ) -> dict[int, memoryview]:
         store, nbytes = self._objects.store, nbytes + self._objects.sealed.added_nbytes
         found = await store.get_all(
@@ -213,11 +211,6 @@ class FixedGroup(StoreGroup):
             if each.tag.round + self._keep <= newest[each.tag.what]
             and all(self._heard.get(reader, 0) > each.number for reader in each.readers)
         ]
-        if not old:
-            return
-        keys = [key for each in old for key in each.keys]
-        is_deleted = await self._objects.store.delete(keys)
-        self._failures = 0 if is_deleted else self._failures + 1
-        # A store may not let this worker delete at all.
-        if is_deleted or self._failures >= _MOST_FAILURES:
+        if old:
             self._written = [each for each in self._written if each not in old]
+            await self._objects.store.delete([key for each in old for key in each.keys])

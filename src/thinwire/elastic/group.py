@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.elastic.alive import LostWorkers
-from thinwire.elastic.loop_thread import LoopThread
+from thinwire.elastic.loop_thread import LoopThread, result_of
 from thinwire.elastic.run_objects import RunObjects, absent_message
 from thinwire.elastic.timeouts import Timeouts
-from thinwire.errors import RoundDiscarded, RunStopped, ThinwireError
+from thinwire.errors import RoundDiscarded, ThinwireError
 from thinwire.transport.base import (
     Post,
     Posts,
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_S, _GRACE_S = 0.5, 5.0
+_GRACE_S = 5.0
 _REMEMBERED = 5  # waits, of which the shortest tells when the next messages come at the soonest
 KEPT_ROLLS = 4
 """Messages stay for at least so many rolls more."""
@@ -84,51 +84,35 @@ class StoreGroup:
             return running
         # Here, on the stream that has computed it.
         running.post = running.post.changed(lambda payload: payload.cpu().contiguous())
-        roll = self.roll
-        return self._start(tag, running, lambda: self.exchange(tag, running, roll))
+        running.arrive = self._in_thread(tag, partial(self.exchange, tag, running, self.roll))
+        return running
 
-    def _start(
-        self,
-        tag: RoundTag,
-        running: RunningExchange[T],
-        work: Callable[[], Coroutine[Any, Any, None]],
-    ) -> Round[T]:
-        """Carry `running` by `work`, in a thread, after what was started before."""
+    def _in_thread(
+        self, tag: RoundTag, work: Callable[[], Coroutine[Any, Any, T]]
+    ) -> Callable[[], T]:
+        """Begin `work` in a thread, after what was begun before; what waits for its result."""
         # torch keeps the number of threads per thread, and sums may depend on it.
         threads = torch.get_num_threads()
 
-        async def carry() -> None:
+        async def carry() -> T:
             async with self._turn:
                 if torch.get_num_threads() != threads:
                     torch.set_num_threads(threads)
-                await work()
+                return await work()
 
         if self._is_closed:
-            running.error = closed(tag)
-            return running
-        if self._thread is None:
-            self._thread = LoopThread()
+            raise closed(tag)
+        self._thread = self._thread or LoopThread()
         carried = self._thread.start(carry())
 
-        def arrive() -> None:
-            asked_s = None
-            while not wait([carried], timeout=_LOOK_S).done:
-                if self.is_asked_to_leave() and asked_s is None:
-                    asked_s = time.monotonic()
-                if asked_s is not None and time.monotonic() - asked_s > _GRACE_S:
-                    carried.cancel()
-                    raise RunStopped(
-                        f"exchange {tag}",
-                        because="this worker was asked to stop",
-                        do="start it again to take part",
-                    )
+        def result() -> T:
             try:
-                carried.result()
+                # The others may wait for what this worker sends.
+                return result_of(carried, self.is_asked_to_leave, grace_s=_GRACE_S)
             except CancelledError as error:
                 raise closed(tag) from error
 
-        running.arrive = arrive
-        return running
+        return result
 
     def place_of(self, messages: Sequence[Tensor]) -> str:
         """Where the messages of a round lie, which is over now; "" if they came from elsewhere."""
@@ -178,30 +162,26 @@ class StoreGroup:
 
     async def _answered(self, tag: RoundTag, roll: int, base: str, post: Post) -> Received:
         """The answer to `post`; it has this worker's own message where that does not count."""
-        me, to_all = self.rank, post.is_to_all(len(self.names))
+        if not post.to and not post.take:
+            return {}
         puts, gets = self._keys(base, post)
-        nbytes = max(post.take.values(), default=0)
-        found, own = await self._exchanged(roll, puts, gets, nbytes, self._absent(tag, base))
-        # A shard that came too late is known to its owner, who gives up the round.
-        if to_all and not own:
-            found[me] = absent_message()
-        late = [self.names[rank] for rank, each in sorted(found.items()) if not each.numel()]
-        if late and not post.allow_missing:
-            raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
-        if to_all:
+        found = await self._exchanged(tag, roll, post, puts, gets, self._absent(tag, base))
+        if post.is_to_all(len(self.names)):
             self._answers.get((tag.what, tag.round), []).append((base, found))
         return found
 
     async def _exchanged(
         self,
+        tag: RoundTag,
         roll: int,
+        post: Post,
         puts: Mapping[str, Tensor],
         gets: Mapping[int, str],
-        nbytes: int,
         absent_s: deque[float],
-    ) -> tuple[dict[int, Tensor], bool]:
-        """Others' messages of `nbytes` each, and whether this worker's own count."""
+    ) -> dict[int, Tensor]:
+        """The others' messages, and this worker's own where that does not count."""
         sealed, store = self._objects.sealed, self._objects.store
+        nbytes = max(post.take.values(), default=0)
         timeout_s = self._timeouts.exchange(nbytes * len(gets))
         until_s = now_s() + timeout_s
 
@@ -228,7 +208,13 @@ class StoreGroup:
                 payload = await sealed.get(gets[rank], now_s() + timeout_s, nbytes=nbytes)
             is_whole = payload is not None and payload.numel() == nbytes
             found[rank] = payload if payload is not None and is_whole else absent_message()
-        return found, all(are_mine)
+        # A shard that came too late is known to its owner, who gives up the round.
+        if post.is_to_all(len(self.names)) and not all(are_mine):
+            found[self.rank] = absent_message()
+        late = [self.names[rank] for rank, each in sorted(found.items()) if not each.numel()]
+        if late and not post.allow_missing:
+            raise discarded(tag, f"what {' and '.join(late)} sent did not come in time")
+        return found
 
     async def _decided(
         self, roll: int, missing: Mapping[int, str], nbytes: int

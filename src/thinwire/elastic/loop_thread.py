@@ -6,14 +6,18 @@ import asyncio
 import concurrent.futures
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
+
+from thinwire.errors import RunStopped
 
 T = TypeVar("T")
 
 _JOIN_S: Final = 5.0
 _TICK_S, _STOPPED_S = 1.0, 2.0
+LOOK_S: Final = 0.5
+"""After so long a worker that waits looks whether it is asked to stop."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -59,9 +63,43 @@ class LoopThread:
         """Begin `work`."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def result(self, work: Coroutine[Any, Any, T], asked: Callable[[], bool]) -> T:
+        """Return what `work` returns, unless this worker is asked to stop meanwhile."""
+        return result_of(self.start(work), asked)
+
     def close(self) -> None:
         """Cancel what is under way and end the thread."""
         self._closing()
+
+
+def result_of(
+    running: concurrent.futures.Future[T], asked: Callable[[], bool], *, grace_s: float = 0.0
+) -> T:
+    """What `running` returns.
+
+    Args:
+        running: is cancelled once this worker is asked to stop.
+        asked: whether it is, called about twice a second.
+        grace_s: that it then has left.
+
+    Raises:
+        RunStopped: this worker is asked to stop.
+    """
+    while not concurrent.futures.wait([running], timeout=LOOK_S).done:
+        grace_s -= LOOK_S if asked() else 0.0
+        if grace_s < 0:
+            raise stopped(running)
+    return running.result()
+
+
+def stopped(running: concurrent.futures.Future[Any]) -> RunStopped:
+    """Cancel `running`; returns the error of a worker that was asked to stop."""
+    running.cancel()
+    return RunStopped(
+        "wait for the others",
+        because="this worker was asked to stop",
+        do="start it again to take part",
+    )
 
 
 def _serve(loop: _Loop) -> None:

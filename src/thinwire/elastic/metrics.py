@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
@@ -16,26 +16,27 @@ from thinwire.transport.address import split_address
 
 Record: TypeAlias = Mapping[str, Any]
 
-# Names of counters end in _total, and before it in the unit, as those of gauges do.
+# Names of counters end in _total, and before it in the unit, as those of gauges do. After the text
+# is where `thinwire status --json` has the value.
 _OF_THE_RUN = {
-    "store_up": "1 while the store answers; without it there is nothing else.",
-    "workers": "Workers that take part, or wait to.",
-    "run_outer_step": "Outer steps of the run.",
-    "run_inner_step": "Inner steps of the schedule.",
-    "run_over": "1 once all steps of the run are taken.",
-    "roll": "Number of the newest roll.",
-    "roll_age_seconds": "Time since it was written.",
-    "snapshot_outer_step": "Outer step of the newest snapshot.",
+    "store_up": ("1 while the store answers; without it there is nothing else.", "up"),
+    "workers": ("Workers that take part, or wait to.", "count"),
+    "run_outer_step": ("Outer steps of the run.", "run", "version"),
+    "run_inner_step": ("Inner steps of the schedule.", "run", "step"),
+    "run_over": ("1 once all steps of the run are taken.", "run", "over"),
+    "roll": ("Number of the newest roll.", "roll"),
+    "roll_age_seconds": ("Time since it was written.", "age_s"),
+    "snapshot_outer_step": ("Outer step of the newest snapshot.", "snapshot"),
 }
 _OF_A_WORKER = {
-    "worker_outer_step": "Outer steps that the worker's state has taken.",
-    "worker_inner_step": "Inner step of the schedule that the worker is at.",
-    "worker_wait_seconds_total": "Time spent waiting for rounds to begin and for exchanges.",
-    "worker_sent_bytes_total": "Payload handed to the transport, metadata included.",
-    "worker_received_bytes_total": "Payload that came from other workers.",
-    "worker_loss": "Training loss that the worker reported last.",
-    "worker_tokens_per_second": "Tokens that the worker reads.",
-    "worker_age_seconds": "Time since the worker's last sign of life.",
+    "worker_outer_step": ("Outer steps that the worker's state has taken.", "position", "version"),
+    "worker_inner_step": ("Inner step that the worker is at.", "position", "step"),
+    "worker_wait_seconds_total": ("Time spent waiting for others.", "metrics", "wait_s"),
+    "worker_sent_bytes_total": ("Payload sent, with metadata.", "metrics", "sent_bytes"),
+    "worker_received_bytes_total": ("Payload received.", "metrics", "received_bytes"),
+    "worker_loss": ("Training loss that the worker reported last.", "metrics", "loss"),
+    "worker_tokens_per_second": ("Tokens that the worker reads.", "metrics", "tokens_per_s"),
+    "worker_age_seconds": ("Time since the worker's last sign of life.", "age_s"),
 }
 
 
@@ -54,58 +55,29 @@ class RunMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, also those that have no sample yet."""
-        record: Record | None = None
-        try:
-            with self._lock:
-                record = self._look()
-        except ExchangeError:  # it may come back
-            yield from _families(_OF_THE_RUN, {None: {"store_up": 0}})
-        else:
-            yield from _families(_OF_THE_RUN, {None: _run_values(record)})
-        workers = [] if record is None else record["workers"]
-        yield from _families(_OF_A_WORKER, {w["identity"]: _worker_values(w) for w in workers})
-
-
-def _run_values(record: Record) -> dict[str, float | None]:
-    run = record["run"] or {}
-    return {
-        "store_up": 1,
-        "workers": len(record["workers"]),
-        "run_outer_step": run.get("version"),
-        "run_inner_step": run.get("step"),
-        "run_over": run.get("over"),
-        "roll": record["roll"],
-        "roll_age_seconds": record["age_s"],
-        "snapshot_outer_step": record["snapshot"],
-    }
-
-
-def _worker_values(worker: Record) -> dict[str, float | None]:
-    position, measured = worker["position"] or {}, worker["metrics"]
-    return {
-        "worker_outer_step": position.get("version"),
-        "worker_inner_step": position.get("step"),
-        "worker_wait_seconds_total": measured.get("wait_s"),
-        "worker_sent_bytes_total": measured.get("sent_bytes"),
-        "worker_received_bytes_total": measured.get("received_bytes"),
-        "worker_loss": measured.get("loss"),
-        "worker_tokens_per_second": measured.get("tokens_per_s"),
-        "worker_age_seconds": worker.get("age_s"),
-    }
+        record: dict[str, Any] = {"up": 0, "workers": []}
+        with suppress(ExchangeError), self._lock:  # the store may come back
+            record = {"up": 1, **self._look()}
+            record["count"] = len(record["workers"])
+        yield from _families(_OF_THE_RUN, {None: record})
+        yield from _families(_OF_A_WORKER, {each["identity"]: each for each in record["workers"]})
 
 
 def _families(
-    described: Mapping[str, str], rows: Mapping[str | None, Mapping[str, float | None]]
+    described: Mapping[str, Sequence[str]], records: Mapping[str | None, Record]
 ) -> Iterator[Metric]:
     """A metric for each name, with a sample of each worker that has a value; None is the run."""
-    labels = [] if None in rows else ["worker"]
-    for name, text in described.items():
+    labels = [] if None in records else ["worker"]
+    for name, (text, *path) in described.items():
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         unit = name.removesuffix("_total").rpartition("_")[2]
         unit = unit if unit in ("seconds", "bytes") else ""
         family = kind(f"thinwire_{name}", text, labels=labels, unit=unit)
-        for who, values in rows.items():
-            if (value := values.get(name)) is not None:
+        for who, record in records.items():
+            value: Any = record
+            for key in path:
+                value = (value or {}).get(key)
+            if value is not None:
                 family.add_metric([] if who is None else [who], value)
         yield family
 

@@ -11,11 +11,11 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from thinwire.membership import Phase, Progress, WorkerMetrics
+from thinwire.membership import Phase, Progress
 
 _PHASES = JOIN, ROUND, LAST = [phase.value for phase in (Phase.JOIN, Phase.ROUND, Phase.LAST)]
 T = TypeVar("T")
@@ -32,9 +32,18 @@ def read_as(kind: type[T], text: str | bytes) -> T:
     """
     try:
         # Not `msgspec.json.decode`: earlier versions wrote NaN, which that refuses.
-        return msgspec.convert(json.loads(text), kind)
+        return msgspec.convert(json.loads(text), kind, str_keys=True)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def text_of(message: Any) -> str:
+    """A typed message as JSON.
+
+    >>> text_of([1, 2])
+    '[1, 2]'
+    """
+    return json.dumps(msgspec.to_builtins(message))
 
 
 def identity_of(name: str) -> str:
@@ -60,7 +69,7 @@ class NewestState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     writer: str = ""
 
 
-_NO_STATE, _NO_METRICS = NewestState(), WorkerMetrics()
+_NO_STATE = NewestState()
 
 
 class LoggedRound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,44 +100,25 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         round_s: the usual length of a round; None before one was measured.
         settled: all that was trained is in the outer parameters: there is nothing to exchange.
         state: the newest snapshot that it knows of.
-        metrics: what it measured so far.
+        metrics: what it measured so far, as `WorkerMetrics` describes it.
         rounds: outer steps since the last roll, which lead to `position`.
 
     >>> position = Progress(version=3, step=30, digest="ab")
     >>> call = WorkerReport(name="a:1", phase="round", position=position)
-    >>> WorkerReport.read(call.text()) == call
+    >>> read_as(WorkerReport, text_of(call)) == call
     True
     """
 
     name: str
-    phase: str
+    phase: Annotated[str, msgspec.Meta(pattern=r"^(join|round|last)\Z")]
     position: Progress
     lacks: bool = False
     leaves: bool = False
     round_s: float | None = None
     settled: bool = False
     state: NewestState = _NO_STATE
-    metrics: WorkerMetrics = _NO_METRICS
+    metrics: Mapping[str, Any] = {}
     rounds: tuple[LoggedRound, ...] = ()
-
-    def text(self) -> str:
-        """As JSON."""
-        return json.dumps(msgspec.to_builtins(self) | {"metrics": self.metrics.describe()})
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """From what `text` returned elsewhere.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        told = read_as(dict[str, Any], text)
-        # A metric that cannot be true, as a loss of NaN, is no reason to pass over the worker.
-        metrics, _ = WorkerMetrics.read(told.pop("metrics", None))
-        call = msgspec.structs.replace(msgspec.convert(told, cls), metrics=metrics)
-        if call.phase not in (JOIN, ROUND, LAST):
-            raise ValueError(f"a call of {call.name!r} before {call.phase!r}")
-        return call
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +142,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     >>> roll = View(number=1, names=("a:1",), phase="join", position=Progress(
     ...     version=0, step=0, digest="ab"))
-    >>> View.read(roll.text()) == roll
+    >>> read_as(View, text_of(roll)) == roll
     True
     """
 
@@ -180,19 +170,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if before is None or before.number != self.number - 1:
             return True
         return before.names != self.names or bool(self.behind)
-
-    def text(self) -> str:
-        """As JSON."""
-        return json.dumps(msgspec.to_builtins(self))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """From what `text` returned elsewhere.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        return read_as(cls, text)
 
 
 def latest_calls(calls: Sequence[WorkerReport]) -> list[WorkerReport]:
@@ -242,13 +219,13 @@ def next_roll(
     counts = Counter(call.position.digest for call in ahead)
     best = max(
         ahead,
-        key=lambda c: (counts[c.position.digest], _is_at(c.position, mine), len(c.rounds)),
+        key=lambda c: (counts[c.position.digest], is_at(c.position, mine), len(c.rounds)),
     )
     at, known = best.position, best.rounds
     passed = {round.version - 1 for round in known}
-    if not _is_at(mine, at) and mine.version not in passed:
+    if not is_at(mine, at) and mine.version not in passed:
         return None
-    members = [c for c in fit if _is_at(c.position, at) or c.position.version in passed]
+    members = [c for c in fit if is_at(c.position, at) or c.position.version in passed]
     members.sort(key=lambda call: call.name)
     lacking = tuple(sorted(call.name for call in there if call not in members))
     # Of those in the latest phase: workers that end wait for nobody's beginning.
@@ -284,7 +261,7 @@ def next_roll(
         state=state,
         log_nbytes=log_nbytes,
         round_s=statistics.median(measured) if measured else before and before.round_s,
-        metrics={call.name: call.metrics.describe() for call in members},
+        metrics={call.name: call.metrics for call in members},
     )
     return msgspec.structs.replace(roll, next_state=_next_state(roll, before, largest_log))
 
@@ -297,22 +274,21 @@ def last_roll(before: View, position: Progress, rounds: Sequence[LoggedRound]) -
         position: the run's, in the end.
         rounds: the outer steps since `before`.
     """
-    return View(
+    return msgspec.structs.replace(
+        before,
         number=before.number + 1,
         names=(),
         phase=Phase.DONE.value,
-        lacking=before.lacking,
+        new=(),
+        behind=(),
         position=replace(position, dealt=_dealt(before, ()), over=True),
         rounds=tuple(rounds),
-        state=before.state,
-        next_state=before.next_state,
-        round_s=before.round_s,
         log_nbytes=_log_nbytes(before, before.state, rounds),
-        metrics=before.metrics,
     )
 
 
-def _is_at(a: Progress, b: Progress) -> bool:
+def is_at(a: Progress, b: Progress) -> bool:
+    """Whether both have one version and digest."""
     return (a.version, a.digest) == (b.version, b.digest)
 
 
@@ -330,7 +306,7 @@ def _fit(before: View | None, calls: Sequence[WorkerReport]) -> Sequence[WorkerR
     """Those who can go on with the run."""
     if before is None:
         return calls
-    fit = [c for c in calls if _is_at(c.position, before.position) or is_since(c.position, before)]
+    fit = [c for c in calls if is_at(c.position, before.position) or is_since(c.position, before)]
     # With none of them, those who went through there since an earlier roll.
     return fit or [c for c in calls if c.position.version > before.position.version]
 

@@ -22,20 +22,23 @@ import re
 import secrets
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as
+from thinwire.elastic.roll import NewestState, View, WorkerReport, read_as, text_of
 from thinwire.errors import MismatchError
 from thinwire.handshake import check_same
 from thinwire.security.token import Token
 from thinwire.transport.base import RoundTag
 from thinwire.transport.object_store import ObjectStore, now_s, together
 from thinwire.transport.sealed_objects import SealedObjects, bytes_tensor, name_part
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -107,14 +110,9 @@ class RunObjects:
         """What the run's first worker wrote.
 
         Raises:
-            MismatchError: it was written with another token, or is not there.
+            MismatchError: it was written with another token.
         """
-        key = f"{self.run}/about{shard}"
-        theirs = await self._opened(key, until_s, _SMALL)
-        try:
-            return read_as(dict[str, str], b"" if theirs is None else theirs.numpy().tobytes())
-        except ValueError as error:
-            raise self._unreadable(key) from error
+        return await self.read(dict[str, str], f"{self.run}/about{shard}", until_s) or {}
 
     async def new_process(self, identity: str, until_s: float) -> str:
         """Name of a process of worker `identity`, in the order of their starts.
@@ -133,19 +131,12 @@ class RunObjects:
 
     async def roll(self, number: int, until_s: float) -> View | None:
         """Roll `number`; None if it is not written yet."""
-        key = self.roll_key(number)
-        told = await self._opened(key, until_s, _SMALL)
-        if told is None:
-            return None
-        try:
-            return View.read(told.numpy().tobytes())
-        except ValueError as error:
-            raise self._unreadable(key) from error
+        return await self.read(View, self.roll_key(number), until_s)
 
     async def put_roll(self, roll: View, until_s: float) -> bool:
         """Write a roll, unless there is one of its number; returns whether it is now this one."""
-        told, key = bytes_tensor(roll.text().encode()), self.roll_key(roll.number)
-        return await self.put_decided(key, told, until_s)
+        told = bytes_tensor(text_of(roll).encode())
+        return await self.put_decided(self.roll_key(roll.number), told, until_s)
 
     async def newest_roll(self, after: int, until_s: float) -> int:
         """The number of the last roll there is, from `after` on."""
@@ -157,7 +148,7 @@ class RunObjects:
 
     async def put_call(self, number: int, call: WorkerReport, until_s: float) -> None:
         """Say what `call` does before roll `number`, in place of what was said before."""
-        told = bytes_tensor(call.text().encode())
+        told = bytes_tensor(text_of(call).encode())
         await self.replace(self._call_key(number, call.name), told, until_s)
 
     async def calls(
@@ -183,16 +174,14 @@ class RunObjects:
         return [call for call in found if call is not None]
 
     async def _call(self, key: str, until_s: float) -> WorkerReport | None:
-        told = await self._opened(key, until_s, _SMALL)
         try:
-            call = WorkerReport.read(b"" if told is None else told.numpy().tobytes())
-        except ValueError:
-            call = None
-        # Nor is one that was copied from another worker's place.
-        if told is not None and (call is None or not key.endswith(f"/{name_part(call.name)}")):
-            _LOG.warning("%s is no call of a worker of this thinwire version", key)
+            call = await self.read(WorkerReport, key, until_s)
+        except MismatchError as error:
+            _LOG.warning("a worker is passed over: %s", error)
             return None
-        return call
+        # One that was copied from another worker's place is none.
+        is_own = call is not None and key.endswith(f"/{name_part(call.name)}")
+        return call if is_own else None
 
     def roll_key(self, number: int) -> str:
         """What roll `number` is called."""
@@ -203,10 +192,10 @@ class RunObjects:
 
     # -- signs of life -----------------------------------------------------------------------------
 
-    async def put_sign_of_life(self, name: str, text: str, until_s: float) -> None:
+    async def put_sign_of_life(self, name: str, until_s: float) -> None:
         """Overwrite that of worker `name`; it is not counted among the requests."""
-        told = bytes_tensor(text.encode())
-        await self.sealed.replace(self._alive_key(name), told, until_s)
+        another = bytes_tensor(secrets.token_bytes(8))
+        await self.sealed.replace(self._alive_key(name), another, until_s)
         self.store.requests.puts -= 1
         self.store.requests.alive += 1
 
@@ -279,15 +268,12 @@ class RunObjects:
         self, state: NewestState, timeout_s: float, *, largest: int, shard: str = ""
     ) -> bytearray | None:
         """The file of a snapshot; None if it is not there, not whole, or longer than `largest`."""
-        base = self._state_base(state, shard)
-        told = await self._opened(f"{base}/end", now_s() + timeout_s, _SMALL)
-        try:
-            end = read_as(_End, b"" if told is None else told.numpy().tobytes())
-        except ValueError:
+        base, end = self._state_base(state, shard), None
+        with suppress(MismatchError):
+            end = await self.read(_End, f"{base}/end", now_s() + timeout_s)
+        if end is None or not 0 <= end.nbytes <= largest:
             return None
         whole, keys = bytearray(), [f"{base}/{n:05}" for n in range(end.parts)]
-        if not 0 <= end.nbytes <= largest:
-            return None
         for some in (keys[n : n + _AT_ONCE] for n in range(0, end.parts, _AT_ONCE)):
             until_s = now_s() + timeout_s
             found = await together(*(self._opened(key, until_s, _PART_NBYTES) for key in some))
@@ -314,6 +300,24 @@ class RunObjects:
         if old:
             await self.store.delete(old)
 
+    async def read(self, kind: type[T], key: str, until_s: float) -> T | None:
+        """A small typed object with a checksum; None if it is absent.
+
+        Raises:
+            MismatchError: it is something else. ExchangeError: the store cannot be read.
+        """
+        opened = await self._opened(key, until_s, _SMALL)
+        try:
+            return None if opened is None else read_as(kind, opened.numpy().tobytes())
+        except ValueError as error:
+            raise MismatchError(
+                f"read run {self.run!r} in {self.store.url}",
+                because=f"{key} was written with another token or by another version of thinwire, "
+                "or was changed",
+                do="set THINWIRE_TOKEN to the run's, or unset it if the run has none, and take "
+                "its workers' version of thinwire; or pass another name as run",
+            ) from error
+
     async def _opened(self, key: str, until_s: float, nbytes: int) -> Tensor | None:
         payload = await self.sealed.get(key, until_s, nbytes=nbytes, is_sound=_is_sound)
         return None if payload is None else payload[:-_SUM_NBYTES]
@@ -328,14 +332,6 @@ class RunObjects:
 
     def _state_base(self, state: NewestState, shard: str) -> str:
         return f"{self.run}/state/{state.version:012}/{name_part(state.writer)}{shard}"
-
-    def _unreadable(self, key: str) -> MismatchError:
-        return MismatchError(
-            f"take part in run {self.run!r} in {self.store.url}",
-            because=f"{key} was written with another token or by another version of thinwire, or "
-            "was changed",
-            do="give all workers the same THINWIRE_TOKEN and version, or pass another name as run",
-        )
 
 
 def _numbers(keys: Iterable[str], prefix: str) -> list[int]:

@@ -6,34 +6,31 @@ All of it runs on one event loop and waits by its clock: a simulation can run wh
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from thinwire.elastic.alive import LostWorkers, give_signs
-from thinwire.elastic.events import EventLog
-from thinwire.elastic.group import StoreGroup
+from thinwire.elastic.events import Kind
 from thinwire.elastic.roll import (
     LoggedRound,
     NewestState,
     View,
     WorkerReport,
     identity_of,
+    is_at,
     is_since,
     latest_calls,
     leading_to,
     next_roll,
 )
-from thinwire.elastic.run_objects import RunObjects
-from thinwire.elastic.shard import Apply, Leg, Shard
-from thinwire.elastic.timeouts import ElasticOptions, Timeouts, pauses
-from thinwire.elastic.worker_ranks import WorkerRanks, on_all_ranks
+from thinwire.elastic.shard import Leg, Shard
+from thinwire.elastic.timeouts import ElasticOptions, pauses
+from thinwire.elastic.worker_ranks import on_all_ranks
 from thinwire.errors import ExchangeError, MismatchError, ThinwireError, check
 from thinwire.membership import (
     Go,
@@ -41,12 +38,9 @@ from thinwire.membership import (
     Phase,
     Progress,
     RoundPlan,
-    SharedState,
     WorkerMetrics,
 )
 from thinwire.transport.object_store import now_s, together
-
-T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,48 +56,22 @@ class Session:
     """What a worker does from joining to leaving, by its first rank.
 
     Args:
-        objects: of the run.
+        shard: this rank's.
         name: of this worker, with that of its process.
         options: how long it waits, and for how many.
-        timeouts: from how long others took so far.
-        state: this rank's, for reading.
-        events: what happens is noted here.
-        apply: has the loop of this rank take over a snapshot or replay rounds.
         snapshot_after: so many times a snapshot's bytes of messages another one is written.
-        ranks: of this worker.
 
     Attributes:
         names: of the workers of the round, in rank order.
-        rank: of this worker among them.
-        shard: this rank's.
+        metrics: what this worker measured, which the others are told before the next roll.
     """
 
     def __init__(
-        self,
-        objects: RunObjects,
-        name: str,
-        options: ElasticOptions,
-        timeouts: Timeouts,
-        *,
-        state: SharedState,
-        events: EventLog,
-        apply: Apply,
-        snapshot_after: float,
-        ranks: WorkerRanks | None = None,
+        self, shard: Shard, name: str, options: ElasticOptions, *, snapshot_after: float
     ) -> None:
-        self.name, self.names, self.rank = name, (name,), 0
-        self._ranks = WorkerRanks() if ranks is None else ranks
-        self.shard = Shard(
-            objects,
-            state,
-            timeouts,
-            apply,
-            events,
-            give_up_s=options.give_up_s,
-            ranks=self._ranks.size,
-        )
-        self._objects, self._options, self._timeouts = objects, options, timeouts
-        self._state, self._events, self._snapshot_after = state, events, snapshot_after
+        self.shard, self.name, self.names, self.metrics = shard, name, (name,), WorkerMetrics()
+        self._objects, self._timeouts, self._ranks = shard.objects, shard.timeouts, shard.ranks
+        self._options, self._snapshot_after = options, snapshot_after
         self._roll: View | None = None  # the newest that is known
         self._read_up_to = 0
         self._rounds: dict[int, LoggedRound] = {}  # by the version after them
@@ -112,20 +80,14 @@ class Session:
         self._passed: dict[int, str] = {}  # of this worker, since the roll that it entered last
         self._unusable: set[NewestState] = set()
         self._entered: View | None = None  # the last that this worker took part in
-        self._here = state.progress()
+        self._here = shard.state.progress()
         self._is_stale = True  # the run may have gone on without this worker
-        self._lacks = self._has_called = self._has_ended = False
+        self._lacks = self._has_ended = False
         self._forgetting: asyncio.Task[None] | None = None
-        self._metrics = WorkerMetrics()
-        self._lost = LostWorkers(objects, timeouts.floor_s)
+        self._lost = LostWorkers(self._objects, self._timeouts.floor_s)
         # One long wait, as for a worker that was lost, must not make the next one long.
         self._absent_s = deque([0.0] * _REMEMBERED, maxlen=_REMEMBERED)
         self._living: asyncio.Task[None] | None = None
-
-    @property
-    def group(self) -> StoreGroup | None:
-        """Carries exchanges with the other workers of the round; None before the first."""
-        return self.shard.group
 
     async def _on_all(self, command: str, *args: Any) -> list[Any]:
         """What `command` of their shards returns on all ranks of this worker."""
@@ -189,10 +151,9 @@ class Session:
         """
         number, growing = self._next_number(), pauses(_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH)
         objects, until_s, began_s = self._objects, self._until_s(), now_s()
-        self._has_called = True
         if self._living is None:
             self._living = asyncio.ensure_future(
-                give_signs(objects, self.name, self._timeouts.floor_s, self._sign)
+                give_signs(objects, self.name, self._timeouts.floor_s)
             )
         meeting = _Meeting(turn_s=self._turn_s())
         expected_s, absent_s, asked_s = min(self._absent_s, default=0.0), 0.0, 0.0
@@ -216,11 +177,11 @@ class Session:
 
     async def _ask(self, number: int, meeting: _Meeting) -> View | None:
         """The roll, if it is there; beside it the reports, if this worker may have to write it."""
-        meeting.has_turn = meeting.waited_s >= meeting.turn_s
-        roll, _ = await together(
-            meeting.timed(partial(self._objects.roll, number, self._until_s())),
-            self._read_calls(number, meeting) if meeting.has_turn else together(),
-        )
+        meeting.has_turn, asked_s = meeting.waited_s >= meeting.turn_s, now_s()
+        reading = self._read_calls(number, meeting) if meeting.has_turn else together()
+        roll, _ = await together(self._objects.roll(number, self._until_s()), reading)
+        silent_s = now_s() - asked_s
+        meeting.began_s += silent_s if silent_s > _SILENCE_S else 0.0
         return roll
 
     async def _read_calls(self, number: int, meeting: _Meeting) -> None:
@@ -277,7 +238,7 @@ class Session:
             calls,
             me=self.name,
             min_workers=self._options.min_workers,
-            largest_log=int(self._snapshot_after * self._state.shared_nbytes()),
+            largest_log=int(self._snapshot_after * self.shard.state.shared_nbytes()),
         )
 
     def _call(self, phase: Phase) -> WorkerReport:
@@ -287,9 +248,9 @@ class Session:
             position=self._here,
             lacks=self._lacks,
             round_s=self._timeouts.round_s,
-            settled=self._state.fully_synced(),
+            settled=self.shard.state.fully_synced(),
             state=self.shard.written,
-            metrics=self._metrics,
+            metrics=self.metrics.describe(),
             rounds=leading_to(self._here.version, list(self._rounds.values()), self._roll),
         )
 
@@ -333,16 +294,17 @@ class Session:
             do="start the others, or ask for fewer workers",
             kind=ExchangeError,
         )
-        if self._lacks:
-            position = self._roll.position if self._roll is not None else self._here
-            raise ExchangeError(
-                "go on with the run",
-                because=f"it is at version {position.version}, digest {position.digest}; this "
-                "worker cannot get there by what lies in the store, and no worker that was there "
-                f"came for {waited_s:.0f} s",
-                do="start one of them again, with --resume; or start all from the same seed or "
-                "checkpoint, with another name as run",
-            )
+        position = self._here if self._roll is None else self._roll.position
+        check(
+            not self._lacks,
+            "go on with the run",
+            because=f"it is at version {position.version}, digest {position.digest}; this worker "
+            "cannot get there by what lies in the store, and no worker that was there came for "
+            f"{waited_s:.0f} s",
+            do="start one of them again, with --resume; or start all from the same seed or "
+            "checkpoint, with another name as run",
+            kind=ExchangeError,
+        )
         # Anything else is a slow round of others, which this worker waits for.
 
     def _check_superseded(self, roll: View) -> None:
@@ -360,27 +322,28 @@ class Session:
         was, now = set(() if self._entered is None else self._entered.names), set(roll.names)
         self._entered, self.names = roll, roll.names
         self._passed = {roll.position.version: roll.position.digest}
-        self.rank = roll.names.index(self.name)
         if changed:
             self._absent_s.extend([0.0] * _REMEMBERED)
         if not was:
-            why = f"as worker {self.rank} of {len(now)}"
-            self._note("joined", who=tuple(sorted(map(identity_of, now))), why=why)
+            why = f"as worker {roll.names.index(self.name)} of {len(now)}"
+            self._note("joined", now, why=why)
         elif gone := was - now:
-            who = tuple(sorted(map(identity_of, gone)))
-            self._note("left", who=who, lost_s=now_s() - began_s)
+            self._note("left", gone, lost_s=now_s() - began_s)
         if was and (arrived := now - was):
-            self._note("arrived", who=tuple(sorted(map(identity_of, arrived))))
+            self._note("arrived", arrived)
         await self._on_all("enter", roll, self.name, changed)
         # No round waits for it.
         forget = self._objects.forget_call(roll.number, self.name)
         self._forgetting = asyncio.ensure_future(forget)
+        return self._plan(roll, changed=changed)
+
+    def _plan(self, roll: View, *, changed: bool) -> RoundPlan:
         return RoundPlan(
             phase=Phase(roll.phase),
             changed=changed,
             joins=self.name in roll.new,
             step=roll.position.step,
-            names=roll.names,
+            names=self.names,
             dealt=roll.position.dealt,
         )
 
@@ -396,26 +359,15 @@ class Session:
         self._has_ended = True
         changed = self._entered is None or self._entered.number != roll.number - 1
         if changed:
-            self.names, self.rank = (self.name,), 0
-        return Over(
-            RoundPlan(
-                phase=Phase.DONE,
-                changed=changed,
-                joins=False,
-                step=roll.position.step,
-                names=self.names,
-                dealt=roll.position.dealt,
-            )
-        )
+            self.names = (self.name,)
+        return Over(self._plan(roll, changed=changed))
 
     async def _wait_for_snapshot(self, roll: View) -> bool:
         """Wait for the snapshot that was being written for this worker when the run ended."""
         until_s = self._until_s()
-        while self.name in roll.lacking and now_s() < until_s:
+        while self.name in roll.lacking and self._may_come(roll) and now_s() < until_s:
             if await self._has_come(roll):
                 return True
-            if not self._may_come(roll):
-                break
             await asyncio.sleep(_LONGEST_PAUSE_S)
         return False
 
@@ -472,51 +424,38 @@ class Session:
 
     # -- becoming equal ----------------------------------------------------------------------------
 
-    def _is_at(self, position: Progress) -> bool:
-        return (self._here.version, self._here.digest) == (position.version, position.digest)
-
     async def _get_to(self, roll: View | None) -> bool:
-        """Get to where `roll` is, if anything leads there."""
-        if roll is None or self._is_at(roll.position):
+        """Get to where `roll` is, if anything leads there: the rounds that were missed, or a
+        snapshot and the rounds after it."""
+        if roll is None or is_at(self._here, roll.position):
             self._lacks = False
             return True
-        began_s = now_s()
-        at = roll.position
+        began_s, at, how = now_s(), roll.position, ""
         is_further = self._here.version > at.version and not self._lacks and not roll.is_over
         if is_further and (is_since(self._here, roll) or await self._has_passed(at)):
             # From a checkpoint, or late: the next roll says whether that is the run's.
             return True
-        how = await self._lead_to(roll)
-        if not how:
-            if not self._lacks:
-                version = roll.position.version
-                why = f"it has to wait for a snapshot: nothing leads to version {version}"
-                self._note("refused", why=why)
-            self._lacks = True
-            return False
-        self._lacks = False
-        why = f"{how} up to version {roll.position.version}"
-        self._note("healed", why=why, lost_s=now_s() - began_s)
-        return True
+        await self._read_rolls()
+        if self._here.version < at.version and await self._replay(at):
+            how = "by the rounds"
+        elif await self._load(roll):
+            how = "by a snapshot"
+        if how:
+            why = f"{how} up to version {at.version}"
+            self._note("healed", why=why, lost_s=now_s() - began_s)
+        elif not self._lacks:
+            why = f"it has to wait for a snapshot: nothing leads to version {at.version}"
+            self._note("refused", why=why)
+        self._lacks = not how
+        return not self._lacks
 
     async def _has_passed(self, at: Progress) -> bool:
         """Whether this worker was at the last roll's position before it took further steps."""
         await self._read_rolls()
         # A checkpoint knows by its data shares in which roll it was taken.
         entered = self._began.get(self._here.dealt)
-        is_from = entered is not None and (entered.version, entered.digest) == (
-            at.version,
-            at.digest,
-        )
+        is_from = entered is not None and is_at(entered, at)
         return is_from or self._passed.get(at.version) == at.digest
-
-    async def _lead_to(self, roll: View) -> str:
-        """Get to where `roll` is, and say how: by the rounds that were missed, or by a snapshot and
-        the rounds after it; empty if nothing leads there."""
-        await self._read_rolls()
-        if self._here.version < roll.position.version and await self._replay(roll.position):
-            return "by the rounds"
-        return "by a snapshot" if await self._load(roll) else ""
 
     async def _replay(self, target: Progress) -> bool:
         """Take the outer steps that lead to `target`, as far as they are known."""
@@ -532,7 +471,7 @@ class Session:
             version = until
         await self._on_all("replay", legs)
         await self._look()
-        return self._is_at(target)
+        return is_at(self._here, target)
 
     async def _load(self, roll: View) -> bool:
         """Take the newest snapshot, and the outer steps after it."""
@@ -577,26 +516,16 @@ class Session:
         facts = logged[0].facts[0]
         for rank, kind in facts["kinds"].items():
             if rank in facts["flaws"]:
-                who = (identity_of(self.names[rank]),)
-                self._note("left out", who=who, why=facts["flaws"][rank])
+                self._note("left out", [self.names[rank]], why=facts["flaws"][rank])
             elif rank in facts["clipped"]:
                 why = f"{kind}: scaled to {facts['clipped'][rank]:.2g} of its length"
-                self._note("clipped", who=(identity_of(self.names[rank]),), why=why)
+                self._note("clipped", [self.names[rank]], why=why)
         self._note("committed")
         self._passed[here.version] = here.digest
 
-    def _sign(self) -> str:
-        position = msgspec.to_builtins(self._state.progress(wait=False))
-        return json.dumps({"position": position, "metrics": self._metrics.describe()})
-
-    def report(self, metrics: WorkerMetrics) -> None:
-        """Say it before the next roll."""
-        self._metrics = metrics
-
-    # -- notes -------------------------------------------------------------------------------------
-
-    def _note(self, kind: Any, **fields: Any) -> None:
-        self._events.note(kind, round=self._here.version, **fields)
+    def _note(self, kind: Kind, names: Iterable[str] = (), **fields: Any) -> None:
+        who = tuple(sorted(map(identity_of, names)))
+        self.shard.events.note(kind, round=self._here.version, who=who, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -606,7 +535,7 @@ class Session:
             self._living.cancel()
         here = self._here
         try:
-            if not here.over and not self._has_ended and self._has_called:
+            if not here.over and not self._has_ended and self._living is not None:
                 call = WorkerReport(
                     name=self.name, phase=Phase.ROUND.value, position=here, leaves=True
                 )
@@ -641,19 +570,10 @@ class _Meeting:
 
     def __init__(self, *, turn_s: float) -> None:
         self.turn_s, self.listing_s, self.last_arrival_s = turn_s, 0.0, 0.0
-        self.has_turn = False
+        self.began_s, self.has_turn = now_s(), False
         self.calls: dict[str, WorkerReport] = {}
-        self._began_s = now_s()
 
     @property
     def waited_s(self) -> float:
         """For how long, less the time in which the store did not answer: no call could come."""
-        return now_s() - self._began_s
-
-    async def timed(self, request: Callable[[], Awaitable[T]]) -> T:
-        """The answer to `request`, which may have taken too long."""
-        asked_s = now_s()
-        answer = await request()
-        silent_s = now_s() - asked_s
-        self._began_s += silent_s if silent_s > _SILENCE_S else 0.0
-        return answer
+        return now_s() - self.began_s

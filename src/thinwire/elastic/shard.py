@@ -13,6 +13,7 @@ from thinwire.elastic.roll import LoggedRound, NewestState, View
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.snapshot import snapshot_parts, unpack
 from thinwire.elastic.timeouts import Timeouts
+from thinwire.elastic.worker_ranks import WorkerRanks
 from thinwire.errors import ThinwireError
 from thinwire.membership import Load, Progress, Replay, RoundRecord, SharedState, Snapshot
 from thinwire.transport.object_store import now_s
@@ -46,12 +47,11 @@ class Shard:
     Args:
         objects: of the run.
         state: this rank's, for reading.
-        timeouts: of the worker.
-        apply: changes the state.
+        timeouts: of the worker, from how long others took so far.
+        apply: has the loop of this rank take over a snapshot or replay rounds.
         events: what happens is noted here.
-        give_up_s: for how long the store is asked.
-        index: of this rank in its worker.
         ranks: of the worker.
+        give_up_s: for how long the store is asked.
 
     Attributes:
         group: carries exchanges with the same rank of the other workers; None before the first
@@ -67,34 +67,34 @@ class Shard:
         timeouts: Timeouts,
         apply: Apply,
         events: EventLog,
+        ranks: WorkerRanks,
         *,
         give_up_s: float,
-        index: int = 0,
-        ranks: int = 1,
     ) -> None:
+        self.objects, self.state, self.timeouts = objects, state, timeouts
+        self.events, self.ranks, self._apply, self._give_up_s = events, ranks, apply, give_up_s
         self.group: StoreGroup | None = None
         self.written, self._is_awaited = NewestState(), False
         self.writing: asyncio.Task[None] | None = None
-        self._objects, self._state, self._timeouts, self._apply = objects, state, timeouts, apply
-        self._events, self._give_up_s, self._index, self._ranks = events, give_up_s, index, ranks
+        self._shard = f".{ranks.index}" if ranks.size > 1 else ""
 
     async def progress(self) -> Progress:
         """Progress by the tensors as they are now: a state that changed within a round has drifted,
         and takes no part."""
-        return self._state.progress(anew=True)
+        return self.state.progress(anew=True)
 
     # -- becoming equal ----------------------------------------------------------------------------
 
     async def replay(self, legs: Sequence[Leg]) -> bool:
         """Take the outer steps of `legs`; returns whether all of them could be taken."""
         for leg in legs:
-            here = self._state.progress().version
+            here = self.state.progress().version
             if here >= leg.until.version:
                 continue
             missed = [round for round in leg.rounds if round.version > here]
             records = [await self._record(round) for round in missed]
             there = [record for record in records if record is not None]
-            digest = leg.until.digest.split(".")[self._index]
+            digest = leg.until.digest.split(".")[self.ranks.index]
             until = Progress(version=leg.until.version, step=leg.until.step, digest=digest)
             if len(there) < len(missed):
                 return False
@@ -106,12 +106,12 @@ class Shard:
         return True
 
     async def _record(self, round: LoggedRound) -> RoundRecord | None:
-        facts = round.facts[self._index]
+        facts = round.facts[self.ranks.index]
         if not round.place:
             return None
         # All of them share this worker's link.
         until_s = now_s() + self._give_up_s + round.nbytes / _SLOWEST_BYTES_PER_S
-        messages = await self._objects.messages(
+        messages = await self.objects.messages(
             round.place, int(facts["workers"]), until_s, nbytes=round.nbytes, shard=self._shard
         )
         if messages is None:
@@ -120,10 +120,8 @@ class Shard:
 
     async def load(self, newest: NewestState) -> bool | None:
         """Take over a snapshot; None if it is not there, false if it cannot be used."""
-        largest = 2 * self._state.shared_nbytes() + _HEADROOM_BYTES
-        file = await self._objects.state(
-            newest, self._give_up_s, largest=largest, shard=self._shard
-        )
+        largest = 2 * self.state.shared_nbytes() + _HEADROOM_BYTES
+        file = await self.objects.state(newest, self._give_up_s, largest=largest, shard=self._shard)
         if file is None:
             return None
         try:
@@ -133,10 +131,6 @@ class Shard:
             return False
         return True
 
-    @property
-    def _shard(self) -> str:
-        return f".{self._index}" if self._ranks > 1 else ""
-
     # -- rounds ------------------------------------------------------------------------------------
 
     async def enter(self, roll: View, name: str, is_changed: bool) -> None:  # noqa: FBT001
@@ -145,13 +139,13 @@ class Shard:
             self.leave_group()
             rank = roll.names.index(name)
             self.group = StoreGroup(
-                self._objects, roll.names, rank, self._timeouts, shard=self._shard
+                self.objects, roll.names, rank, self.timeouts, shard=self._shard
             )
         self.group.roll, self._is_awaited = roll.number, bool(roll.lacking)
         newest = roll.next_state
         if newest.writer == name and newest.roll == roll.number:
             self.writing = asyncio.ensure_future(
-                self._write(self._state.capture(), newest, before=roll.state)
+                self._write(self.state.capture(), newest, before=roll.state)
             )
 
     async def close(self) -> None:
@@ -179,7 +173,7 @@ class Shard:
     # -- snapshots ---------------------------------------------------------------------------------
 
     async def _write(self, snapshot: Snapshot, newest: NewestState, *, before: NewestState) -> None:
-        objects, timeout_s = self._objects, self._give_up_s
+        objects, timeout_s = self.objects, self._give_up_s
         parts = snapshot_parts(snapshot)
         while True:
             try:
@@ -187,11 +181,11 @@ class Shard:
                 break
             except ThinwireError as error:
                 why = f"a snapshot of version {newest.version}: {error}"
-                self._events.note("unsaved", round=newest.version, why=why)
-                await asyncio.sleep(self._timeouts.late())
-        if self._index:
+                self.events.note("unsaved", round=newest.version, why=why)
+                await asyncio.sleep(self.timeouts.late())
+        if self.ranks.index:
             return
-        while not await objects.has_state(newest, now_s() + timeout_s, ranks=self._ranks):
+        while not await objects.has_state(newest, now_s() + timeout_s, ranks=self.ranks.size):
             await asyncio.sleep(_LOOK_S)  # the worker's other ranks still write theirs
         self.written = newest
         if before.version < 0:

@@ -9,15 +9,12 @@ sends its first byte at once. `safetensors.torch.save_file` would write all of i
 """
 
 import json
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from safetensors.torch import load
-from torch import Tensor
 
-from thinwire.errors import ConfigurationError, ExchangeError, MismatchError
+from thinwire.errors import ExchangeError, MismatchError, check
 from thinwire.membership import Snapshot
 
 _FORMAT, _SNAPSHOT = "format", "thinwire snapshot 1"
@@ -37,8 +34,6 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _LENGTH_NBYTES = 8
-_LONGEST_HEADER = 16 << 20
-_MOST_DIMENSIONS, _MOST_ELEMENTS = 16, 1 << 56
 
 
 def snapshot_parts(snapshot: Snapshot) -> list[memoryview]:
@@ -49,7 +44,7 @@ def snapshot_parts(snapshot: Snapshot) -> list[memoryview]:
     tensor([1., 1.])
 
     Raises:
-        ConfigurationError: a tensor's dtype does not fit the format, or there are too many.
+        ConfigurationError: a tensor's dtype does not fit the format.
     """
     texts = {_FORMAT: _SNAPSHOT, _FACTS: json.dumps(dict(snapshot.facts))}
     header: dict[str, Any] = {_METADATA: texts}
@@ -59,8 +54,12 @@ def snapshot_parts(snapshot: Snapshot) -> list[memoryview]:
     for name, tensor in sorted(
         snapshot.tensors.items(), key=lambda t: (-t[1].element_size(), t[0])
     ):
-        if tensor.dtype not in _NAMES:
-            raise _unpackable(f"{name!r} is {tensor.dtype}")
+        check(
+            tensor.dtype in _NAMES,
+            "pack a worker's state",
+            because=f"{name!r} is {tensor.dtype}",
+            do="train parameters of one of the usual dtypes",
+        )
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         parts.append(flat.view(torch.uint8).numpy().data)
         start, end = end, end + len(parts[-1])
@@ -71,8 +70,6 @@ def snapshot_parts(snapshot: Snapshot) -> list[memoryview]:
         }
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % _LENGTH_NBYTES)
-    if len(raw) > _LONGEST_HEADER:
-        raise _unpackable(f"names, shapes and facts take {len(raw)} bytes of {_LONGEST_HEADER}")
     return [memoryview(len(raw).to_bytes(_LENGTH_NBYTES, "little") + raw), *parts]
 
 
@@ -84,76 +81,27 @@ def unpack(source: bytes | bytearray | memoryview) -> Snapshot:
 
     Raises:
         ExchangeError: the file is damaged.
-        MismatchError: it is not a snapshot, or that of another thinwire version.
+        MismatchError: it is that of another thinwire version.
     """
+    raw = bytes(source)
     try:
-        tensors, metadata = _loaded(bytes(source))
-    except ExchangeError:
-        raise
+        tensors = load(raw)
+        end = _LENGTH_NBYTES + int.from_bytes(raw[:_LENGTH_NBYTES], "little")
+        texts = json.loads(raw[_LENGTH_NBYTES:end])[_METADATA]
+        facts = json.loads(texts[_FACTS])
     except Exception as error:  # the library's own, and what torch says to impossible shapes
-        raise _damaged(f"safetensors cannot read it: {str(error).partition(chr(10))[0]}") from error
-    for name, tensor in tensors.items():
-        _check_tensor(name[:100], tensor)
-    found = metadata.get(_FORMAT)
-    if found != _SNAPSHOT:
-        raise MismatchError(
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
+        raise ExchangeError(
             "use what another worker sent",
-            because=f"it says that it is {str(found)[:100]!r}, not {_SNAPSHOT!r}",
-            do="run the same thinwire version on all workers",
-        )
-    try:
-        facts = json.loads(metadata[_FACTS])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise _damaged(f"its facts are not JSON: {str(error)[:100]}") from error
-    if not isinstance(facts, dict) or not _is_version(facts.get("version")):
-        raise _damaged("its facts have no version")
-    return Snapshot(facts=facts, tensors=tensors)
-
-
-def _loaded(raw: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Tensors and metadata of a file."""
-    # JSON that is parsed takes some twenty times its length: refuse a long header before.
-    length = int.from_bytes(raw[:_LENGTH_NBYTES], "little")
-    if len(raw) < _LENGTH_NBYTES or length > min(_LONGEST_HEADER, len(raw) - _LENGTH_NBYTES):
-        raise _damaged(f"its header is said to have {length} bytes and all of it has {len(raw)}")
-    if length % _LENGTH_NBYTES:
-        raise _damaged(f"its header has {length} bytes, which leaves the elements unaligned")
-    # Before the header is parsed here: the library refuses one that is no header.
-    tensors = load(raw)
-    header = raw[_LENGTH_NBYTES : _LENGTH_NBYTES + length]
-    return tensors, json.loads(header).get(_METADATA, {})
-
-
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    """Refuse what safetensors reads and torch computes nonsense with, or crashes on."""
-    if tensor.dtype not in _NAMES:
-        raise _damaged(f"{name!r} is {tensor.dtype}")
-    # Not plainly their product: an empty tensor's other sizes must be reasonable, too.
-    span = math.prod(max(size, 1) for size in tensor.shape)
-    if tensor.dim() > _MOST_DIMENSIONS or span > _MOST_ELEMENTS:
-        raise _damaged(f"the shape of {name!r} is {str(list(tensor.shape))[:100]}")
-    if tensor.numel() and tensor.data_ptr() % tensor.element_size():
-        raise _damaged(f"{name!r} is not aligned")
-    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
-        raise _damaged(f"{name!r} holds other bytes than 0 and 1")
-
-
-def _is_version(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _unpackable(because: str) -> ConfigurationError:
-    return ConfigurationError(
-        "pack a worker's state",
-        because=because,
-        do="train fewer parameters, of one of the usual dtypes",
-    )
-
-
-def _damaged(because: str) -> ExchangeError:
-    return ExchangeError(
+            because=f"safetensors or JSON cannot read it: {why}",
+            do="try again with another worker, and check that all run the same thinwire version; "
+            "none of it was used",
+        ) from error
+    check(
+        texts.get(_FORMAT) == _SNAPSHOT,
         "use what another worker sent",
-        because=because,
-        do="try again with another worker, and check that all run the same thinwire version; "
-        "none of it was used",
+        because=f"it says that it is {str(texts.get(_FORMAT))[:100]!r}, not {_SNAPSHOT!r}",
+        do="run the same thinwire version on all workers",
+        kind=MismatchError,
     )
+    return Snapshot(facts=facts, tensors=tensors)

@@ -1,7 +1,6 @@
 """How long to wait for other workers, and how often to try again."""
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -38,17 +37,12 @@ class ElasticOptions:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            check_positive("join an elastic run", name, value)
-
-
-def check_positive(cannot: str, name: str, value: float | None) -> None:
-    """Raise `ConfigurationError` unless `value` is None or above 0."""
-    check(
-        value is None or value > 0,
-        f"{cannot} with {name}={value}",
-        because="it must be above 0",
-        do=f"pass {name} > 0",
-    )
+            check(
+                value is None or value > 0,
+                f"join an elastic run with {name}={value}",
+                because="it must be above 0",
+                do=f"pass {name} > 0",
+            )
 
 
 class Timeouts:
@@ -122,9 +116,8 @@ class Timeouts:
         """Note a round of `seconds`, from its beginning to that of the next."""
         self._rounds.append(seconds)
 
-    def round_began(self, now_s: float | None = None) -> None:
+    def round_began(self, now_s: float) -> None:
         """Note that a round begins now, and so how long the one before it took."""
-        now_s = time.monotonic() if now_s is None else now_s
         if self._round_began_s is not None:
             self.finished_round(now_s - self._round_began_s)
         self._round_began_s = now_s

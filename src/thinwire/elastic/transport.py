@@ -10,6 +10,7 @@ import queue
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -51,7 +52,6 @@ T = TypeVar("T")
 _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was measured
 _FORMAT: Final = "4"
 _LONGEST_NAME: Final = 200
-_LOOK_S: Final = 0.5
 _FIXED_TIMEOUT_S: Final = 600.0
 _ENVIRONMENT: Final = (
     "THINWIRE_BUCKET",
@@ -250,8 +250,7 @@ class Elastic(Transport, Membership):
 
         group = self._joined().group
         assert group is not None, "a round was begun"
-        running = group.run(posts, tag)
-        return running if self.ranks == 1 else AgreedRound(running, self._ranks)
+        return AgreedRound(group.run(posts, tag), self._ranks)
 
     def announce(self, card: bytes, tag: RoundTag) -> Mapping[int, bytes]:
         """Add to this worker's description, which is compared with the run's when it joins."""
@@ -282,62 +281,37 @@ class Elastic(Transport, Membership):
 
         self._thread, self._state = LoopThread(), state
         try:
-            self._agreed(self._check_description)
-            self._name = self._agreed(self._new_process)
+            name = self._ranks.agreed(self._introduced)
+            self._name = self._ranks.gather(name)[0]
             self._names = (self._name,)
+            self._shard = Shard(
+                self._objects,
+                state,
+                self._timeouts,
+                self._apply,
+                self.events,
+                self._ranks,
+                give_up_s=self._options.give_up_s,
+            )
             if self._ranks.is_first:
                 self._session = Session(
-                    self._objects,
-                    self._name,
-                    self._options,
-                    self._timeouts,
-                    state=state,
-                    events=self.events,
-                    apply=self._apply,
-                    snapshot_after=self._snapshot_after,
-                    ranks=self._ranks,
-                )
-                self._shard = self._session.shard
-            else:
-                self._shard = Shard(
-                    self._objects,
-                    state,
-                    self._timeouts,
-                    self._apply,
-                    self.events,
-                    give_up_s=self._options.give_up_s,
-                    index=self._ranks.index,
-                    ranks=self.ranks,
+                    self._shard, self._name, self._options, snapshot_after=self._snapshot_after
                 )
         except BaseException:
             self.leave()
             raise
 
-    def _new_process(self) -> str:
-        if not self._ranks.is_first:
-            return ""
-        until_s = time.monotonic() + self._options.give_up_s
-        return self._wait(self._objects.new_process(self.identity, until_s))
-
-    def _check_description(self) -> None:
+    def _introduced(self) -> str:
+        """Compare this rank with the run; returns the name of the worker's process, if first."""
         until_s = time.monotonic() + self._options.give_up_s
         ending = f".{self._ranks.index}" if self._ranks.index else ""
-        objects, by = self._objects, secrets.token_hex(8)
-        self._wait(objects.check_description(self._description, by, until_s, shard=ending))
-
-    def _agreed(self, work: Callable[[], T]) -> T:
-        """What `work` returns on the first rank of this worker, or raises on any of them."""
-        outcome: T | ThinwireError
-        try:
-            outcome = work()
-        except ThinwireError as raised:
-            outcome = raised
-        outcomes = self._ranks.gather(outcome)
-        results = [each for each in outcomes if not isinstance(each, ThinwireError)]
-        for each in outcomes:
-            if isinstance(each, ThinwireError):
-                raise each
-        return results[0]
+        objects, thread, by = self._objects, self._thread, secrets.token_hex(8)
+        assert thread is not None
+        checking = objects.check_description(self._description, by, until_s, shard=ending)
+        thread.result(checking, self._asked_to_leave)
+        if not self._ranks.is_first:
+            return ""
+        return thread.result(objects.new_process(self.identity, until_s), self._asked_to_leave)
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Have waits for the others and for the store end with `RunStopped` once asked.
@@ -374,15 +348,18 @@ class Elastic(Transport, Membership):
 
     def _pumped(self, work: Coroutine[Any, Any, Go | Over]) -> Generator[Answer, None, Go | Over]:
         """Hand what is to be applied to the loop, until `work` is done."""
+        from thinwire.elastic.loop_thread import LOOK_S, stopped
+
         assert self._thread is not None
         answers = self._answers = queue.SimpleQueue()  # there before the first answer is
         running = self._thread.start(work)
         running.add_done_callback(lambda _: answers.put(None))
         while True:
             try:
-                pending = answers.get(timeout=_LOOK_S)
+                pending = answers.get(timeout=LOOK_S)
             except queue.Empty:
-                self._check_asked_to_leave(running)
+                if self._asked_to_leave():
+                    raise stopped(running) from None
                 continue
             if pending is None:
                 return running.result()
@@ -402,27 +379,6 @@ class Elastic(Transport, Membership):
         self._answers.put((answer, applied))
         await asyncio.wrap_future(applied)
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, which may ask a store that does not answer.
-
-        Raises:
-            RunStopped: this worker is asked to stop meanwhile.
-        """
-        assert self._thread is not None
-        running = self._thread.start(work)
-        while not concurrent.futures.wait([running], timeout=_LOOK_S).done:
-            self._check_asked_to_leave(running)
-        return running.result()
-
-    def _check_asked_to_leave(self, running: concurrent.futures.Future[Any]) -> None:
-        if self._asked_to_leave():
-            running.cancel()
-            raise RunStopped(
-                "wait for the others",
-                because="this worker was asked to stop",
-                do="start it again to take part",
-            )
-
     def member(self, rank: int) -> str:
         """The identity of worker `rank` of the round."""
         return identity_of(self._names[rank])
@@ -441,22 +397,18 @@ class Elastic(Transport, Membership):
     def report(self, metrics: WorkerMetrics) -> None:
         """Have the others know it, once this worker has joined."""
         if self._session is not None:
-            self._session.report(metrics)
+            self._session.metrics = metrics
 
     def leave(self) -> None:
         """Leave the run."""
-        session, self._session = self._session, None
-        shard, self._shard = self._shard, None
-        thread, self._thread = self._thread, None
+        leaving, thread = self._session or self._shard, self._thread
+        self._session = self._shard = self._thread = None
         if thread is None:
             return
         try:
-            leaving = session or shard
             if leaving is not None:
-                work = thread.start(leaving.close())
-                while not concurrent.futures.wait([work], timeout=_LOOK_S).done:
-                    if self._asked_to_leave():
-                        break
+                with suppress(RunStopped):
+                    thread.result(leaving.close(), self._asked_to_leave)
         finally:
             thread.close()
 

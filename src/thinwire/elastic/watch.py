@@ -13,7 +13,7 @@ from urllib.request import url2pathname
 from thinwire.elastic.place import check_run_name, check_store
 from thinwire.elastic.roll import View, WorkerReport, latest_calls
 from thinwire.elastic.run_objects import RunObjects
-from thinwire.errors import ConfigurationError, MismatchError
+from thinwire.errors import ConfigurationError
 from thinwire.security.token import Token
 from thinwire.transport.object_store import ObjectStore, now_s, together
 
@@ -76,15 +76,7 @@ class BucketWatch:
         self._number = await objects.newest_roll(self._number, until_s)
         roll, roll_age_s = None, None
         if self._number:
-            try:
-                roll = await objects.roll(self._number, until_s)
-            except MismatchError as error:
-                raise MismatchError(
-                    f"show run {self._run!r} in {self._url}",
-                    because=error.because,
-                    do="set THINWIRE_TOKEN to the token of the run, or unset it if the run has "
-                    "none; take the thinwire version of the workers",
-                ) from error
+            roll = await objects.roll(self._number, until_s)
             stamp = await objects.store.stamp(objects.roll_key(self._number), until_s)
             # Clocks may differ.
             roll_age_s = None if stamp is None else max(0.0, time.time() - stamp[1])

@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import datetime
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -33,7 +33,7 @@ class WorkerRanks:
         is_first: whether this rank speaks for the worker.
 
     >>> ranks = WorkerRanks()
-    >>> ranks.gather("a"), ranks.broadcast("b")
+    >>> ranks.gather("a"), ranks.agreed(lambda: "b")
     (['a'], 'b')
     """
 
@@ -74,17 +74,21 @@ class WorkerRanks:
             ) from error
         return found
 
-    def broadcast(self, value: T | None = None) -> T:
-        """The first rank's value, on every rank.
-
-        Args:
-            value: of the first rank; the others have none.
-        """
-        first: Any = self.gather(value)[0]
-        return first
+    def agreed(self, work: Callable[[], T]) -> T:
+        """What `work` returns on this rank; raises what it raised on any of them."""
+        results: list[T] = []
+        raised: ThinwireError | None = None
+        try:
+            results.append(work())
+        except ThinwireError as error:
+            raised = error
+        _raise_any(self.gather(raised))
+        return results[0]
 
     async def gather_async(self, value: T) -> list[T]:
         """`gather`, on an event loop."""
+        if self.size == 1:
+            return [value]
         loop, future = asyncio.get_running_loop(), concurrent.futures.Future[list[T]]()
 
         def work() -> None:
@@ -113,8 +117,6 @@ async def on_all_ranks(ranks: WorkerRanks, target: object, command: str, *args: 
     Raises:
         ThinwireError: what it raised on any of them.
     """
-    if ranks.size == 1:
-        return [await getattr(target, command)(*args)]
     await ranks.gather_async((command, args))
     return await _outcomes(ranks, target, command, args)
 
@@ -138,8 +140,7 @@ async def follow(ranks: WorkerRanks, target: object) -> Any:
 
 async def end_following(ranks: WorkerRanks, outcome: object) -> None:
     """Have the other ranks return `outcome` from `follow`, or raise it; the first rank's."""
-    if ranks.size > 1:
-        await ranks.gather_async(outcome)
+    await ranks.gather_async(outcome)
 
 
 async def _outcomes(
@@ -150,10 +151,15 @@ async def _outcomes(
     except ThinwireError as error:
         mine = error
     found = await ranks.gather_async(mine)
-    for each in found:
-        if isinstance(each, ThinwireError):
-            raise each
+    _raise_any(found)
     return found
+
+
+def _raise_any(outcomes: Sequence[object]) -> None:
+    """Raise the first error: what ends the worker comes before what only discards the round."""
+    errors = [each for each in outcomes if isinstance(each, ThinwireError)]
+    for error in sorted(errors, key=lambda each: isinstance(each, RoundDiscarded)):
+        raise error
 
 
 class AgreedRound(Round[T]):
@@ -169,18 +175,7 @@ class AgreedRound(Round[T]):
 
     def wait(self) -> T:
         """What the exchange returned; raises what stopped that of any rank."""
-        result: list[T] = []
-        error: ThinwireError | None = None
-        try:
-            result.append(self._inner.wait())
-        except ThinwireError as raised:
-            error = raised
-        found = [each for each in self._ranks.gather(error) if each is not None]
-        # What ends the worker comes before what only discards the round.
-        found.sort(key=lambda each: isinstance(each, RoundDiscarded))
-        if found:
-            raise found[0] from error
-        return result[0]
+        return self._ranks.agreed(self._inner.wait)
 
     def arrived_s(self) -> float | None:
         """When everything had arrived at this rank."""
