@@ -69,20 +69,43 @@ def methods() -> list[str]:
     return [*presets.names(), "async_diloco"]
 
 
-def test_every_method_has_a_page() -> None:
-    assert {page.stem for page in METHODS.glob("*.md")} == {*methods(), "index"}
+def sections() -> dict[str, str]:
+    """The section of each method, by the preset whose settings it shows."""
+    found: dict[str, str] = {}
+    for page in sorted(METHODS.glob("*.md")):
+        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            for name in re.findall(r"^<!-- settings: (\w+) -->$", section, re.MULTILINE):
+                assert name not in found, f"{name} has two sections"
+                found[name] = section
+    return found
+
+
+def docstring_of(name: str) -> str:
+    return inspect.getdoc(getattr(presets, name)) or ""
+
+
+def test_every_method_has_a_section_and_a_row_in_the_index() -> None:
+    assert set(sections()) == set(methods())
+    index = (METHODS / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\|[^|]+\| `(\w+)` \|", index, re.MULTILINE)) == set(methods())
 
 
 @pytest.mark.parametrize("name", methods())
-def test_equations_and_papers_of_a_method_are_those_of_its_preset(name: str) -> None:
-    page = (METHODS / f"{name}.md").read_text(encoding="utf-8")
-    assert f"<!-- settings: {name} -->" in page
-    assert f"<!-- sources: {name} -->" in page
-    docstring = inspect.getdoc(getattr(presets, name)) or ""
-    words = " ".join(docstring.split())
-    for block in re.findall(r"```text\n(.*?)\n```", page, re.DOTALL):
+def test_equations_of_a_method_are_those_of_its_preset(name: str) -> None:
+    section, words = sections()[name], " ".join(docstring_of(name).split())
+    assert f"<!-- sources: {name} -->" in section
+    for block in re.findall(r"```text\n(.*?)\n```", section, re.DOTALL):
         assert [x for x in block.splitlines() if " ".join(x.split()) not in words] == []
-    cited = re.findall(r"eprint = \{(\S+)\}", page)
-    assert len(re.findall(r"  author = \{\S", page)) == len(cited)
-    assert bool(cited) == ("Source:" in docstring or "Settings:" in docstring)
-    assert [number for number in cited if number not in docstring] == []
+
+
+def test_a_page_of_methods_cites_the_papers_of_its_presets_and_each_once() -> None:
+    everywhere: list[str] = []
+    for page in sorted(METHODS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        docstrings = [docstring_of(name) for name in re.findall(r"<!-- settings: (\w+) -->", text)]
+        cited = re.findall(r"eprint = \{(\S+)\}", text)
+        assert len(re.findall(r"  author = \{\S", text)) == len(cited)
+        assert bool(cited) == any("Source:" in d or "Settings:" in d for d in docstrings), page
+        assert [number for number in cited if not any(number in d for d in docstrings)] == []
+        everywhere += cited
+    assert len(everywhere) == len(set(everywhere)) == 8
