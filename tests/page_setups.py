@@ -35,13 +35,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 8
 
 # Pages that are not run here, and what runs them.
-EXAMPLE = "parts of an example, which test_examples.py runs"
-RUN_BY_OTHERS = {
-    "docs/tutorials/fsdp2-nodes.md": "test_snippets.py starts it on two nodes of two ranks",
-    **{f"docs/tutorials/{name}.md": EXAMPLE for name in ("hugging-face", "own-loop")},
-    "docs/tutorials/own-codec.md": "test_snippets.py runs it by pytest",
-    "docs/tutorials/own-outer-optimizer.md": "test_snippets.py runs it by pytest",
-}
+RUN_BY_OTHERS = {"docs/tutorials/own-parts.md": "test_snippets.py runs it by pytest"}
 
 Names = dict[str, Any]
 
@@ -53,6 +47,7 @@ class Setup:
     names: Callable[[Path], AbstractContextManager[Names]]
     instead: Mapping[str, str] = field(default_factory=dict)  # of text of the page
     renew: Callable[[Names], object] = lambda names: None  # called before each block
+    first: int = 0  # earlier blocks are files that are started by themselves
     ranks: int = 1
     is_slow: bool = False
     needs: tuple[str, ...] = ()  # modules without which the page is passed over
@@ -216,7 +211,9 @@ SETUPS = {
     "docs/how-to/asynchronous.md": Setup(
         names=asynchronous, check=lambda names: names["server"].stats.arrivals == 1
     ),
-    "docs/how-to/own-loop.md": Setup(names=one_rank, check=has_trained),
+    "docs/how-to/own-loop.md": Setup(
+        names=one_rank, renew=lambda names: names.update(common()), check=has_trained
+    ),
     "docs/how-to/trainers.md": Setup(
         names=trainers,
         renew=another_llama,
@@ -226,12 +223,17 @@ SETUPS = {
     ),
     **{
         f"docs/how-to/{name}.md": Setup(names=plain)
-        for name in ("compose-a-method", "streaming", "without-all-reduce")
+        for name in ("choose-a-method", "compose-a-method")
     },
     "docs/how-to/workers-of-several-ranks.md": Setup(
-        names=mesh, instead={'"cuda"': '"cpu"'}, ranks=4, is_slow=True, check=trains_shards
+        names=mesh,
+        instead={'"cuda"': '"cpu"'},
+        first=1,
+        ranks=4,
+        is_slow=True,
+        check=trains_shards,
     ),
-    "docs/registry.md": Setup(names=one_rank, check=has_trained),
+    "PYPI.md": Setup(names=one_rank, check=has_trained),
     "docs/security.md": Setup(names=one_rank),
     "docs/watching.md": Setup(names=watched),
 }
@@ -245,7 +247,8 @@ def run_page(page: str, folder: Path, *, blocks: list[str] | None = None) -> Non
     """Run the page's blocks, or `blocks`; an error says which one it comes from."""
     setup = SETUPS[page]
     with setup.names(folder) as names:
-        for number, block in enumerate(blocks_of(page) if blocks is None else blocks):
+        found = blocks_of(page)[setup.first :] if blocks is None else blocks
+        for number, block in enumerate(found, setup.first):
             for text, here in setup.instead.items():
                 block = block.replace(text, here)
             setup.renew(names)

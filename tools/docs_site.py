@@ -42,7 +42,6 @@ PROJECT_PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "SECURITY.md": "vulnerabilities.md",  # security.md is a page of docs/
 }
-OFF_SITE = {"docs/registry.md"}  # what a package index shows
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -66,7 +65,7 @@ def stage() -> None:
     shutil.rmtree(STAGE, ignore_errors=True)
     outside: set[str] = set()
     pages = [p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*") if p.is_file()]
-    for path in [*(p for p in pages if p not in OFF_SITE), *PROJECT_PAGES]:
+    for path in [*pages, *PROJECT_PAGES]:
         file = ROOT / path
         target = STAGE / place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +267,7 @@ def pages_out_of_navigation() -> set[str]:
     named = set(re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE))
     docs = ROOT / "docs"
     pages = [p.relative_to(ROOT).as_posix() for k in ("md", "ipynb") for p in docs.rglob(f"*.{k}")]
-    return {place_of(path) for path in [*pages, *PROJECT_PAGES] if path not in OFF_SITE} - named
+    return {place_of(path) for path in [*pages, *PROJECT_PAGES]} - named
 
 
 def build() -> list[str]:

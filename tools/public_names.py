@@ -118,7 +118,7 @@ def main() -> int:
     old = json.loads(FILE.read_text()) if FILE.exists() else {}
     gone = list(removed_without_warning(old, new, (ROOT / "CHANGELOG.md").read_text()))
     for name in gone:
-        print(f"{name} is gone, and was not deprecated: docs/compatibility.md")
+        print(f"{name} is gone, and was not deprecated: docs/guarantees.md#deprecation")
     if not gone:
         FILE.write_text(json.dumps(new, indent=1) + "\n")
     return 1 if gone else 0

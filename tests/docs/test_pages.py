@@ -58,7 +58,7 @@ def test_dead_files_and_headings_are_found(tmp_path) -> None:
 
 def quoted(text: str) -> list[str]:
     """Messages in the first column of tables of what went wrong."""
-    tables = re.findall(r"^\| (?:message|what is said) \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    tables = re.findall(r"^\| message \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     cells = (row.split(" | ")[0] for table in tables for row in table.splitlines())
     return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 
@@ -88,12 +88,9 @@ def is_said(message: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("page", "least"), [("troubleshooting.md", 45), ("launching.md", 6), ("elastic.md", 7)]
-)
-def test_messages_that_a_page_quotes_are_still_said(page: str, least: int) -> None:
-    messages = quoted((ROOT / "docs" / page).read_text(encoding="utf-8"))
-    assert len(messages) >= least
+def test_messages_that_a_page_quotes_are_still_said() -> None:
+    messages = quoted((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    assert len(messages) >= 55
     of_the_system = {"Address already in use"}
     assert [m for m in messages if m not in of_the_system and not is_said(m)] == []
     assert not is_said("it is not so, by no means")
@@ -119,12 +116,8 @@ def test_pictures_of_concepts_are_current() -> None:
     assert {p.name for p in concept_pictures.FOLDER.iterdir()} == {p.name for p in drawn}
 
 
-@pytest.mark.parametrize(
-    ("page", "example"),
-    [("own-loop.md", "plain_pytorch.py"), ("hugging-face.md", "hugging_face_trainer.py")],
-)
-def test_a_tutorial_shows_the_example_as_it_is(page: str, example: str) -> None:
-    text = (ROOT / "docs" / "tutorials" / page).read_text()
-    found = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert found
-    assert [b for b in found if b not in (ROOT / "examples" / example).read_text()] == []
+def test_the_page_of_the_loop_shows_the_example_as_it_is() -> None:
+    text = (ROOT / "docs" / "how-to" / "own-loop.md").read_text()
+    shown = re.search(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert shown
+    assert shown[1] in (ROOT / "examples" / "plain_pytorch.py").read_text()

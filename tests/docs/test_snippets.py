@@ -132,9 +132,9 @@ def test_a_page_that_needs_servers_or_ranks_runs(page: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["own-codec.md", "own-outer-optimizer.md"])
-def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> None:
-    (script := tmp_path / "script.py").write_text("\n".join(blocks_of(f"docs/tutorials/{page}")))
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_extension_runs_and_keeps_its_contract(number: int, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(blocks_of("docs/tutorials/own-parts.md")[number])
     options = ["-p", "no:cacheprovider", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
     assert "rounds: 2" in output_of(start([sys.executable, str(script)]))
     tested = output_of(start([sys.executable, "-m", "pytest", *options, str(script)]))
@@ -144,7 +144,7 @@ def test_an_extension_runs_and_keeps_its_contract(page: str, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("\n".join(blocks_of("docs/tutorials/fsdp2-nodes.md")))
+    script.write_text(blocks_of("docs/how-to/workers-of-several-ranks.md")[0])
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     output = "".join(output_of(process) for process in start_two([*launch, str(script)]))
     found = re.findall(r"worker (\d) rank (\d): 4 rounds ([0-9a-f]{64})", output)
@@ -155,8 +155,8 @@ def test_nodes_of_two_ranks_end_with_equal_shards(tmp_path: Path) -> None:
 def test_a_block_that_cannot_run_is_named(tmp_path: Path) -> None:
     blocks = ["method = tw.presets.diloco()", "method.sync_evry"]
     with pytest.raises(AttributeError) as raised:
-        run_page("docs/how-to/streaming.md", tmp_path, blocks=blocks)
-    assert "streaming.md, block 1 of Python" in str(raised.traceback[-1].path)
+        run_page("docs/how-to/compose-a-method.md", tmp_path, blocks=blocks)
+    assert "compose-a-method.md, block 1 of Python" in str(raised.traceback[-1].path)
 
 
 @pytest.mark.parametrize(("snippet", "words"), SHELL)
