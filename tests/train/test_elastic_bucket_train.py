@@ -162,7 +162,7 @@ def test_a_run_that_is_over_gives_its_model_and_is_joined_by_nothing_else(
     assert not (tmp_path / "missing").exists()
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
     told = refused(capsys, ["status", *where])
-    assert "set THINWIRE_TOKEN to the token of the run" in told
+    assert "set THINWIRE_TOKEN to the run's" in told
     assert "THINWIRE_TOKEN" in refused(capsys, other)
     assert not (tmp_path / "other").exists()
 

@@ -191,5 +191,6 @@ def _unreadable(source: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"build model '{source}'",
         because=f"transformers says: {error}",
-        do="pass a built-in size, the config.json of a causal language model, or an org/name",
+        do="pass a built-in size, the config.json of a causal language model, or an org/name with "
+        "the network on",
     )
