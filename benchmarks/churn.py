@@ -2,7 +2,7 @@
 
 python benchmarks/churn.py OUT       resumable; about two minutes a pair of runs on two cores
 
-Four workers, each a process of `thinwire train --elastic`, that share a folder; model, data, batch
+Four workers, each a process of `thinwire join`, that share a folder; model, data, batch
 and 400 steps (40 rounds) of the laptop recipe. Undisturbed, all four stay. With churn, one is
 killed after rounds 4 and 22, and another with an empty folder is started at once, which is ready to
 take part some ten rounds later: every ten rounds somebody leaves or joins.
@@ -66,10 +66,10 @@ def one(out: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
 
 def run(folder: Path, method: str, seed: int, churn: bool) -> dict[str, Any]:
     with ExitStack() as opened:
-        place = (f"file://{folder.resolve()}/store", "--run-name", "churn")
+        address = f"file://{folder.resolve()}/store/churn"
 
         def start(name: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "thinwire", "train", "--elastic", *place]
+            command = [sys.executable, "-m", "thinwire", "join", address]
             command += ["--method", method, "--seed", str(seed), "--workers", str(WORKERS)]
             command += ["--threads", "1", "--identity", name, "--out", str(folder / name)]
             command += ["--min-workers", str(FEWEST), "--log-steps", "10"]

@@ -4,8 +4,8 @@ Needs: pip install -e '.[transformers]'
 
 Alone: python FILE. Two workers, in two terminals or on two machines (then with worker 0's address):
 
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 python FILE
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=1 python FILE
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE
 """
 
 import inspect

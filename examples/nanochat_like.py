@@ -5,8 +5,8 @@ Needs: pip install -e .
 Alone: python FILE [--no-compile]. Two workers, in two terminals or on two machines (then with
 worker 0's address; each has its own --checkpoint-dir, or its own machine):
 
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 python FILE
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=1 python FILE
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE
 
 Differs from nanochat: its MuonAdamW reduces gradients over torch.distributed's default group inside
 step(), which would average over every rank there is. thinwire's Muon reduces nothing.
@@ -35,7 +35,7 @@ parser.add_argument("--checkpoint-dir", type=Path)
 parser.add_argument("--no-compile", dest="compile", action="store_false")
 args = parser.parse_args()
 
-transport = tw.transport.default_transport()  # thinwire: who the others are
+transport = tw.connect()  # thinwire: who the others are
 worker = transport.rank
 folder = (args.checkpoint_dir or Path(tempfile.mkdtemp())) / f"worker{worker}"
 device = "cuda" if torch.cuda.is_available() else "cpu"

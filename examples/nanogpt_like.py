@@ -5,8 +5,8 @@ Needs: pip install -e .
 Alone: python FILE [FOLDER]. It goes on from FOLDER/worker0.pt if that is there. Two workers, in two
 terminals or on two machines (then with worker 0's address):
 
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 python FILE FOLDER
-THINWIRE_MEET=127.0.0.1:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=1 python FILE FOLDER
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=0" python FILE FOLDER
+THINWIRE_AT="tcp://127.0.0.1:29400?workers=2&worker=1" python FILE FOLDER
 """
 
 import inspect
@@ -25,7 +25,7 @@ steps, accumulation, batch_size, block = 30, 2, 8, 32
 device = "cuda" if torch.cuda.is_available() else "cpu"
 text = torch.frombuffer(bytearray(inspect.getsource(textwrap).encode()), dtype=torch.uint8).long()
 method = tw.presets.muloco(bits=2, sync_every=10, inner=tw.inner.Muon(lr=0.02, adamw_lr=0.005))
-transport = tw.transport.default_transport()  # thinwire: who the others are
+transport = tw.connect()  # thinwire: who the others are
 worker = transport.rank
 checkpoint = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / f"worker{worker}.pt"
 

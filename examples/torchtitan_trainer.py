@@ -4,7 +4,7 @@ Needs: pip install -e . torchtitan==0.3.0
 
 With this folder on PYTHONPATH, on the first node and on the second (there WORKER=1):
 
-THINWIRE_MEET=node0:29400 THINWIRE_WORKERS=2 THINWIRE_WORKER=0 torchrun --nproc-per-node 8 \
+THINWIRE_AT="tcp://node0:29400?workers=2&worker=0" torchrun --nproc-per-node 8 \
     -m torchtitan.train --module torchtitan_trainer --config debug --dump_folder outputs/worker0
 
 `debug` trains torchtitan's debug model on bytes. For a model of yours write a function like it, and
@@ -74,7 +74,7 @@ class OuterTrainer(Trainer):
         sync_every: int = 30
 
     def __init__(self, config: Config) -> None:
-        transport = tw.transport.Rendezvous.from_environment()
+        transport = tw.connect()
         data = PartOfData.Config(
             whole=config.dataloader, worker=transport.rank, workers=transport.world_size
         )

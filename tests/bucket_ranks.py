@@ -1,4 +1,4 @@
-"""What the workers of test_bucket.py do: `python bucket_ranks.py CASE`, with THINWIRE_BUCKET set.
+"""What the workers of test_bucket.py do: `python bucket_ranks.py CASE`, with THINWIRE_AT set.
 
 Each method's run has the name of the environment's and its number.
 """
@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.address import Address
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from toy import Team, adamw, build_model, descend, flush, loss
@@ -41,17 +43,17 @@ def in_one_process(workers: int) -> list[list[str]]:
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    worker, workers = (int(os.environ[f"THINWIRE_{n}"]) for n in ("WORKER", "WORKERS"))
+    worker, workers = (int(os.environ[n]) for n in ("WORKER", "WORKERS"))
     descend(loss(model, step, worker, workers=workers), optimizer)
 
 
 def train() -> None:
-    run, told = os.environ["THINWIRE_RUN"], []
+    told, at = [], Address.read(os.environ["THINWIRE_AT"])
     for number, method in enumerate(METHODS):
-        os.environ["THINWIRE_RUN"] = f"{run}-{number}"
         model = build_model()
         optimizer = adamw(model)
-        outer = tw.OuterLoop(model, optimizer, method)
+        own = str(replace(at, run=f"{at.run}-{number}"))
+        outer = tw.OuterLoop(model, optimizer, method, connect=own)
         for step in range(STEPS):
             one_step(model, optimizer, step)
             outer.step()
@@ -75,11 +77,12 @@ def train_with_checkpoints() -> None:
     file, kill_at = os.environ["CHECKPOINT"], int(os.environ.get("KILL_AT", -1))
     model = build_model()
     optimizer = adamw(model)
+    at = Address.read(os.environ["THINWIRE_AT"])
     transport = Elastic(
-        os.environ["THINWIRE_BUCKET"],
-        worker=int(os.environ["THINWIRE_WORKER"]),
-        workers=int(os.environ["THINWIRE_WORKERS"]),
-        run=os.environ["THINWIRE_RUN"],
+        at.place,
+        worker=at.worker,
+        workers=at.workers,
+        run=at.run,
         keep=int(os.environ.get("KEEP", 4)),
         options=ElasticOptions(timeout_s=float(os.environ.get("TIMEOUT_S", 60))),
     )

@@ -70,8 +70,10 @@ def run_ranks(
 def fork_worker(
     script: str, case: str, worker: int, workers: int, *, ranks: int = 1, **environment: str
 ) -> list[Forked]:
-    """Start the ranks of one worker of several, which the environment says where to meet."""
-    own = {"THINWIRE_WORKER": str(worker), "THINWIRE_WORKERS": str(workers), **environment}
+    """Start the ranks of one worker of several, which meet at THINWIRE_AT, less its numbers."""
+    own = {"WORKER": str(worker), "WORKERS": str(workers), **environment}
+    if at := environment.get("THINWIRE_AT"):
+        own["THINWIRE_AT"] = f"{at}?workers={workers}&worker={worker}"
     return fork_ranks(ranks, str(HERE / script), case, **own)
 
 
@@ -99,8 +101,8 @@ def start(command: list[str], **environment: str) -> subprocess.Popen:
 
 def start_two(command: list[str]) -> list[subprocess.Popen]:
     """Start a command as two workers that meet at a port of this machine."""
-    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-    return [start(command, **meeting, THINWIRE_WORKER=str(worker)) for worker in range(2)]
+    at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
+    return [start(command, THINWIRE_AT=f"{at}{worker}") for worker in range(2)]
 
 
 def output_of(process: subprocess.Popen) -> str:

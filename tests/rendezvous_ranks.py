@@ -14,8 +14,8 @@ from torch import nn
 import thinwire as tw
 from toy import adamw, build_model, descend, loss
 
-WORKERS = int(os.environ.get("THINWIRE_WORKERS", "1"))
-WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
+WORKERS = int(os.environ.get("WORKERS", "1"))
+WORKER = int(os.environ.get("WORKER", "0"))
 
 
 # For each rendezvous of a case that has several; 0 where workers meet elsewhere.
@@ -30,6 +30,10 @@ METHODS = {
     ),
     "pairs": tw.presets.noloco(sync_every=3),
 }
+
+
+def at(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}?workers={WORKERS}&worker={WORKER}"
 
 
 def steps(
@@ -74,7 +78,7 @@ def train_ddp(*, divided: bool = True) -> None:
     told = {}
     for name, port in zip(METHODS, PORTS, strict=False):
         if port:
-            os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
+            os.environ["THINWIRE_AT"] = at(port)
         model = DistributedDataParallel(build_model())
         outer = steps(model, dist.get_rank(), ranks, name, group)
         stats = outer.stats
@@ -99,7 +103,7 @@ def differ() -> None:
     sharded, told = build_model(), []
     fully_shard(sharded)
     for model, port in zip((sharded, build_model(dist.get_rank())), PORTS, strict=False):
-        os.environ["THINWIRE_MEET"] = f"127.0.0.1:{port}"
+        os.environ["THINWIRE_AT"] = at(port)
         try:
             tw.OuterLoop(model, [], METHODS["diloco"], ddp_group=dist.group.WORLD)
         except tw.MismatchError as error:

@@ -27,7 +27,7 @@ class Rows(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         config = self._config
         batches = self._data.training.batches(
-            worker=int(os.environ["THINWIRE_WORKER"]),
+            worker=int(os.environ["WORKER"]),
             workers=config.workers,
             global_batch=config.global_batch,
             seed=config.seed,
@@ -96,5 +96,5 @@ if __name__ == "__main__":
     file, out = os.environ["CONFIG"], os.environ["OUT"]
     losses, outer = LIBRARIES[sys.argv[1]](pickle.loads(Path(file).read_bytes()), Path(out))
     anchor = {name.removeprefix("net."): value for name, value in outer.anchor().items()}
-    torch.save(anchor, Path(out) / f"anchor{os.environ['THINWIRE_WORKER']}.pt")
+    torch.save(anchor, Path(out) / f"anchor{os.environ['WORKER']}.pt")
     print(json.dumps({"losses": losses, "digest": outer.digest()}), flush=True)

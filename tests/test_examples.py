@@ -113,9 +113,7 @@ def test_torchtitan_resumes_bit_for_bit(tmp_path: Path) -> None:
             launch += ["--module", TITAN.stem, "--config", "debug"]
             launch += ["--dump_folder", str(tmp_path / folder / str(worker))]
             environment = {
-                "THINWIRE_MEET": f"127.0.0.1:{port}",
-                "THINWIRE_WORKERS": "2",
-                "THINWIRE_WORKER": str(worker),
+                "THINWIRE_AT": f"tcp://127.0.0.1:{port}?workers=2&worker={worker}",
                 "PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path]),
             }
             team.append(start(launch, **environment))

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from processes import free_port
+from thinwire.address import Address
 
 FOLDER = Path(__file__).parent.parent / "examples" / "launch"
-VARIABLES = {"THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"}
+VARIABLES = {"THINWIRE_AT"}
 
 
 @pytest.mark.parametrize("recipe", sorted(FOLDER.iterdir()), ids=lambda p: p.name)
@@ -30,11 +31,10 @@ def test_pods_find_worker_0_by_its_name_and_know_their_numbers() -> None:
     (container,) = spec["template"]["spec"]["containers"]
     (command,) = container["args"]
     port = service["spec"]["ports"][0]["port"]
-    assert f"THINWIRE_MEET={name}-0.{spec['serviceName']}:{port} " in command
-    assert f"THINWIRE_WORKERS={spec['replicas']} " in command
-    number = command[command.index("THINWIRE_WORKER=$") :].split()[0]
-    shell = f"HOSTNAME={name}-1; {number}; echo $THINWIRE_WORKER"
-    assert subprocess.check_output(["bash", "-c", shell], text=True) == "1\n"
+    setting = command.split()[0]
+    shell = f"HOSTNAME={name}-1; {setting}; echo $THINWIRE_AT"
+    at = Address.read(subprocess.check_output(["bash", "-c", shell], text=True))
+    assert at == Address(f"{name}-0.{spec['serviceName']}:{port}", "", spec["replicas"], 1)
 
 
 def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Pat
     (bin_ / "ssh").write_text('#!/usr/bin/env bash\nshift 2\nexport NODE="$1"\nbash -c "$2"\n')
     (bin_ / "torchrun").write_text(
         "#!/usr/bin/env bash\n"
-        'echo "$NODE $THINWIRE_MEET $THINWIRE_WORKER of $THINWIRE_WORKERS: $*"\n'
+        'echo "$NODE $THINWIRE_AT: $*"\n'
         'if [[ $NODE == "$FAILS" ]]; then exit 7; fi\n'
         'if [[ -n "$FAILS" ]]; then exec sleep 1 > /dev/null 2>&1; fi\n'
     )
@@ -61,7 +61,7 @@ def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Pat
             env=os.environ
             | {
                 "PATH": f"{bin_}:{os.environ['PATH']}",
-                "THINWIRE_MEET": f"127.0.0.1:{port}",
+                "MEET": f"127.0.0.1:{port}",
                 "GPUS": "2",
                 "FAILS": fails,
             },
@@ -70,7 +70,7 @@ def test_ssh_starts_workers_of_two_ranks_and_ends_all_if_one_fails(tmp_path: Pat
     done = launch("")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        f"[{node}] {node} 127.0.0.1:{port} {number} of 2: "
+        f"[{node}] {node} tcp://127.0.0.1:{port}?workers=2&worker={number}: "
         "--standalone --nproc-per-node 2 train.py --steps 3"
         for number, node in enumerate("ab")
     ]

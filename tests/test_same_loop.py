@@ -36,8 +36,8 @@ def test_it_is_the_loop_of_thinwire_train(tiny, library: str, method: str, tmp_p
     file = tmp_path / "config.pickle"
     file.write_bytes(pickle.dumps(config))
     (out := tmp_path / "out").mkdir()
-    meet = f"127.0.0.1:{free_port()}"
-    where = {"THINWIRE_MEET": meet, "CONFIG": str(file), "OUT": str(out)}
+    meet = f"tcp://127.0.0.1:{free_port()}"
+    where = {"THINWIRE_AT": meet, "CONFIG": str(file), "OUT": str(out)}
     said = []
     for process in run_workers("same_loop.py", library, 2, **where):
         assert process.returncode == 0, process.stderr

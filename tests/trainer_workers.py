@@ -33,7 +33,7 @@ METHODS = {
     "streaming": lambda: tw.presets.streaming_diloco(sync_every=6, layers=2, tau=2),
     "sparse": lambda: tw.presets.sparse_muloco(sync_every=4, density=1 / 32),
 }
-WORKER = int(os.environ.get("THINWIRE_WORKER", "0"))
+WORKER = int(os.environ.get("WORKER", "0"))
 ELASTIC_STEPS, H, BATCH, ACCUMULATED, RATE = 60, 5, 2, 2, 0.002
 
 
@@ -256,11 +256,11 @@ LIBRARIES = {
 
 def run_team(library: str, method: str, mode: str, out: Path, *, ranks: int = 1) -> list[dict]:
     """What each rank of the two workers prints at the end; nothing where they were killed."""
-    meeting = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}", "THINWIRE_WORKERS": "2"}
-    environment = os.environ | meeting | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    at = f"tcp://127.0.0.1:{free_port()}?workers=2&worker="
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     team = []
     for worker in range(2):
-        own = environment | {"THINWIRE_WORKER": str(worker)}
+        own = environment | {"WORKER": str(worker), "THINWIRE_AT": f"{at}{worker}"}
         port = free_port()
         for rank in range(ranks):
             joined = rank_environment(rank, ranks, port) if ranks > 1 else {}

@@ -133,23 +133,27 @@ def flags(config: TrainConfig, out: Path) -> list[str]:
 
 
 class Team:
-    """Processes of `thinwire train` in one run, by the names of their folders.
+    """Processes of `thinwire join` in one run, by the names of their folders.
 
     Args:
         folder: of the workers' folders.
         config: what they train, as `flags` has it.
-        place: the flags that say where they meet.
+        address: of the run.
+        more: flags of all.
         environment: more of it.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, *place: str, **environment: str) -> None:
-        self.folder, self.config, self.place = folder, config, place
+    def __init__(
+        self, folder: Path, config: TrainConfig, address: str, *more: str, **environment: str
+    ) -> None:
+        self.folder, self.config, self.address, self.more = folder, config, address, more
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
         self.workers: dict[str, Forked] = {}
 
-    def start(self, name: str, *more: str) -> Forked:
-        given = [*flags(self.config, self.folder / name), *self.place, "--run-name", "r", *more]
-        self.workers[name] = Forked(("-m", "thinwire", "train", *given), self.environment)
+    def start(self, name: str, *more: str, worker: int | None = None) -> Forked:
+        at = self.address if worker is None else f"{self.address}?workers=2&worker={worker}"
+        given = [at, *flags(self.config, self.folder / name), *self.more, *more]
+        self.workers[name] = Forked(("-m", "thinwire", "join", *given), self.environment)
         return self.workers[name]
 
     def until(self, reached: Callable[[], bool]) -> None:

@@ -9,13 +9,13 @@ while [[ $# -gt 0 && $1 != -- ]]; do nodes+=("$1"); shift; done
 if [[ ${#nodes[@]} -eq 0 || $# -lt 2 ]]; then echo "$usage" >&2; exit 2; fi
 shift
 # Worker 0's address as the others reach it; open this port, and those that the system chooses.
-meet="${THINWIRE_MEET:-${nodes[0]}:29400}"
+meet="${MEET:-${nodes[0]}:29400}"
 gpus="${GPUS:-8}"
 
 started=()
 for worker in "${!nodes[@]}"; do
   ssh -o BatchMode=yes "${nodes[$worker]}" \
-    "cd '$PWD' && THINWIRE_MEET='$meet' THINWIRE_WORKERS=${#nodes[@]} THINWIRE_WORKER=$worker \
+    "cd '$PWD' && THINWIRE_AT='tcp://$meet?workers=${#nodes[@]}&worker=$worker' \
      torchrun --standalone --nproc-per-node $gpus $*" > >(sed "s/^/[${nodes[$worker]}] /") 2>&1 &
   started+=($!)
 done

@@ -1,6 +1,7 @@
 """The public names of `thinwire`, which loads this module when the first of them is asked for."""
 
 from thinwire import codecs, inner, optim, outer, presets, transport
+from thinwire.address import connect
 from thinwire.aggregate import (
     ClipNorms,
     DropOutliers,
@@ -79,6 +80,7 @@ __all__ = [
     "Whole",
     "__version__",
     "codecs",
+    "connect",
     "digest",
     "inner",
     "optim",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from thinwire.address import connect as connect_to
 from thinwire.codecs.kernels import kernel_backend
 from thinwire.contributions import ContributionLog
-from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded
+from thinwire.errors import CheckpointError, ConfigurationError, RoundDiscarded, check
 from thinwire.exchange import RoundResult
 from thinwire.following import OptimizerHooks
 from thinwire.fragment_builder import FragmentBuilder
@@ -44,7 +45,7 @@ from thinwire.no_compile import no_compile, prepare_no_compile
 from thinwire.outer_parameters import OuterParameters
 from thinwire.stats import Stats
 from thinwire.storage import choose_storage
-from thinwire.transport import Metered, ReplicatedRanks, RoundTag, Transport, default_transport
+from thinwire.transport import Metered, ReplicatedRanks, RoundTag, Transport
 from thinwire.version import __version__
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ class OuterLoop:
         model: the worker's model; all workers start from the same weights.
         optimizer: what steps it, or a list of optimizers, stepped in that order.
         method: the description of what happens.
-        transport: the connection; default `tw.transport.default_transport()`.
+        connect: address of the run, as `tw.connect` takes it; default the environment variable
+            THINWIRE_AT, and without one the ranks of the default process group, or this process
+            alone.
+        transport: a connection in place of an address.
         membership: who takes part in which round; default the transport if it decides that, too
             (`Elastic` does), else the same workers to the end.
         outer_device: where anchors, outer optimizer and feedback rest between rounds: None is the
@@ -95,6 +99,7 @@ class OuterLoop:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         method: Method,
         *,
+        connect: str | None = None,
         transport: Transport | None = None,
         membership: Membership | None = None,
         outer_device: torch.device | str | None = None,
@@ -106,7 +111,13 @@ class OuterLoop:
         prepare_no_compile()
         self.method = method
         self._live = LiveWeights(model, optimizers)
-        transport = default_transport() if transport is None else transport
+        check(
+            connect is None or transport is None,
+            "connect the workers",
+            because="both connect and transport are given",
+            do="leave one of them out",
+        )
+        transport = connect_to(connect) if transport is None else transport
         if membership is None:
             # An elastic transport decides by itself who takes part.
             membership = transport if isinstance(transport, Membership) else FixedMembership()

@@ -1,4 +1,4 @@
-"""`thinwire serve` and `thinwire work`: an asynchronous run of a language model by processes."""
+"""`thinwire serve` and `thinwire join --asynchronous`: an asynchronous run by processes."""
 
 import json
 import os
@@ -30,10 +30,10 @@ class Team:
     """Server and workers of one run over a folder."""
 
     def __init__(self, folder: Path, model: str, corpus: Path, *more: str, workers: int) -> None:
-        self.store, self.out, self.folder = f"file://{folder}/store", folder / "out", folder
-        self.where = (self.store, "--run-name", "a")
+        self.at, self.out, self.folder = f"file://{folder}/store/a", folder / "out", folder
+        self.workers = workers
         self.flags = (
-            *("--workers", str(workers), "--steps", "12", "--sync-every", "3"),
+            *("--steps", "12", "--sync-every", "3"),
             *("--model", model, "--corpus", str(corpus), "--sequence-length", "16"),
             *("--global-batch", "4", "--device", "cpu", "--threads", "1"),
             *("--log-steps", "2", "--evaluate-steps", "6", *more),
@@ -52,11 +52,13 @@ class Team:
         return self.started[-1]
 
     def serve(self) -> Forked:
-        return self.start("serve", *self.where, "--out", str(self.out), *self.flags)
+        own = ("--workers", str(self.workers), "--out", str(self.out))
+        return self.start("serve", self.at, *own, *self.flags)
 
     def work(self, number: int, *more: str) -> Forked:
-        own = ("--worker", str(number), "--out", str(self.folder / f"worker-{number}{more}"))
-        return self.start("work", *self.where, *own, *self.flags, *more)
+        at = f"{self.at}?workers={self.workers}&worker={number}"
+        own = ("--asynchronous", "--out", str(self.folder / f"worker-{number}{more}"))
+        return self.start("join", at, *own, *self.flags, *more)
 
     def step(self) -> int:
         file = self.out / "metrics.jsonl"
@@ -64,7 +66,7 @@ class Team:
         return json.loads(whole[-1])["step"] if whole else 0
 
     def status(self) -> dict:
-        told, errors = self.start("status", *self.where, "--json").communicate(timeout=60)
+        told, errors = self.start("status", self.at, "--json").communicate(timeout=60)
         assert told, errors
         return json.loads(told)
 
@@ -93,7 +95,7 @@ def test_a_run_is_served_shown_and_reported_and_another_one_is_refused(
         server = team.serve()
         others = [team.work(0, "--inner-lr", "0.1"), team.work(0, "--seed", "3"), team.work(7)]
         for other, why in zip(
-            others, ("inner.lr differs", "seed differs", "worker 7"), strict=True
+            others, ("inner.lr differs", "seed differs", "worker 7 is none of 2"), strict=True
         ):
             _, errors = other.communicate(timeout=60)
             assert other.returncode == 1
@@ -101,7 +103,7 @@ def test_a_run_is_served_shown_and_reported_and_another_one_is_refused(
         told, *of_workers = finished(server, team.work(0), team.work(1))
         assert all("the run is finished" in text for text in of_workers)
         status = team.status()
-        page = team.start("status", *team.where).communicate(timeout=60)[0]
+        page = team.start("status", team.at).communicate(timeout=60)[0]
         again = finished(team.serve())
     found, numbers = summary(team.out), records(team.out)
     assert f"validation loss {found['val_loss']:.4f} after 768 tokens" in told

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,9 +22,7 @@ RUN = """accumulate checkpoint-steps clip-norm compile corpus device evaluate-st
     inner-lr sequence-length steps sync-every threads timeout-s tokenizer warmup-steps worker-size
     workers """
 FLAGS = {
-    "train": RUN
-    + """method resume seed tensorboard trackio wandb
-        elastic identity min-workers patience token-file run-name worker""",
+    "train": RUN + "method resume seed tensorboard trackio wandb",
     "compare": RUN + "baseline bits density experiment jobs methods seeds tune",
     "plan": """accelerator accelerators-per-worker bandwidth decode-time down egress-price
         elastic encode-time from get-price json latency layers methods mfu model parameters
@@ -31,13 +30,11 @@ FLAGS = {
         traffic-price up worker-price workers""",
     "report": "out watch",
     "hub": "advertise bind folder token-file",
-    "status": "json metrics run-name token-file watch",
-    "doctor": "layers model parameters run-name step-time token-file workers",
-    "serve": RUN + "equal-steps grace-s lost-after-s method run-name seed token-file",
+    "status": "json metrics token-file watch",
+    "doctor": "layers model parameters step-time token-file workers",
+    "serve": RUN + "equal-steps grace-s lost-after-s method seed token-file",
 }
-FLAGS["join"] = FLAGS["train"]
-FLAGS["work"] = re.sub(r"\b(equal-steps|grace-s|lost-after-s) ", "", FLAGS["serve"])
-FLAGS["work"] += " worker give-up-s"
+FLAGS["join"] = FLAGS["train"] + " asynchronous identity min-workers patience token-file"
 NINES = "9" * 5000
 PLAN = ["plan", "--parameters", "1B", "--layers", "10", "--workers", "2", "--step-time", "1s"]
 PLAN += ["--bandwidth", "1Gbit/s"]
@@ -184,19 +181,17 @@ def test_compare_searches_rates(tmp_path, capsys) -> None:
         (["train", "--outer-lr", "1e308"], "lr=1e+308"),
         (["train", "--device", "meta"], "holds no numbers"),
         (["train", "--recipe", "raises.py:f"], "ZeroDivisionError: mine"),
-        (["status", f"node:{NINES}", "--run-name", "r"], "there is no lighthouse"),
-        (["status", "tape://here", "--run-name", "r"], "tape://here"),
-        (["join", "tape://here", "--run-name", "r", "--model", "250k"], "tape://here"),
-        *(([command, "memory://"], "without --run-name") for command in ("status", "join")),
-        *(([name, "127.0.0.1:1"], "no lighthouse") for name in ("join", "status", "doctor")),
-        (["train", "--elastic", "127.0.0.1:1"], "there is no lighthouse"),
-        (["join", "s3://a/b", "--elastic", "s3://a/c"], "leave --elastic out"),
+        (["status", f"node:{NINES}"], "pass tcp://HOST:PORT"),
+        (["join", f"tcp://node:{NINES}?workers=2&worker=0"], "not HOST:PORT"),
+        (["status", "tape://here/r"], "'tape' is no scheme"),
+        (["join", "tape://here/r", "--model", "250k"], "'tape' is no scheme"),
+        *(([each, "memory://"], "run is missing") for each in ("status", "join", "serve")),
+        *(([each, "127.0.0.1:1"], "tcp://HOST:PORT") for each in ("join", "status", "doctor")),
         (["lighthouse", "--bind", "127.0.0.1:0"], "thinwire hub"),
-        (["train", "--bucket", "s3://a/b", "--worker", "0"], "pass --elastic in its place"),
-        (["train", "--bucket=s3://a/b", "--worker", "0"], "pass --elastic in its place"),
-        (["status", "memory://", "--run-name", "r", "--token-file", "latin.txt"], "latin.txt"),
-        (["status", "memory://", "--run-name", "r", "--token-file", "empty.txt"], "0 characters"),
-        (["status", "memory://", "--run-name", "r", "--token-file", "."], "Is a directory"),
+        (["work", "s3://a/b"], "--asynchronous"),
+        (["status", "memory:///r", "--token-file", "latin.txt"], "latin.txt"),
+        (["status", "memory:///r", "--token-file", "empty.txt"], "0 characters"),
+        (["status", "memory:///r", "--token-file", "."], "Is a directory"),
         ([*PLAN, "--parameters", "1e308"], "parameters in 10 layers"),
         ([*PLAN, "--parameters", "1T", "--layers", "10k"], "product is at most"),
         ([*PLAN, "--workers", "1e9"], "workers=1000000000"),
@@ -252,8 +247,9 @@ def test_bad_input_is_one_clear_line_and_an_exit_status(
         (["train", "--precision", "fp8"], "invalid choice 'fp8'"),
         (["train", "diloco"], "Unrecognized options: diloco"),
         (["train", "--no-resume"], "Unrecognized options: --no-resume"),
-        (["work", "h:1"], "--worker INT"),
-        (["status"], "STORE"),
+        (["train", "--worker", "0"], "Unrecognized options: --worker, 0"),
+        (["train", "--identity", "a"], "Unrecognized options: --identity, a"),
+        *(([each], "ADDRESS") for each in ("status", "serve", "join")),
     ],
 )
 def test_what_tyro_cannot_read_ends_with_status_2(
@@ -268,6 +264,37 @@ def test_what_tyro_cannot_read_ends_with_status_2(
     assert f"thinwire {arguments[0]} --help" in error
 
 
+OLDER = {
+    "train --elastic memory:// --run-name r --seed 3": "join memory:///r --seed 3",
+    "train --elastic=s3://b/ --run-name=r --worker=1 --workers=2": "join s3://b/r?workers=2&worker=1",
+    "train --bucket s3://b --run-name r --workers 2 --worker 0": "join s3://b/r?workers=2&worker=0",
+    "train --workers 4 --elastic s3://b/a --run-name r": "join s3://b/a/r --workers 4",
+    "join s3://b --run-name r --identity oslo": "join s3://b/r --identity oslo",
+    "join hub://secret@h:1/r --run-name r": "join hub://TOKEN@h:1/r",
+    "work s3://b --run-name r --worker 1 --workers 2": "join s3://b/r?workers=2&worker=1 "
+    "--asynchronous",
+    "serve s3://b --run-name r --workers 2": "serve s3://b/r --workers 2",
+    "status s3://b --run-name r --json": "status s3://b/r --json",
+    "doctor s3://b --run-name r --workers 2": "doctor s3://b/r --workers 2",
+}
+
+
+@pytest.mark.parametrize("typed", OLDER)
+def test_the_spelling_of_version_0_2_is_read_and_the_new_one_shown(capsys, typed: str) -> None:
+    name, address, *more = OLDER[typed].split()
+    with mock.patch.object(COMMANDS[name], "main", autospec=True) as begun:
+        assert main(typed.split()) == 0
+    (command, _), _ = begun.call_args
+    assert command.at == address.replace("TOKEN", "secret")
+    assert getattr(command, "asynchronous", False) == ("--asynchronous" in more)
+    assert capsys.readouterr().err == f"from 0.3 on: thinwire {shlex.join(OLDER[typed].split())}\n"
+
+
+def test_flags_of_version_0_2_without_their_numbers_are_refused(capsys) -> None:
+    assert main(["train", "--elastic", "s3://b", "--run-name", "r", "--worker", "0"]) == 1
+    assert "because it has no workers; do: pass ?workers=K&worker=0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "goes_on"),
     [
@@ -275,7 +302,6 @@ def test_what_tyro_cannot_read_ends_with_status_2(
         (["join", "h:1"], "; to go on: the same thinwire join with --resume and --out FOLDER"),
         (["compare"], "; to go on: the same thinwire compare with --out FOLDER"),
         (["serve", "s3://b"], "; to go on: the same thinwire serve with --out FOLDER"),
-        (["work", "h:1", "--worker", "0"], "; to go on: the same thinwire work"),
         (["plan"], ""),
     ],
 )

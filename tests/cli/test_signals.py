@@ -41,8 +41,8 @@ def elastic(tiny, corpus, tmp_path) -> Iterator[tuple[Team, Callable[..., Progra
 
         def start(name: str, *more: str) -> Program:
             given = flags(tiny, corpus, tmp_path / name, steps=30_000, method="diloco")
-            given += ["--elastic", team.url, "--run-name", "r", "--workers", "2", *more]
-            programs.append(Program("command", "train", *given, errors=tmp_path / f"{name}.txt"))
+            given = [f"{team.url}/r", *given, "--workers", "2", *more]
+            programs.append(Program("command", "join", *given, errors=tmp_path / f"{name}.txt"))
             return programs[-1]
 
         try:

@@ -28,7 +28,7 @@ def status(tmp_path: Path):
     started = []
 
     def start(*flags: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "thinwire", "status", url, "--run-name", "r", *flags]
+        command = [sys.executable, "-m", "thinwire", "status", f"{url}/r", *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, **pipes))
         return started[-1]

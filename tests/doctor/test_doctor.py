@@ -220,7 +220,8 @@ def test_the_runs_own_method_and_size_come_from_the_store(tmp_path, token) -> No
     assert "reckoned for 150m, 2 workers" in found.found
     assert "(assumed: say yours with --model, --workers, --step-time)" in found.found
     *_, found = store_findings(url, run="typo", token=token)
-    assert "nothing of that name" in found.found
+    assert found.status != "fail"
+    assert found.found.startswith("no worker of run 'typo' is there that this token opens; ")
 
 
 def test_a_run_that_is_under_way_leaves_no_choice_while_its_method_fits() -> None:
@@ -271,14 +272,14 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
     sizes = ["--parameters", "1B", "--layers", "10", "--workers", "3", "--step-time", "2s"]
-    url = f"file://{tmp_path}/store"
+    url = f"file://{tmp_path}/store/r"
     main(["doctor", url, *sizes])
     told = capsys.readouterr().out
     assert "reckoned for 1B in 10 layers, 3 workers with this link, 2 s a step" in told
     assert "thinwire plan --parameters 1B --layers 10 --workers 3 --step-time 2s" in told
     assert "what to run: busy 90 % of the time or more, least measured loss first" in told
     line = next(line for line in told.splitlines() if line.startswith("1  "))
-    where = f"{shlex.quote(url)} --run-name NAME"
+    where = shlex.quote(url)
     assert line.startswith(f"1  thinwire join {where} --recipe paper --model config.json --me")
     assert line.endswith(" --workers 3 --out runs/here")
     with pytest.raises(SystemExit, match="0"):
@@ -292,8 +293,8 @@ def test_the_command_takes_the_flags_of_plan_or_says_what_is_wrong(
         ([url, "--workers", "0"], "--workers '0'"),
         ([url, "--workers", "1M"], "workers=1000000"),
         ([url, "--step-time", "3q"], "--step-time '3q'"),
-        (["--workers", "2"], "--workers without a store"),
-        (["10.9.0.1:29400"], "there is no lighthouse"),
+        (["--workers", "2"], "--workers without an address"),
+        (["10.9.0.1:29400"], "it has no scheme"),
     ]:
         assert main(["doctor", *flags]) in (1, 2)
         assert why in capsys.readouterr().err
@@ -315,7 +316,8 @@ def test_the_command_shows_a_table_and_its_status_is_that_of_the_worst(
     assert "obstore" in local
     assert "THINWIRE_TOKEN" in local
     assert "checks failed: token" in told(1, "--token-file", "nowhere")
-    assert "checks failed: store" in told(1, "tape://here")
-    assert "s the store's" in told(0, f"file://{tmp_path}").replace("ahead of", "").replace(
+    (tmp_path / "file").touch()
+    assert "checks failed: store" in told(1, f"file://{tmp_path}/file/r")
+    assert "s the store's" in told(0, f"file://{tmp_path}/r").replace("ahead of", "").replace(
         "behind", ""
     ).replace("  ", " ")

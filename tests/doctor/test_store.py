@@ -79,10 +79,10 @@ def test_a_clock_that_is_wrong_is_named(monkeypatch, tmp_path, off_s: int) -> No
 
 def test_the_command_takes_a_place(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
-    assert main(["doctor", f"file://{tmp_path}", "--step-time", "2s"]) == 0
+    assert main(["doctor", f"file://{tmp_path}/r", "--step-time", "2s"]) == 0
     told = capsys.readouterr().out
     assert "2 s a step" in " ".join(told.split())
-    place = shlex.quote(f"file://{tmp_path}")
-    assert f"1  thinwire join {place} --run-name NAME --recipe paper --model 150m --method " in told
-    assert main(["doctor", "ftp://nowhere"]) == 1
-    assert "store" in capsys.readouterr().err
+    place = shlex.quote(f"file://{tmp_path}/r")
+    assert f"1  thinwire join {place} --recipe paper --model 150m --method " in told
+    assert main(["doctor", "ftp://nowhere/r"]) == 1
+    assert "'ftp' is no scheme" in capsys.readouterr().err

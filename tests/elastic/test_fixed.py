@@ -97,7 +97,7 @@ def test_workers_of_an_s3_server_keep_the_contract(s3) -> None:
 
 
 def run(case: str, url: str, workers: int, **more: str) -> list[Forked]:
-    place = {"THINWIRE_BUCKET": url, "THINWIRE_RUN": "run", **more}
+    place = {"THINWIRE_AT": f"{url}/run", **more}
     return run_workers("bucket_ranks.py", case, workers, **place)
 
 
@@ -136,7 +136,7 @@ def test_processes_that_share_a_bucket_reach_the_digests_of_one_process(s3, work
 
 
 def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
-    place = {"THINWIRE_BUCKET": f"file://{tmp_path}", "THINWIRE_RUN": "run", "PORTS": "0"}
+    place = {"THINWIRE_AT": f"file://{tmp_path}/run", "PORTS": "0"}
     processes = run_workers("rendezvous_ranks.py", "train_ddp", 2, ranks=2, **place)
     told = [json.loads(process.stdout)["diloco"] for process in processes]
     assert len({each["digest"] for each in told}) == 1, [process.stderr for process in processes]
@@ -150,7 +150,7 @@ def test_workers_of_two_ddp_ranks_send_everything_once(tmp_path) -> None:
 def starter(folder: Path, method: int) -> Callable[..., Forked]:
     def start(worker: int, **more: str) -> Forked:
         own = {"METHOD": str(method), "CHECKPOINT": str(folder / f"{worker}.pt"), **more}
-        place = {"THINWIRE_BUCKET": f"file://{folder}/shared", "THINWIRE_RUN": "run"}
+        place = {"THINWIRE_AT": f"file://{folder}/shared/run"}
         case = ("bucket_ranks.py", "train_with_checkpoints")
         (process,) = fork_worker(*case, worker, 2, **place, **own)
         return process
@@ -397,28 +397,6 @@ def test_descriptions_that_cannot_work_are_refused(fields: dict[str, Any], match
     given = {"worker": 0, "workers": 2, "run": "r"} | fields
     with pytest.raises(tw.ConfigurationError, match=match):
         Elastic("memory://", **given)
-
-
-def test_the_environment_says_where(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("THINWIRE_BUCKET", f"file://{tmp_path}")
-    with pytest.raises(tw.ConfigurationError, match="THINWIRE_WORKER is not set"):
-        tw.transport.default_transport()
-    for name, value in (("WORKER", "1"), ("WORKERS", "x"), ("RUN", "r")):
-        monkeypatch.setenv(f"THINWIRE_{name}", value)
-    with pytest.raises(tw.ConfigurationError, match="are '1' and 'x'"):
-        tw.transport.default_transport()
-    monkeypatch.setenv("THINWIRE_WORKERS", "2")
-    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    transport = tw.transport.default_transport()
-    assert isinstance(transport, Elastic)
-    assert (transport.rank, transport.world_size, transport.added_nbytes) == (1, 2, 28)
-    assert transport.run_name == "r"
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "3")
-    assert Elastic.from_environment().run_name == "r.3of4"
-    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:1")
-    with pytest.raises(tw.ConfigurationError, match="both THINWIRE_BUCKET and THINWIRE_MEET"):
-        tw.transport.default_transport()
 
 
 def test_closing_ends_what_is_under_way_promptly() -> None:

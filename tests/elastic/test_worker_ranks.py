@@ -160,12 +160,10 @@ def test_sharded_workers_of_the_command_line_of_which_one_loses_a_rank(
     def start(team: Team, name: str, *more: str, ranks: int = 2):
         given = FLAGS | {
             "corpus": corpus,
-            "elastic": team.url,
-            "run-name": "r",
             "out": tmp_path / name,
         }
         flags = [text for flag, value in given.items() for text in (f"--{flag}", str(value))]
-        processes = fork_ranks(ranks, "-m", "thinwire", "train", *flags, *more)
+        processes = fork_ranks(ranks, "-m", "thinwire", "join", f"{team.url}/r", *flags, *more)
         running.extend(processes)
         return processes
 

@@ -16,8 +16,9 @@ import pytest
 
 import thinwire as tw
 from hub_process import SECRET, TOKEN, Hub, hub, is_loopback, listening, parents
+from thinwire.address import Address
 from thinwire.cli import main
-from thinwire.cli.flags import place_in
+from thinwire.cli.flags import read_address
 from thinwire.errors import ConfigurationError, ExchangeError, ExchangeTimeout
 from thinwire.transport.hub_address import HubAddress
 from thinwire.transport.object_store import ObjectStore
@@ -258,9 +259,9 @@ def test_addresses_are_read_and_their_token_is_kept_out_of_sight(monkeypatch) ->
         assert "se%2F" not in str(refused.value)
     with pytest.raises(ConfigurationError, match="THINWIRE_TOKEN"):
         ObjectStore("hub://h:1")
-    assert place_in(whole, None) == ("hub://[::1]:29600", "first")
+    assert read_address(whole) == Address("hub://[::1]:29600", "first")
     assert os.environ["THINWIRE_TOKEN"] == "se/cr@t of many characters"
     monkeypatch.setenv("THINWIRE_TOKEN", "another one of many characters")
-    for use in (lambda: place_in(whole, None), lambda: ObjectStore(whole)):
+    for use in (lambda: read_address(whole), lambda: ObjectStore(whole)):
         with pytest.raises(ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
             use()

@@ -23,7 +23,7 @@ def test_a_pasted_address_is_enough_and_its_token_is_in_no_file_or_line(
     written = quote(SECRET, safe="")
     whole = f"hub://{written}@127.0.0.1:{running.port}/r"
     short = ("--evaluate-steps", "0", "--warmup-steps", "2", "--min-workers", "2")
-    with training.Team(tmp_path, tiny("diloco", steps=15), "--elastic", whole, *short) as team:
+    with training.Team(tmp_path, tiny("diloco", steps=15), whole, *short) as team:
         said = [team.start("a"), team.start("b")]
         summaries = team.finish()
     assert len({summary["outer_digest"] for summary in summaries.values()}) == 1

@@ -212,7 +212,7 @@ class FakeLoop:
 
 def test_workers_of_other_ranks_or_steps_than_the_trainers_are_refused() -> None:
     loop = FakeLoop()
-    with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_MEET"):
+    with pytest.raises(tw.ConfigurationError, match=r"2 workers under one torchrun.*THINWIRE_AT"):
         check_apart(loop, 2)
     with pytest.raises(tw.ConfigurationError, match=r"from step 8.*at inner step 3"):
         check_same_step(loop, 8)

@@ -1,4 +1,4 @@
-"""`thinwire train --elastic URL`: workers that come and go, and share an object store alone."""
+"""`thinwire join ADDRESS`: workers that come and go, and share an object store alone."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ class Team(training.Team):
     """Of workers that come and go."""
 
     def __init__(self, folder: Path, config: TrainConfig, url: str) -> None:
-        super().__init__(folder, config, "--elastic", url, *SHORT)
+        super().__init__(folder, config, url, *SHORT)
         self.url = url
 
     def rounds(self, name: str) -> int:
@@ -60,15 +60,14 @@ def test_two_workers_that_share_a_folder_end_as_one_run(
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET if token == "variable" else "")
     (tmp_path / "token.txt").write_text(SECRET)
     given = ["--token-file", str(tmp_path / "token.txt")] if token == "file" else []
-    place = f"file://{tmp_path}/shared"
-    where = (place, "--run-name", "r", *given)
+    place = f"file://{tmp_path}/shared/r"
     with Team(tmp_path, tiny("diloco", steps=15), place) as team:
         team.start("a", "--min-workers", "2", *given)
         team.start("b", "--min-workers", "2", *given)
         summaries = team.finish()
     assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
     assert all(summary["requests"]["puts"] for summary in summaries.values())
-    told = status(capsys, *where)
+    told = status(capsys, place, *given)
     assert (told["run"]["over"], told["run"]["step"], told["run"]["version"]) == (True, 15, 3)
     assert [worker["identity"].split("@")[0] for worker in told["workers"]] == ["a", "b"]
     assert {worker["state"] for worker in told["workers"]} == {"finished"}
@@ -95,18 +94,17 @@ def read_only(monkeypatch) -> None:
 def test_one_is_killed_and_comes_back_and_a_third_joins(
     tiny, tmp_path, capsys, monkeypatch, request, store: str
 ) -> None:
-    config, place = tiny("diloco", steps=600), f"file://{tmp_path}/shared"
+    config, place = tiny("diloco", steps=600), f"file://{tmp_path}/shared/r"
     if store == "s3":
         request.getfixturevalue("as_admin")
         monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-        config, place = tiny("muloco:bits=2", steps=600), f"s3://run/{tmp_path.name}"
-    where = (place, "--run-name", "r")
+        config, place = tiny("muloco:bits=2", steps=600), f"s3://run/{tmp_path.name}/r"
     with Team(tmp_path, config, place) as team:
         team.start("a", "--min-workers", "2")
         team.start("b", "--min-workers", "2")
         saved = "b/checkpoints/step-*.json"
         team.until(lambda: team.rounds("b") > 3 and any(tmp_path.glob(saved)))
-        told = status(capsys, *where)
+        told = status(capsys, place)
         assert {worker["identity"].split("@")[0] for worker in told["workers"]} == {"a", "b"}
         assert not told["run"]["over"]
         assert told["age_s"] < 60
@@ -115,7 +113,7 @@ def test_one_is_killed_and_comes_back_and_a_third_joins(
         team.start("b", "--resume")
         before = team.rounds("b")
         team.until(lambda: team.rounds("b") > before and team.rounds("c") > 0)
-        assert len(status(capsys, *where)["workers"]) == 3
+        assert len(status(capsys, place)["workers"]) == 3
         summaries = team.finish()
     assert len({summary["outer_digest"] for summary in summaries.values()}) == 1
     came = [event for event in team.events("a") if event["kind"] == "arrived"]
@@ -124,7 +122,7 @@ def test_one_is_killed_and_comes_back_and_a_third_joins(
     assert (tmp_path / "c" / "model" / "config.json").exists()
     if store == "s3":  # reading is enough to look
         read_only(monkeypatch)
-        assert status(capsys, *where)["run"]["over"]
+        assert status(capsys, place)["run"]["over"]
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -144,24 +142,24 @@ def refused(capsys, arguments: list[str]) -> str:
 def test_a_run_that_is_over_gives_its_model_and_is_joined_by_nothing_else(
     tiny, tmp_path, capsys, monkeypatch
 ) -> None:
-    config, place = tiny("diloco", steps=5), f"file://{tmp_path}/shared"
-    where, late = (place, "--run-name", "r"), tmp_path / "late"
-    assert main(["train", *flags(config, tmp_path / "first"), "--elastic", *where]) == 0
-    assert main(["join", *where, *flags(config, late)]) == 0
+    config, store = tiny("diloco", steps=5), f"file://{tmp_path}/shared"
+    place, late = f"{store}/r", tmp_path / "late"
+    assert main(["join", place, *flags(config, tmp_path / "first")]) == 0
+    assert main(["join", place, *flags(config, late)]) == 0
     first, last = (training.summary(tmp_path / name) for name in ("first", "late"))
     assert last["outer_digest"] == first["outer_digest"]
     assert last["tokens"] == 0 < first["tokens"]
     assert (late / "model" / "config.json").exists()
-    other = ["train", *flags(config, tmp_path / "other"), "--elastic", *where]
+    other = ["join", place, *flags(config, tmp_path / "other")]
     told = refused(capsys, [*other, "--method", "muloco"])
     assert "method" in told
     assert "another name" in told
-    assert "nothing of that name" in refused(capsys, ["status", place, "--run-name", "typo"])
+    assert "nothing of that name" in refused(capsys, ["status", f"{store}/typo"])
     missing = f"file://{tmp_path}/missing"
-    assert "no such folder" in refused(capsys, ["status", missing, "--run-name", "r"])
+    assert "no such folder" in refused(capsys, ["status", f"{missing}/r"])
     assert not (tmp_path / "missing").exists()
     monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
-    told = refused(capsys, ["status", *where])
+    told = refused(capsys, ["status", place])
     assert "set THINWIRE_TOKEN to the run's" in told
     assert "THINWIRE_TOKEN" in refused(capsys, other)
     assert not (tmp_path / "other").exists()
@@ -171,14 +169,14 @@ def test_a_run_that_is_over_gives_its_model_and_is_joined_by_nothing_else(
 def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
     tiny, tmp_path, capsys
 ) -> None:
-    place = f"file://{tmp_path}/shared"
+    place = f"file://{tmp_path}/shared/r"
     with Team(tmp_path, tiny("diloco", steps=20), place) as team:
         team.start("a", "--min-workers", "2")
         team.until(lambda: any(tmp_path.glob("shared/r/call/*/*")))
-        told = status(capsys, place, "--run-name", "r")
+        told = status(capsys, place)
         assert told["run"] is None
         assert [worker["state"] for worker in told["workers"]] == ["waits for the next round"]
-        same = ["train", *flags(team.config, tmp_path / "a"), "--elastic", place, "--run-name", "r"]
+        same = ["join", place, *flags(team.config, tmp_path / "a")]
         assert "another process is writing a run there" in refused(capsys, same)
         (waiting,) = team.workers.values()
         waiting.send_signal(signal.SIGTERM)
@@ -188,7 +186,7 @@ def test_a_worker_that_waits_is_shown_keeps_its_folder_and_stops_when_asked(
 
 @pytest.mark.slow
 def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
-    place = f"file://{tmp_path}/shared"
+    place = f"file://{tmp_path}/shared/r"
     with Team(tmp_path, tiny("diloco", steps=400), place) as team:
         team.start("a", "--identity", "same")
         team.until(lambda: team.rounds("a") > 2)
@@ -201,32 +199,31 @@ def test_of_two_with_one_identity_the_earlier_one_ends(tiny, tmp_path) -> None:
         assert team.finish()["b"]["steps"] == 400
 
 
-RUN = "--elastic memory:// --run-name r"
+RUN = "join memory:///r"
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("--elastic memory://", "without --run-name"),
-        ("--elastic 127.0.0.1:1 --run-name r", "there is no lighthouse"),
-        ("--run-name r", "use --run-name without --elastic"),
-        (f"{RUN} --bucket memory://", "cannot use --bucket"),
+        ("join memory://", "the name of a run is missing"),
+        ("join 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
+        ("train --elastic 127.0.0.1:1 --run-name r", "pass file:///FOLDER/RUN"),
         (f"{RUN} --worker-size 2", "--worker-size 2 in 1 process"),
-        ("--elastic memory:// --run-name r/s", "'r/s'"),
+        ("join memory:///r,s", "'r,s'"),
         (f"{RUN} --patience 0", "patience=0"),
         (f"{RUN} --token-file nowhere", "nowhere"),
         (f"{RUN} --method noloco", "shared anchor"),
         (f"{RUN} --identity a\nb", "call a worker"),
-        ("--elastic tape://here --run-name r", "open the object store tape://here"),
-        ("--elastic http://127.0.0.1:1/run --run-name r", "AWS_ENDPOINT_URL"),
+        ("join tape://here/r", "'tape' is no scheme"),
+        ("join http://127.0.0.1:1/run/r", "'http' is no scheme"),
         (RUN, "--worker-size 1 in 2 processes"),
-        ("status memory://", "without --run-name"),
-        ("status 127.0.0.1:1 --run-name r", "there is no lighthouse"),
-        ("doctor 127.0.0.1:1", "there is no lighthouse"),
-        ("join 127.0.0.1:1", "there is no lighthouse"),
-        ("status tape://here --run-name r", "open the object store tape://here"),
-        ("status memory:// --run-name r/s", "'r/s'"),
-        ("status memory:// --run-name r", "nothing of that name"),
+        ("status memory://", "the name of a run is missing"),
+        ("status 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
+        ("doctor 127.0.0.1:1", "it has no scheme; do: pass tcp://HOST:PORT"),
+        ("status tcp://127.0.0.1:1?workers=2&worker=0", "no store is there"),
+        ("status tape://here/r", "'tape' is no scheme"),
+        ("status memory:///r,s", "'r,s'"),
+        ("status memory:///r", "nothing of that name"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -236,20 +233,20 @@ def test_what_does_not_fit_is_refused(
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
     given = more.split(" ")
-    is_other = given[0] in ("status", "doctor", "join")
-    command = given if is_other else ["train", *flags(tiny(), tmp_path / "out"), *given]
-    assert said in refused(capsys, command)
+    if given[0] in ("join", "train"):
+        given[1:1] = flags(tiny(), tmp_path / "out")
+    assert said in refused(capsys, given)
     assert not (tmp_path / "out").exists()
 
 
 def test_other_data_under_one_name_are_refused(tiny, tmp_path, capsys) -> None:
     config, other = tiny("diloco", steps=5), tmp_path / "there" / "corpus"
-    place = ("--elastic", f"file://{tmp_path}/shared", "--run-name", "r")
-    assert main(["train", *flags(config, tmp_path / "a"), *place]) == 0
+    join = ["join", f"file://{tmp_path}/shared/r"]
+    assert main([*join, *flags(config, tmp_path / "a")]) == 0
     shutil.copytree(config.data.corpus, other)
     (other / "00.txt").write_text("thin wires carry little " * 60)
     there = replace(config, data=replace(config.data, corpus=str(other)))
-    said = refused(capsys, ["train", *flags(there, tmp_path / "b"), *place])
+    said = refused(capsys, [*join, *flags(there, tmp_path / "b")])
     assert "corpus differs" in said
 
 
@@ -257,17 +254,17 @@ def test_other_data_under_one_name_are_refused(tiny, tmp_path, capsys) -> None:
 def test_a_bucket_that_is_not_there_and_keys_that_only_read_are_refused(
     tiny, tmp_path, capsys, as_admin, monkeypatch
 ) -> None:
-    given = ["train", *flags(tiny(), tmp_path / "out"), "--run-name", "r", "--elastic"]
+    given = flags(tiny(), tmp_path / "out")
     # This server makes buckets of itself; others answer so.
     proxy = Proxy(as_admin, lambda count, line: "404" if line.startswith("PUT") else "")
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    told = refused(capsys, [*given, "s3://nothing/x"])
+    told = refused(capsys, ["join", "s3://nothing/x/r", *given])
     proxy.close()
     assert "create the bucket, or correct its name" in told
     monkeypatch.setenv("AWS_ENDPOINT_URL", as_admin)
     read_only(monkeypatch)
-    told = refused(capsys, [*given, f"s3://run/{tmp_path.name}"])
+    told = refused(capsys, ["join", f"s3://run/{tmp_path.name}/r", *given])
     assert "keys that may put, get and delete" in told
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    assert "keys" in refused(capsys, [*given, f"s3://run/{tmp_path.name}"])
+    assert "keys" in refused(capsys, ["join", f"s3://run/{tmp_path.name}/r", *given])
     assert not (tmp_path / "out").exists()

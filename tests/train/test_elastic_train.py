@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire.address import Address
 from thinwire.cli import main
 from thinwire.elastic.events import EventLog
 from thinwire.elastic.group import discarded
@@ -40,7 +41,7 @@ from thinwire.transport import Transport
 from thinwire.transport.base import RunningExchange
 from training import records, run_ranked, script, stop_after
 
-ELASTIC = ElasticConfig(store="memory://", run="r", identity="me")
+ELASTIC = ElasticConfig(at=Address("memory://", "r"), identity="me")
 EVERY = 5  # H of `make`
 
 
@@ -113,7 +114,8 @@ def scripted(monkeypatch):
 @pytest.fixture
 def elastic(monkeypatch):
     """Plays an elastic network; returns what was connected."""
-    monkeypatch.setattr(train_elastic, "Elastic", FakeElastic)
+    for module in (train_elastic, launch):
+        monkeypatch.setattr(module, "Elastic", FakeElastic)
     monkeypatch.setattr(FakeElastic, "made", [])
     monkeypatch.setenv("THINWIRE_TOKEN", "a secret of many characters")
     return FakeElastic.made
@@ -184,7 +186,7 @@ def test_a_lone_elastic_worker_computes_what_one_numbered_worker_does(
 
 
 def test_it_says_who_it_is_and_what_it_trains(make, tmp_path, elastic) -> None:
-    membership = ElasticConfig(store="memory://", run="r", patience=0.25, min_workers=2)
+    membership = ElasticConfig(at=Address("memory://", "r"), patience=0.25, min_workers=2)
     train(make(steps=5), tmp_path / "run-a", elastic=membership)
     (transport,) = elastic
     assert transport.identity.startswith("run-a@")
@@ -326,9 +328,7 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
     out = tmp_path / "run"
     small = ["--steps", "15", "--sync-every", "5", "--sequence-length", "16", "--threads", "1",
              "--global-batch", "4", "--workers", "2", "--evaluate-steps", "0"]  # fmt: skip
-    assert (
-        main(["train", "--elastic", "memory://", "--run-name", "r", "--out", str(out), *small]) == 0
-    )
+    assert main(["join", "memory:///r", "--out", str(out), *small]) == 0
     printed = capsys.readouterr().out
     assert printed.count("round 2: left bob it did not come (5.2 s lost)") == 1
     assert printed.index("joined") < printed.index("left bob") < printed.index("this worker of 1")
@@ -339,20 +339,18 @@ def test_events_are_shown_as_they_happen_with_and_without_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--elastic memory:// --run-name r --method ddp", "--elastic by method 'ddp'"),
+        ("--method ddp", "cannot join by method 'ddp'"),
         (
-            "--elastic memory:// --run-name r --worker-size 2",
-            "--elastic and --worker-size 2 in 1 process; because all ranks of one torchrun are one "
-            "worker, which ends with any of them; do: start one torchrun --nproc-per-node 2",
+            "--worker-size 2",
+            "cannot join with --worker-size 2 in 1 process; because all ranks of one torchrun are "
+            "one worker, which ends with any of them; do: start one torchrun --nproc-per-node 2",
         ),
-        ("--identity me", "use --identity without --elastic"),
-        ("--min-workers 2", "use --min-workers without --elastic"),
         (
-            "--elastic memory:// --run-name r --worker-size 1 --global-batch 12",
+            "--worker-size 1 --global-batch 12",
             "--worker-size 1 in 2 processes",
         ),
         (
-            "--elastic memory:// --run-name r --worker-size 3 --global-batch 12",
+            "--worker-size 3 --global-batch 12",
             "--worker-size 3 in 2 processes",
         ),
     ],
@@ -364,7 +362,7 @@ def test_what_does_not_go_together_is_refused_by_name(
     if "in 2 processes" in message:
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", *arguments.split()]) == 1
+    assert main(["join", "memory:///r", *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -407,7 +405,7 @@ def test_an_elastic_run_begins_with_a_limit_on_outliers(make, tmp_path, elastic,
     expected = {"kind": "DropOutliers", "limit": 10.0, "aggregate": inner}
     assert aggregate_of(tmp_path / "run") == expected
     assert resume(make("sparseloco", steps=5), tmp_path / "run", elastic=ELASTIC)["steps"] == 5
-    # A finished run is found by the same command without --elastic, too.
+    # A finished run is found by thinwire train, too.
     assert resume(make("sparseloco", steps=5), tmp_path / "run")["steps"] == 5
     train(make(steps=5), tmp_path / "fixed")
     assert aggregate_of(tmp_path / "fixed")["kind"] == "MeanOverWorkers"
@@ -532,10 +530,10 @@ def test_checkpoints_of_one_kind_of_run_are_not_taken_for_the_other(
     stop_after(make(), tmp_path / "e", monkeypatch, 7, elastic=ELASTIC)
     with pytest.raises(tw.MismatchError, match="workers differs"):  # the size of a share
         resume(make(workers=4), tmp_path / "e", elastic=ELASTIC)
-    with pytest.raises(tw.CheckpointError, match="add --elastic"):
+    with pytest.raises(tw.CheckpointError, match="thinwire join its address"):
         resume(make(), tmp_path / "e")
     stop_after(make(), tmp_path / "s", monkeypatch, 7)
-    with pytest.raises(tw.CheckpointError, match="leave --elastic out"):
+    with pytest.raises(tw.CheckpointError, match="pass another --out"):
         resume(make(), tmp_path / "s", elastic=ELASTIC)
 
 

@@ -1,4 +1,4 @@
-"""`thinwire train --elastic --worker`: a fixed number, each with a run folder of its own."""
+"""`thinwire join` with numbers: a fixed number of workers, each with a run folder of its own."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ import pytest
 
 from processes import rank_environment
 from s3_server import in_aws, s3_server
+from thinwire.address import Address
 from thinwire.cli import main
 from thinwire.elastic.transport import FixedElastic
 from thinwire.train import trainer
@@ -24,12 +25,12 @@ pytest.importorskip("obstore")
 
 
 def team(folder: Path, config, **environment: str) -> Team:
-    return Team(folder, config, "--elastic", f"file://{folder}/shared", **environment)
+    return Team(folder, config, f"file://{folder}/shared/r", **environment)
 
 
 def start_two(team: Team, *more: str) -> None:
     for worker in range(2):
-        team.start(f"worker{worker}", "--worker", str(worker), *more)
+        team.start(f"worker{worker}", *more, worker=worker)
 
 
 def digests(team: Team) -> set[str]:
@@ -63,7 +64,7 @@ def test_a_killed_worker_resumes_alone_and_all_end_as_if_left_alone(tiny, tmp_pa
         workers.until(lambda: len(list(tmp_path.glob("worker1/checkpoints/step-*.json"))) > 1)
         workers.workers["worker1"].kill()
         assert not (tmp_path / "worker1" / "summary.json").exists()
-        workers.start("worker1", "--worker", "1", "--resume")
+        workers.start("worker1", "--resume", worker=1)
         assert digests(workers) == {train(config, tmp_path / "one")["outer_digest"]}
 
 
@@ -71,7 +72,7 @@ def test_messages_since_the_oldest_checkpoint_stay_and_the_timeout_is_the_runs(
     tiny, tmp_path
 ) -> None:
     config = tiny("diloco", steps=60)
-    worker = ElasticConfig(store=f"file://{tmp_path}/shared", run="r", worker=1)
+    worker = ElasticConfig(at=Address(f"file://{tmp_path}/shared", "r", workers=2, worker=1))
     transport = worker.connect(config, tmp_path)
     periods, every = config.periods, config.method.sync_every
     rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
@@ -103,24 +104,23 @@ class Begun(Exception):
     """Raised in place of training."""
 
 
-# One of them has typed the place with a slash at its end, which is the same place.
-FIXED = ("--elastic s3://b/runs --worker 0", "--elastic s3://b/runs/ --worker 1")
-COMING = ("--elastic s3://b/runs --identity oslo", "--elastic s3://b/runs/")
+FIXED = ("join s3://b/runs/first?workers=4&worker=0", "join s3://b/runs/first?worker=1&workers=4")
+COMING = ("join s3://b/runs/first --identity oslo", "join s3://b/runs/first")
 ME = f"@{socket.gethostname()}"
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 @pytest.mark.parametrize(
-    ("places", "run", "names", "group"),
+    ("commands", "names", "group"),
     [
-        (FIXED, "first", ["first worker 0", "first worker 1"], "s3://b/runs first"),
-        (COMING, "first", ["oslo", f"1{ME}"], "s3://b/runs first"),
-        (("", ""), "", ["0", "1"], None),
+        (FIXED, ["first worker 0", "first worker 1"], "s3://b/runs/first"),
+        (COMING, ["oslo", f"1{ME}"], "s3://b/runs/first"),
+        (("train", "train"), ["0", "1"], None),
     ],
     ids=["fixed", "elastic", "alone"],
 )
 def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
-    tmp_path, monkeypatch, package: str, places, run: str, names: list[str], group: str | None
+    tmp_path, monkeypatch, package: str, commands, names: list[str], group: str | None
 ) -> None:
     def begin(config, out, make_observers, **connections):
         make_observers(config, 0)
@@ -132,11 +132,10 @@ def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
     client.log = client.finish = None
     monkeypatch.setitem(sys.modules, package, client)
     monkeypatch.setattr(trainer, "train", begin)
-    for place in places:
-        named = ["--run-name", run] if run else []
-        given = [*place.split(), *named, "--out", str(tmp_path / str(len(runs)))]
+    for command in commands:
+        given = [*command.split(), "--out", str(tmp_path / str(len(runs)))]
         with pytest.raises(Begun):
-            main(["train", *given, "--steps", "5", f"--{package}", "mine"])
+            main([*given, "--steps", "5", f"--{package}", "mine"])
     assert [run["name"] for run in runs] == names
     assert {(run["project"], run["group"]) for run in runs} == {("mine", group)}
     assert runs[0]["config"]["steps"] == 5
@@ -145,25 +144,28 @@ def test_workers_of_a_run_are_one_group_and_have_their_names_in_it(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("--worker 0", "cannot use --worker without --elastic"),
-        ("--run-name r", "cannot use --run-name without --elastic"),
-        ("--elastic memory:// --worker 0", "without --run-name"),
-        ("--elastic memory:// --worker 2 --run-name r", "as worker 2 of 2"),
-        ("--elastic memory:// --worker 0 --run-name r --identity a", "--identity with --worker"),
-        ("--bucket memory:// --worker 0 --run-name r", "cannot use --bucket"),
-        ("--elastic memory:// --worker 0 --run-name r", "--worker-size 1 in 2 processes"),
+        ("memory://?workers=2&worker=0", "the name of a run is missing"),
+        ("memory:///r?workers=2&worker=2", "worker 2 is none of 2"),
+        ("memory:///r?worker=0", "it has no workers"),
+        ("memory:///r?workers=2&worker=0 --identity a", "cannot use --identity at memory:///r?"),
+        (
+            "memory:///r?workers=2&worker=0 --patience 0.5 --min-workers 2",
+            "cannot use --patience, --min-workers at memory:///r?workers=2&worker=0",
+        ),
+        ("memory:///r?workers=3&worker=0", "join with --workers 2 at memory:///r?workers=3"),
+        ("memory:///r --asynchronous", "join memory:///r with --asynchronous"),
+        ("tcp://h:1?workers=2&worker=0 --asynchronous", "have numbers, and a store"),
+        ("memory:///r?workers=2&worker=0", "--worker-size 1 in 2 processes"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(
     tiny, tmp_path, capsys, monkeypatch, more: str, said: str
 ) -> None:
-    given = flags(tiny(), tmp_path / "out")
     if "2 processes" in said:
-        given = [flag for flag in given if flag not in ("--workers", "2")]
         for name, value in rank_environment(0, 2, 1).items():
             if name not in os.environ:
                 monkeypatch.setenv(name, value)
-    assert main(["train", *given, *more.split()]) in (1, 2)
+    assert main(["join", *more.split(), *flags(tiny(), tmp_path / "out")]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -180,12 +182,11 @@ def test_workers_behind_routers_that_share_only_a_bucket(tiny, tmp_path, real) -
         with s3_server(tmp_path / "weed", host=link.addresses[0], within=within) as endpoint:
             keys = in_aws(endpoint) | {"AWS_ALLOW_HTTP": "true", "THINWIRE_TOKEN": secret}
             unset = ("env", "-u", "RANK", "-u", "WORLD_SIZE", sys.executable, "-m", "thinwire")
-            place = ("--elastic", "s3://run/here", "--run-name", "r", "--worker")
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             processes = []
             for worker in range(2):
                 given = flags(config, tmp_path / f"worker{worker}")
-                command = [*unset, "train", *given, *place, str(worker)]
+                command = [*unset, "join", f"s3://run/here/r?workers=2&worker={worker}", *given]
                 processes.append(link.popen(1 + worker, command, env=keys, **output))
             for process in processes:
                 said, _ = process.communicate(timeout=150)

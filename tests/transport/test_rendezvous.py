@@ -9,7 +9,7 @@ import torch
 import thinwire as tw
 from processes import free_port, run_workers
 from thinwire.testing.transports import check_worker, gathered
-from thinwire.transport import Distributed, Rendezvous, default_transport
+from thinwire.transport import Rendezvous
 
 
 def meet(port: int, count: int, **fields) -> list[Rendezvous]:
@@ -111,24 +111,9 @@ def test_it_listens_at_its_address_and_nowhere_else() -> None:
         transport.close()
 
 
-def test_the_environment_decides_what_a_script_that_says_nothing_uses(monkeypatch) -> None:
-    assert isinstance(default_transport(), Distributed)
-    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:29400")
-    with pytest.raises(tw.ConfigurationError, match="THINWIRE_WORKER is not set"):
-        default_transport()
-    monkeypatch.setenv("THINWIRE_WORKER", "one")
-    monkeypatch.setenv("THINWIRE_WORKERS", "1")
-    with pytest.raises(tw.ConfigurationError, match="'one' for THINWIRE_WORKER"):
-        default_transport()
-    monkeypatch.setenv("THINWIRE_WORKER", "0")
-    transport = default_transport()
-    assert isinstance(transport, Rendezvous)
-    assert (transport.rank, transport.world_size) == (0, 1)
-
-
 def run(case: str, workers: int, ranks: int) -> list[dict]:
     ports = [free_port() for _ in range(4)]
-    where = {"PORTS": " ".join(map(str, ports)), "THINWIRE_MEET": f"127.0.0.1:{ports[0]}"}
+    where = {"PORTS": " ".join(map(str, ports)), "THINWIRE_AT": f"tcp://127.0.0.1:{ports[0]}"}
     processes = run_workers("rendezvous_ranks.py", case, workers, ranks=ranks, **where)
     assert {process.returncode for process in processes} == {0}, processes[0].stderr
     return [json.loads(process.stdout.splitlines()[-1]) for process in processes]

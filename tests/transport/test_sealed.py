@@ -209,7 +209,7 @@ def test_a_token_in_the_environment_seals_what_a_script_without_a_transport_send
 
 
 def trained(*tokens: str) -> list[Forked]:
-    where = {"THINWIRE_MEET": f"127.0.0.1:{free_port()}"}
+    where = {"THINWIRE_AT": f"tcp://127.0.0.1:{free_port()}"}
     case = ("rendezvous_ranks.py", "train")
     started = [
         fork_worker(*case, worker, len(tokens), THINWIRE_TOKEN=token, **where)

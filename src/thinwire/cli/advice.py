@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from thinwire.cli.output import say
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from thinwire.address import Address
     from thinwire.plan.advice import Advice, Choice, NeededChange
     from thinwire.plan.job import Job
 
@@ -27,7 +29,7 @@ def show_advice(
     *,
     model: str | None,
     accelerators: int = 1,
-    where: str | None = None,
+    at: Address | None = None,
 ) -> None:
     """Print a table, lines to paste, and what the numbers are worth.
 
@@ -37,7 +39,7 @@ def show_advice(
         job: model, workers and link.
         model: value of --model; None: a config.json of the user's own.
         accelerators: that share a worker.
-        where: `thinwire join` finds the run; default what `command_line` says.
+        at: address of the run; default a placeholder.
     """
     from thinwire.plan.text import advice_table
 
@@ -47,7 +49,7 @@ def show_advice(
         console.print(plain_table(title, head, rows, named=1))
     for number, row in enumerate(advice.recommended, start=1):
         choice = row.choice
-        line = command_line(choice, job, model=model, accelerators=accelerators, where=where)
+        line = command_line(choice, job, model=model, accelerators=accelerators, at=at)
         say(console, f"{number}  {line}\n   method = {choice.python}")
     say(console, "")
     say(console, "\n".join(_notes(advice, job)))
@@ -59,7 +61,7 @@ def command_line(
     *,
     model: str | None = None,
     accelerators: int = 1,
-    where: str | None = None,
+    at: Address | None = None,
 ) -> str:
     """The command that each worker starts with, but for the address and the folder.
 
@@ -71,25 +73,27 @@ def command_line(
         job: for how many workers of which model.
         model: value of --model; None: a config.json of the user's own.
         accelerators: that share a worker.
-        where: the run is, with what `thinwire join` needs to find it; default a placeholder.
+        at: address of the run; default a placeholder.
     """
     recipe = "--recipe paper " if job.shape.parameters >= _PAPER_RECIPE_FROM else ""
     rest = f"{recipe}--model {model or 'config.json'} --method {choice.text}"
     shared = f" --worker-size {accelerators}" if accelerators > 1 else ""
-    if where is None and job.topology.name != "star":
+    if at is None and job.topology.name != "star":
         return (
             f"torchrun --nnodes {job.workers} --nproc-per-node {accelerators} --rdzv-backend c10d "
             f"--rdzv-endpoint HOST:29400 -m thinwire train {rest}{shared} --out runs/here"
         )
+    numbers = ""
     try:
         choice.method().check_elastic()
     except ConfigurationError:
-        shared = f" --worker 0{shared}"
+        numbers = f"?workers={job.workers}&worker=0"
     start = "thinwire"
     if accelerators > 1:
         start = f"torchrun --nproc-per-node {accelerators} -m thinwire"
-    where = where or "s3://BUCKET --run-name NAME"
-    return f"{start} join {where} {rest} --workers {job.workers}{shared} --out runs/here"
+    where = shlex.quote(f"{at or 's3://BUCKET/RUN'}{numbers}")
+    expected = "" if numbers else f" --workers {job.workers}"
+    return f"{start} join {where} {rest}{expected}{shared} --out runs/here"
 
 
 def _notes(advice: Advice, job: Job) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`thinwire serve` and `thinwire work`."""
+"""`thinwire serve`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.cli.flags import (
     apply_flags,
     default_out,
     optional_token,
-    place_in,
+    read_address,
 )
 from thinwire.cli.output import say
 
@@ -29,41 +29,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AsyncFlags:
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
-    """s3://, gs://, az:// or file:// place that server and workers share."""
-    run_name: Option[str] = None
-    """Of the run in the store, the same on all workers and no other run's."""
+class ServeCommand:
+    """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
+
+    - thinwire join --asynchronous has the same flags of the run, on each worker
+    - the method's outer SGD becomes delayed Nesterov of the same rates
+    - started again with the same --out, a server goes on from its checkpoint
+
+    $ thinwire serve s3://my-bucket/first --workers 4 --out runs/server
+    """
+
+    at: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
+    """s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN, file:///FOLDER/RUN, ..."""
     method: str = "diloco"
     """As of thinwire train: one whose outer optimizer is SGD or Nesterov's."""
     seed: int = 0
     """Of initial weights, data order and dropout."""
-    token_file: Option[Path] = None
-    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
-    rates: Flat[RateFlags] = field(default_factory=RateFlags)
-    run: Flat[RunFlags] = field(default_factory=RunFlags)
-
-    def config(self) -> TrainConfig:
-        """What the flags describe, with a method for arrivals."""
-        from thinwire.train import asynchronous
-        from thinwire.train.launch import resolve
-
-        config = resolve(apply_flags(self.run, self.method, self.seed, self.rates))
-        arrivals = asynchronous.without_rounds(config.method, config.workers)
-        return dataclasses.replace(config, method=arrivals)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeCommand(_AsyncFlags):
-    """Hold the parameters of an asynchronous run, whose workers do not wait for each other.
-
-    - thinwire work has the same flags of the run, on each worker
-    - the method's outer SGD becomes delayed Nesterov of the same rates
-    - started again with the same --out, a server goes on from its checkpoint
-
-    $ thinwire serve s3://my-bucket/runs --run-name first --workers 4 --out runs/server
-    """
-
     out: Option[Path] = None
     """The run's folder; default runs/async-METHOD-N."""
     equal_steps: Switch = False
@@ -72,20 +53,24 @@ class ServeCommand(_AsyncFlags):
     """Seconds after an arrival in which others are waited for."""
     lost_after_s: float = 300.0
     """Seconds of silence after which a worker's steps are given to others."""
+    token_file: Option[Path] = None
+    """Holds the run's token, which seals what is written; default THINWIRE_TOKEN, or none."""
+    rates: Flat[RateFlags] = field(default_factory=RateFlags)
+    run: Flat[RunFlags] = field(default_factory=RunFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
         from thinwire.asynchronous import AsyncOptions
         from thinwire.train import asynchronous
 
-        store, run_name = place_in(self.store, self.run_name)
-        config = self.config()
+        address = read_address(self.at)
+        config = config_of_arrivals(self.run, self.method, self.seed, self.rates)
         out = self.out or default_out(f"async-{self.method}")
         summary = asynchronous.serve(
             config,
             out,
-            store,
-            run=run_name,
+            address.place,
+            run=address.run,
             token=optional_token(self.token_file),
             options=AsyncOptions(
                 dynamic_steps=not self.equal_steps,
@@ -102,33 +87,11 @@ class ServeCommand(_AsyncFlags):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkCommand(_AsyncFlags):
-    """Train as one worker of an asynchronous run; with the flags of the run that the server has.
+def config_of_arrivals(run: RunFlags, method: str, seed: int, rates: RateFlags) -> TrainConfig:
+    """What the flags describe, with a method for arrivals."""
+    from thinwire.train import asynchronous
+    from thinwire.train.launch import resolve
 
-    $ thinwire work s3://my-bucket/runs --run-name first --worker 0 --workers 4 --out runs/here
-    """
-
-    worker: int
-    """This worker's number, from 0; the same after a restart."""
-    out: Option[Path] = None
-    """Folder of this worker's checkpoints, one each exchange, from which it goes on bit for bit."""
-    give_up_s: float = 300.0
-    """Seconds without a sign of life of the server after which the worker ends."""
-
-    def main(self, console: Console) -> None:
-        """Run the command."""
-        from thinwire.train import asynchronous
-
-        store, run_name = place_in(self.store, self.run_name)
-        asynchronous.work(
-            self.config(),
-            self.worker,
-            store,
-            run=run_name,
-            token=optional_token(self.token_file),
-            out=self.out,
-            patience_s=self.give_up_s,
-            log=lambda line: say(console, line),
-        )
-        say(console, f"worker {self.worker}: the run is finished")
+    config = resolve(apply_flags(run, method, seed, rates))
+    arrivals = asynchronous.without_rounds(config.method, config.workers)
+    return dataclasses.replace(config, method=arrivals)

@@ -1,5 +1,7 @@
 """`thinwire COMMAND`."""
 
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Annotated, Any, Final, Union
 
 import tyro
 
-from thinwire.cli.asynchronous import ServeCommand, WorkCommand
+from thinwire.cli.asynchronous import ServeCommand
 from thinwire.cli.compare import CompareCommand
 from thinwire.cli.doctor import DoctorCommand
 from thinwire.cli.hub import HubCommand
@@ -29,7 +31,6 @@ COMMANDS: Final[Mapping[str, type]] = {
     "status": StatusCommand,
     "doctor": DoctorCommand,
     "serve": ServeCommand,
-    "work": WorkCommand,
 }
 """All commands by their names: dataclasses that tyro builds, with a method main(console)."""
 
@@ -38,7 +39,6 @@ _GOES_ON: Final = {
     "join": "; to go on: the same thinwire join with --resume and --out FOLDER",
     "compare": "; to go on: the same thinwire compare with --out FOLDER",
     "serve": "; to go on: the same thinwire serve with --out FOLDER",
-    "work": "; to go on: the same thinwire work",
     "hub": "; to go on: the same thinwire hub",
 }
 """Commands whose result is in a folder, or that they run: they outlive the terminal."""
@@ -58,15 +58,18 @@ _REPLACED: Final = (
         "lighthouse",
         "workers meet in an object store from 0.3 on",
         "start thinwire hub on one machine, or take a bucket or a shared folder; then thinwire "
-        "join STORE --run-name NAME on every worker",
+        "join s3://BUCKET/RUN, or the like, on every worker",
     ),
     (
-        "--bucket",
-        "--elastic has a fixed number of workers, too, from 0.3 on",
-        "pass --elastic in its place, with the same --run-name, --worker and --workers",
+        "work",
+        "the workers of thinwire serve join its run from 0.3 on",
+        "thinwire join 's3://BUCKET/RUN?workers=K&worker=0' --asynchronous, or the like",
     ),
 )
-"""Commands and flags of earlier versions: why they are gone, and what to do."""
+"""Commands of earlier versions: why they are gone, and what to do."""
+
+_OLDER: Final = ("--elastic", "--bucket", "--run-name", "--worker")
+"""Flags of version 0.2 that are parts of an address now."""
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -78,7 +81,7 @@ def run(arguments: list[str] | None = None) -> int:
     Raises:
         SystemExit: the flags are wrong (status 2), or it was help that was asked for (status 0).
     """
-    typed = sys.argv[1:] if arguments is None else arguments
+    typed = modern(sys.argv[1:] if arguments is None else arguments)
     name = typed[0] if typed else "--help"
     try:
         with lasting_output():
@@ -102,8 +105,8 @@ def run(arguments: list[str] | None = None) -> int:
 def _read(name: str, arguments: Sequence[str]) -> Any:
     """The command that was typed; does not return where help was asked for, or flags are wrong."""
     for old, because, do in _REPLACED:
-        if name == old or any(each.split("=")[0] == old for each in arguments):
-            raise UnknownNameError(f"use {old}", because=because, do=do)
+        if name == old:
+            raise UnknownNameError(f"run thinwire {old}", because=because, do=do)
     if name not in COMMANDS and not name.startswith(("-h", "--help", "--tyro-")):
         do = "see thinwire --help"
         raise unknown_name(f"run thinwire {name}", name, COMMANDS, do=do)
@@ -124,6 +127,49 @@ def _read(name: str, arguments: Sequence[str]) -> Any:
     union: Any = Union[tuple(kinds)]  # noqa: UP007 - as many as there are
     args = [name, *arguments]
     return tyro.cli(union, prog="thinwire", description=_OVERVIEW, args=args, config=config)
+
+
+def modern(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with an address in place of the flags that version 0.2 had for it.
+
+    >>> modern("train --elastic s3://b --run-name a --worker 1 --workers 2 --seed 3".split())
+    ['join', 's3://b/a?workers=2&worker=1', '--seed', '3']
+    >>> modern("status s3://b --run-name a".split())
+    ['status', 's3://b/a']
+    """
+    name, *rest = arguments or [""]
+    taken: dict[str, str] = {}
+    kept: list[str] = []
+    typed = iter(rest)
+    for argument in typed:
+        flag, equals, value = argument.partition("=")
+        if flag in (*_OLDER, "--workers"):
+            taken[flag] = value if equals else next(typed, "")
+        else:
+            kept.append(argument)
+    place = taken.get("--elastic") or taken.get("--bucket")
+    if place is None and kept and "://" in kept[0]:
+        place = kept.pop(0)
+    is_older = bool(place) and any(flag in taken for flag in _OLDER)
+    if not is_older or name not in ("train", "join", "work", "serve", "status", "doctor"):
+        return list(arguments)
+    scheme, separator, where = str(place).partition("://")
+    run = taken.get("--run-name")
+    # The line that a hub prints has the run already.
+    if run is not None and not (scheme == "hub" and where.endswith(f"/{run}")):
+        where = f"{where.rstrip('/')}/{run}"
+    workers = taken.get("--workers")
+    if "--worker" in taken:
+        count = "" if workers is None else f"workers={workers}&"
+        where += f"?{count}worker={taken['--worker']}"
+    elif workers is not None:
+        kept += ["--workers", workers]
+    command = "join" if name in ("train", "work") else name
+    more = ["--asynchronous"] if name == "work" else []
+    found = [command, f"{scheme}{separator}{where}", *more, *kept]
+    shown = re.sub(r"(?<=hub://)[^@/]*@", "TOKEN@", shlex.join(found))
+    sys.stderr.write(f"from 0.3 on: thinwire {shown}\n")
+    return found
 
 
 def _ended(why: str, status: int) -> int:

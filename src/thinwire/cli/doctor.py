@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, arg, flag, given_in, optional_token, read_flag, store_in
+from thinwire.cli.flags import Option, arg, flag, given_in, optional_token, read_address, read_flag
 from thinwire.cli.job_flags import check_flags
 from thinwire.errors import ConfigurationError
 from thinwire.plan.units import parse_count, parse_duration
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from thinwire.address import Address
     from thinwire.doctor import ExpectedRun, Finding
 
 _OF_THE_MODEL = ("parameters", "layers", "model")
@@ -32,14 +33,12 @@ class DoctorCommand:
     """Check this machine, and the way to a store in which workers meet, before a run.
 
     $ thinwire doctor
-    $ thinwire doctor s3://my-bucket/runs --parameters 10B --layers 48
-    $ thinwire doctor s3://my-bucket/runs --run-name first
+    $ thinwire doctor s3://my-bucket/first
+    $ thinwire doctor s3://my-bucket/first --parameters 10B --layers 48
     """
 
-    where: Annotated[str | None, tyro.conf.Positional, arg(metavar="[STORE]")] = None
-    """URL of the store; default this machine alone."""
-    run_name: Option[str] = None
-    """Of a run there that is to be joined: is its method one for this link?"""
+    at: Annotated[str | None, tyro.conf.Positional, arg(metavar="[ADDRESS]")] = None
+    """Of a run: does its method fit the way to the store? Default this machine alone."""
     token_file: Option[Path] = None
     """Holds the run's token; default THINWIRE_TOKEN."""
     parameters: Option[str] = None
@@ -56,45 +55,42 @@ class DoctorCommand:
     def main(self, console: Console) -> None:
         """Run the command."""
         given = given_in(self)
-        flags = [flag(name) for name in given if name not in ("where", "token_file")]
-        if flags and self.where is None:
+        flags = [flag(name) for name in given if name not in ("at", "token_file")]
+        if flags and self.at is None:
             raise ConfigurationError(
-                f"use {', '.join(flags)} without a store",
+                f"use {', '.join(flags)} without an address",
                 because="a method is looked for by the way to the store in which workers meet",
-                do="pass its URL, or ask thinwire plan about a link that you know",
+                do="pass the address of a run, or ask thinwire plan about a link that you know",
             )
         from thinwire.cli.advice import show_advice
 
-        store, run_name = self.where, self.run_name
-        if store is not None:
-            store, run_name = store_in(store, run_name)
-        findings = list(self._findings(store, run_name))
+        address = None if self.at is None else read_address(self.at)
+        findings = list(self._findings(address))
         console.print(_table(findings))
         for run in (finding.run for finding in findings):
             if run is not None:
-                where = f"{shlex.quote(store or '')} --run-name {run_name or 'NAME'}"
-                show_advice(console, run.advice, run.job, model=run.model, where=where)
+                show_advice(console, run.advice, run.job, model=run.model, at=address)
         failed = [finding.name for finding in findings if finding.status == "fail"]
         if failed:
             raise ConfigurationError(
-                "take part in a run from here" if self.where else "use thinwire here",
+                "take part in a run from here" if self.at else "use thinwire here",
                 because=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
                 do="follow the arrows in the table",
             )
 
-    def _findings(self, store: str | None, run_name: str | None) -> Iterator[Finding]:
+    def _findings(self, address: Address | None) -> Iterator[Finding]:
         from thinwire.doctor import examine, machine_checks, store_findings
 
         # Before anything is measured: a flag that is wrong stays so.
         expected = self._expected()
-        lacking = "warn" if store is None else "fail"
+        lacking = "warn" if address is None else "fail"
         for name, check in machine_checks(lacking=lacking, token_file=self.token_file).items():
             yield examine(name, check)
-        if store is not None:
+        if address is not None:
             # A token that cannot be is one of the findings above.
             with suppress(ConfigurationError):
                 token = optional_token(self.token_file)
-                yield from store_findings(store, expected, run=run_name, token=token)
+                yield from store_findings(address.place, expected, run=address.run, token=token)
 
     def _expected(self) -> ExpectedRun:
         """What the flags say of the run, checked."""

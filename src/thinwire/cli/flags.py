@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 
-from thinwire.elastic.place import check_store
-from thinwire.errors import ConfigurationError
+from thinwire.address import Address
+from thinwire.errors import ConfigurationError, check
 from thinwire.security.token import TOKEN_VARIABLE, Token, find_token
 
 if TYPE_CHECKING:
@@ -187,43 +187,29 @@ def read_flag(name: str, parse: Callable[[str], T], text: str) -> T:
         ) from error
 
 
-def store_in(url: str, run_name: str | None) -> tuple[str, str | None]:
-    """`url` without a token, which is from now on that of the environment, and the run's name.
-
-    Args:
-        url: of a store, or the address of a hub, which may have both of them.
-        run_name: of the run there; default that of the address, if it has one.
+def read_address(text: str) -> Address:
+    """The address of a run in an object store; a token in it is from now on that of the process.
 
     Raises:
-        ConfigurationError: `url` is the address of a lighthouse, or has another token than the
-            environment.
+        ConfigurationError: `text` cannot be read, is no address in a store, or has another token
+            than THINWIRE_TOKEN.
     """
-    if url.startswith("hub://"):
-        from thinwire.transport.hub_address import HubAddress
-
-        hub = HubAddress.read(url)
-        url, run_name = str(hub), run_name or hub.run or None
-        if hub.secret:
-            hub.token()  # refuses another one than that of the environment
-            os.environ[TOKEN_VARIABLE] = hub.secret
-    check_store(url)
-    return url, run_name
-
-
-def place_in(url: str, run_name: str | None) -> tuple[str, str]:
-    """As `store_in`, for commands that need a run.
-
-    Raises:
-        ConfigurationError: as `store_in`, or there is no name.
-    """
-    store, name = store_in(url, run_name)
-    if name is None:
-        raise ConfigurationError(
-            f"find a run in {store} without --run-name",
-            because="runs in one place are told apart by their names",
-            do="pass --run-name NAME, the same on all workers",
+    address = Address.read(text)
+    check(
+        bool(address.run),
+        f"find a run at {address}",
+        because="no store is there, in which workers would leave anything",
+        do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN",
+    )
+    if address.secret:
+        check(
+            os.environ.get(TOKEN_VARIABLE, address.secret) == address.secret,
+            f"use the token of {address}",
+            because=f"it is another one than that of {TOKEN_VARIABLE}",
+            do=f"unset {TOKEN_VARIABLE}, or leave the token out of the address",
         )
-    return store, name
+        os.environ[TOKEN_VARIABLE] = address.secret
+    return replace(address, secret="")
 
 
 def optional_token(file: Path | None) -> Token | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from thinwire.cli.flags import Option, Switch, optional_token, place_in
+from thinwire.cli.flags import Option, Switch, optional_token, read_address
 from thinwire.cli.output import say
 from thinwire.errors import ExchangeError
 
@@ -27,14 +27,12 @@ _INTERVAL_S = 5.0  # a store charges for requests
 class StatusCommand:
     """Show who takes part in an elastic or asynchronous run, how far each is and who waits.
 
-    $ thinwire status s3://my-bucket/runs --run-name first --watch
-    $ thinwire status s3://my-bucket/runs --run-name first --metrics 29420
+    $ thinwire status s3://my-bucket/first --watch
+    $ thinwire status s3://my-bucket/first --metrics 29420
     """
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
-    """URL of the place in which the workers meet."""
-    run_name: Option[str] = None
-    """Of the run there."""
+    at: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
+    """Of the run, as thinwire join has it."""
     watch: Switch = False
     """Show it again every 5 s, until Ctrl-C."""
     json: Switch = False
@@ -46,7 +44,8 @@ class StatusCommand:
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        store, name = place_in(self.store, self.run_name)
+        address = read_address(self.at)
+        store, name = address.place, address.run
         from rich.live import Live
         from rich.text import Text
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from thinwire.address import Address
 from thinwire.cli.flags import (
     Flat,
     Option,
@@ -19,10 +20,11 @@ from thinwire.cli.flags import (
     default_out,
     flag,
     given_in,
-    place_in,
+    optional_token,
+    read_address,
 )
 from thinwire.cli.output import noted_signals, say
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.plan.units import nbytes_text
 
 if TYPE_CHECKING:
@@ -36,64 +38,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeamFlags:
-    """Makes this process one worker of a run with others; each has its own --out."""
-
-    elastic: Option[str] = None
-    """s3://, gs://, az:// or file:// place in which the workers of a run meet."""
-    run_name: Option[str] = None
-    """Of the run in that store, the same on all workers and no other run's."""
-    worker: Option[int] = None
-    """Number, from 0, of this one of --workers that are the same to the end; default: workers join
-    and leave at any time."""
-    identity: Option[str] = None
-    """This worker's name among those that come and go; default that of --out and of this host."""
-    token_file: Option[Path] = None
-    """Holds the run's token; default THINWIRE_TOKEN."""
-    patience: Option[float] = None
-    """Share of a round that a slow worker is waited for, where workers come and go."""
-    min_workers: Option[int] = None
-    """With fewer workers a round waits for more, where workers come and go."""
-
-    def connection(self) -> ElasticConfig | None:
-        """How this worker takes part, or None where it does not.
-
-        Raises:
-            ConfigurationError: a flag is missing, or means nothing beside the others.
-        """
-        given = given_in(self)
-        if self.elastic is None:
-            for name in given:
-                raise ConfigurationError(
-                    f"use {flag(name)} without --elastic",
-                    because="it says how a worker takes part in a run with others",
-                    do=f"add --elastic, or leave {flag(name)} out",
-                )
-            return None
-        for name in ("identity", "patience", "min_workers"):
-            if name in given and self.worker is not None:
-                raise ConfigurationError(
-                    f"use {flag(name)} with --worker",
-                    because="a fixed number of workers have numbers, and all wait for all",
-                    do="leave one of them out",
-                )
-        store, run = place_in(given.pop("elastic"), given.pop("run_name", None))
-        from thinwire.train.workers.elastic import ElasticConfig
-
-        return ElasticConfig(store=store, run=run, **given)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Train:
     """Train K workers: simulated in this process, or one per rank under torchrun.
 
-    - with --elastic: one worker of a run in an object store, which workers join and leave at any
-      time; with --worker, too: one of a fixed number
-
     $ thinwire train --method muloco --workers 4
     $ torchrun --nproc-per-node 4 -m thinwire train --method muloco --out runs/b
-    $ thinwire train --elastic s3://my-bucket/runs --run-name first --out runs/here
-    $ thinwire train --elastic s3://my-bucket/runs --run-name b --worker 0 --workers 2 --out runs/0
     """
 
     method: str = "diloco"
@@ -113,18 +62,30 @@ class Train:
     """Report to this project of Weights & Biases."""
     trackio: Option[str] = None
     """Report to this project of trackio."""
-    team: Flat[TeamFlags] = field(default_factory=TeamFlags)
 
     def main(self, console: Console) -> None:
         """Run the command."""
+        from thinwire.train.workers.ranks import under_torchrun
+
+        if under_torchrun() and self.rates.workers is not None:
+            raise ConfigurationError(
+                "train under torchrun with --workers",
+                because="every rank is one worker, or a part of one: torchrun decides how many",
+                do="leave --workers out",
+            )
+        self.train(console, None)
+
+    def train(self, console: Console, connection: ElasticConfig | None) -> None:
+        """Train the workers of this process, or the one that `connection` connects."""
         from thinwire.train.trainer import resume, train
         from thinwire.train.workers.ranks import is_lead
 
-        connection = self.team.connection()
-        if connection is not None:
-            # Before the recipe, which counts the workers of torchrun.
-            connection.check_launch(self.run.worker_size or 1)
-        self._check_launch()
+        if self.resume and self.out is None:
+            raise ConfigurationError(
+                "resume without --out",
+                because="without it every run gets a new folder",
+                do="pass --out with the folder of the run",
+            )
         config = apply_flags(self.run, self.method, self.seed, self.rates)
         # Ranks agree on it: the folder is made only after all of them have met.
         out = self.out or default_out(self.method)
@@ -138,23 +99,6 @@ class Train:
         )
         if is_lead():
             say(console, _closing_line(summary, out))
-
-    def _check_launch(self) -> None:
-        from thinwire.train.workers.ranks import under_torchrun
-
-        if self.resume and self.out is None:
-            raise ConfigurationError(
-                "resume without --out",
-                because="without it every run gets a new folder",
-                do="pass --out with the folder of the run",
-            )
-        counts = under_torchrun() and self.team.elastic is None
-        if counts and self.rates.workers is not None:
-            raise ConfigurationError(
-                "train under torchrun with --workers",
-                because="every rank is one worker, or a part of one: torchrun decides how many",
-                do="leave --workers out",
-            )
 
     def _observers(
         self,
@@ -200,24 +144,80 @@ def _closing_line(summary: dict[str, Any], out: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinCommand:
-    """Take part in a run whose workers come and go: thinwire train --elastic, with all its flags.
+class JoinCommand(Train):
+    """Take part in a run as one worker, with a folder of its own; workers join and leave any time.
+
+    - at an address with ?workers=K&worker=0 the number of workers is fixed, and all wait for all
 
     $ thinwire join 'hub://TOKEN@HOST:PORT/first' --method muloco --out runs/here
-    $ thinwire join s3://my-bucket/runs --run-name first --method muloco --out runs/here
+    $ thinwire join s3://my-bucket/first --method muloco --out runs/here
+    $ thinwire join 's3://my-bucket/second?workers=2&worker=0' --out runs/0
+    $ thinwire join 'tcp://node0:29400?workers=2&worker=0' --out runs/0
     """
 
-    where: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
-    """URL of the place in which the workers meet."""
-    train: Flat[Train] = field(default_factory=Train)
+    at: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS")]
+    """Of the run: where its workers meet, and its name there."""
+    asynchronous: Switch = False
+    """Train as a worker of thinwire serve, without rounds."""
+    identity: Option[str] = None
+    """This worker's name where workers join and leave; default that of --out and of this host."""
+    token_file: Option[Path] = None
+    """Holds the run's token; default THINWIRE_TOKEN."""
+    patience: Option[float] = None
+    """Share of a round that a slow worker is waited for, where workers join and leave."""
+    min_workers: Option[int] = None
+    """With fewer workers a round waits for more, where workers join and leave."""
 
     def main(self, console: Console) -> None:
         """Run the command."""
-        if self.train.team.elastic is not None:
+        address = Address.read(self.at)
+        if address.run:
+            address = read_address(self.at)
+        names = ("identity", "token_file", "patience", "min_workers")
+        given = {name: value for name, value in given_in(self).items() if name in names}
+        elastic_only = [name for name in given if name != "token_file"]
+        check(
+            address.worker is None or not elastic_only,
+            f"use {', '.join(map(flag, elastic_only))} at {address}",
+            because="a fixed number of workers have numbers, and all wait for all",
+            do="leave it out, or the numbers of the address",
+        )
+        workers = self.rates.workers
+        check(
+            None in (address.workers, workers) or workers == address.workers,
+            f"join with --workers {workers} at {address}",
+            because=f"the address says that they are {address.workers}",
+            do="leave --workers out",
+        )
+        joining = replace(self, rates=replace(self.rates, workers=workers or address.workers))
+        if self.asynchronous:
+            joining._work(address, console)
+            return
+        from thinwire.train.workers.elastic import ElasticConfig
+
+        connection = ElasticConfig(at=address, **given)
+        # Before the recipe, which counts the workers of torchrun.
+        connection.check_launch(self.run.worker_size or 1)
+        joining.train(console, connection)
+
+    def _work(self, address: Address, console: Console) -> None:
+        from thinwire.cli.asynchronous import config_of_arrivals
+        from thinwire.train import asynchronous
+
+        number = address.worker
+        if number is None or not address.run:
             raise ConfigurationError(
-                "join with --elastic",
-                because="where the run is has been said before",
-                do="leave --elastic out",
+                f"join {address} with --asynchronous",
+                because="the workers of thinwire serve have numbers, and a store",
+                do="pass s3://BUCKET/RUN?workers=K&worker=0, or the like",
             )
-        team = replace(self.train.team, elastic=self.where)
-        replace(self.train, team=team).main(console)
+        asynchronous.work(
+            config_of_arrivals(self.run, self.method, self.seed, self.rates),
+            number,
+            address.place,
+            run=address.run,
+            token=optional_token(self.token_file),
+            out=self.out,
+            log=lambda line: say(console, line),
+        )
+        say(console, f"worker {number}: the run is finished")

@@ -12,6 +12,7 @@ from thinwire.doctor.machine import Finding, examine
 from thinwire.doctor.method import ExpectedRun, RunDescription, method_finding
 from thinwire.elastic.run_objects import RunObjects
 from thinwire.elastic.watch import BucketWatch
+from thinwire.errors import ConfigurationError
 from thinwire.plan.link import Link
 from thinwire.plan.units import duration_text, rate_text
 from thinwire.security.token import Token
@@ -116,11 +117,18 @@ class _StoreChecks:
             latency_s = statistics.median(self.latencies_s) / 2
             link = Link(up_bits_per_s=up, down_bits_per_s=down, latency_s=latency_s)
         run = RunDescription() if self._run is None else self._described(self._run)
-        return method_finding(link, self._planned, run)
+        finding = method_finding(link, self._planned, run)
+        if self._run is None or run.workers:
+            return finding
+        found = f"no worker of run {self._run!r} is there that this token opens; {finding.found}"
+        return finding._replace(found=found)
 
     def _described(self, name: str) -> RunDescription:
-        """What the store has of the run."""
-        status = BucketWatch(self._url, run=name, token=self._token).look()
+        """What the store has of the run, which may not have begun."""
+        try:
+            status = BucketWatch(self._url, run=name, token=self._token).look()
+        except ConfigurationError:
+            return RunDescription()
         objects = RunObjects(ObjectStore(self._url), name, self._token)
         fields = asyncio.run(objects.description(time.monotonic() + _CHECK_S))
         workers = len(status.calls) if status.roll is None else len(status.roll.names)

@@ -53,12 +53,6 @@ _UNMEASURED_ROUND_S = 60.0  # a round is taken to last so long until one was mea
 _FORMAT: Final = "4"
 _LONGEST_NAME: Final = 200
 _FIXED_TIMEOUT_S: Final = 600.0
-_ENVIRONMENT: Final = (
-    "THINWIRE_BUCKET",
-    "THINWIRE_WORKER",
-    "THINWIRE_WORKERS",
-    "THINWIRE_RUN",
-)
 
 
 class Elastic(Transport, Membership):
@@ -192,35 +186,6 @@ class Elastic(Transport, Membership):
             self._fixed.is_asked_to_leave = lambda: self._asked_to_leave()
             self._names = self._fixed.names
             self._name = self._names[worker]
-
-    @classmethod
-    def from_environment(cls) -> Elastic:
-        """The worker that THINWIRE_BUCKET, THINWIRE_RUN, THINWIRE_WORKER, THINWIRE_WORKERS name.
-
-        With THINWIRE_TOKEN it is sealed. Where torchrun started several ranks, they are one worker,
-        and each exchanges with the same rank of the others.
-
-        Raises:
-            ConfigurationError: one of the four is missing or no number; and what the class raises.
-        """
-        url, *numbers, run = [os.environ.get(name, "") for name in _ENVIRONMENT]
-        missing = [name for name in _ENVIRONMENT if not os.environ.get(name)]
-        if missing or not all(each.isascii() and each.isdigit() for each in numbers):
-            raise ConfigurationError(
-                "exchange over an object store",
-                because=f"{missing[0]} is not set"
-                if missing
-                else f"THINWIRE_WORKER and THINWIRE_WORKERS are {numbers[0]!r} and {numbers[1]!r}",
-                do="export THINWIRE_BUCKET=URL, THINWIRE_RUN=NAME, THINWIRE_WORKER=0 (1, 2, ...) "
-                "and THINWIRE_WORKERS=K",
-            )
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(
-            url,
-            run=run if ranks == 1 else f"{run}.{os.environ['RANK']}of{ranks}",
-            worker=int(numbers[0]),
-            workers=int(numbers[1]),
-        )
 
     # -- the transport -----------------------------------------------------------------------------
 

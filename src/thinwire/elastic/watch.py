@@ -96,5 +96,5 @@ class BucketWatch:
         return ConfigurationError(
             f"show run {self._run!r} in {self._url}",
             because=because,
-            do="correct the URL or --run-name, or start the first worker",
+            do="correct the address, or start the first worker",
         )

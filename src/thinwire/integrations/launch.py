@@ -27,8 +27,8 @@ def check_apart(outer: OuterLoop, trainer_ranks: int) -> None:
             f"train {outer.workers} workers under one torchrun",
             because=f"the trainer averages gradients over its {trainer_ranks} ranks at every step, "
             "and the workers are among them",
-            do="start every worker by itself and let them meet by tw.transport.Rendezvous, or "
-            "THINWIRE_MEET, THINWIRE_WORKER and THINWIRE_WORKERS",
+            do="start every worker by itself, and let them meet by THINWIRE_AT="
+            "'tcp://HOST:PORT?workers=K&worker=0' (1, 2, ...)",
         )
 
 

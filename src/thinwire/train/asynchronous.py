@@ -377,7 +377,7 @@ def work(
     run: str,
     token: Token | None,
     out: Path | None,
-    patience_s: float,
+    patience_s: float = 300.0,
     log: Callable[[str], None],
 ) -> None:
     """Train as worker `number` until the run is finished.

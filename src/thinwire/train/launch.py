@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.aggregate import DropOutliers
+from thinwire.elastic.transport import Elastic
 from thinwire.errors import ConfigurationError, CorpusError, ExchangeError
 from thinwire.handshake import (
     check_descriptions,
@@ -170,9 +171,10 @@ def _assemble_member(
     transport = member.connect(config, out, group)
     try:
         _compare(transport, common_fields(config, data), "the workers' arguments")
-        if (k := member.worker) is not None:
+        if (k := member.at.worker) is not None:
             identity = WorkerIdentity(block=k, first_stream=k)
             return FixedWorker(build(transport, identity, ranks), transport, ranks)
+        assert isinstance(transport, Elastic)
         identity = identity_of(transport.identity)
         return ElasticWorker(build(transport, identity, ranks), transport, ranks)
     except BaseException:

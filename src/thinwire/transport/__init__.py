@@ -22,7 +22,7 @@ from thinwire.transport.base import (
 from thinwire.transport.distributed import Distributed, naming_failures
 from thinwire.transport.in_process import in_process
 from thinwire.transport.metered import Metered, TransportCounters
-from thinwire.transport.rendezvous import Rendezvous, default_transport
+from thinwire.transport.rendezvous import Rendezvous
 from thinwire.transport.replicated import ReplicatedRanks
 from thinwire.transport.sealed import Sealed, sealed_by_default
 
@@ -37,6 +37,9 @@ def __getattr__(name: str) -> Any:
         return import_module("thinwire.elastic.timeouts").ElasticOptions
     if name == "ElasticBucket":
         warnings.warn("ElasticBucket is Elastic from 0.3 on", DeprecationWarning, stacklevel=2)
+    if name == "default_transport":
+        warnings.warn("default_transport is tw.connect", DeprecationWarning, stacklevel=2)
+        return import_module("thinwire.address").connect
     if name in ("Elastic", "ElasticBucket"):
         return import_module("thinwire.elastic.transport").Elastic
     if name == "Bucket":
@@ -68,7 +71,6 @@ __all__ = [
     "TransportCounters",
     "WrappedTransport",
     "attempt",
-    "default_transport",
     "in_process",
     "naming_failures",
     "sealed_by_default",

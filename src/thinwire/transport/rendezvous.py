@@ -5,20 +5,16 @@ import os
 import socket
 import time
 from functools import partial
-from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 
 from thinwire.errors import ConfigurationError, ExchangeTimeout, MismatchError, check
 from thinwire.transport.address import local_address, split_address
-from thinwire.transport.base import Transport, WrappedTransport
+from thinwire.transport.base import WrappedTransport
 from thinwire.transport.distributed import Distributed, naming_failures, reason_of
 from thinwire.transport.gloo_group import gloo_group
 from thinwire.transport.in_process import in_process
-from thinwire.transport.sealed import sealed_by_default
-
-_ADDRESS, _WORKER, _WORKERS = "THINWIRE_MEET", "THINWIRE_WORKER", "THINWIRE_WORKERS"
 
 _POLL_S = 0.02
 _GONE = "worker 0, which they meet at, or another one is gone"
@@ -86,27 +82,6 @@ class Rendezvous(WrappedTransport):
             host = local_address(meeting_host) if host is None else host
             group = gloo_group(own, worker, workers, host=host, timeout_s=timeout_s)
         self._inner = Distributed(group)
-
-    @classmethod
-    def from_environment(cls, *, timeout_s: float = 300.0) -> Self:
-        """The rendezvous that THINWIRE_MEET, THINWIRE_WORKER and THINWIRE_WORKERS name.
-
-        Args:
-            timeout_s: for all workers to be there, and of each message.
-
-        Raises:
-            ConfigurationError: one of them is missing or no number; and what the class raises.
-        """
-        for name in (_ADDRESS, _WORKER, _WORKERS):
-            value = os.environ.get(name, "")
-            check(
-                bool(value) and (name == _ADDRESS or value.isdecimal()),
-                "meet the other workers",
-                because=f"{value!r} for {name} is no number" if value else f"{name} is not set",
-                do=f"export {_ADDRESS}=HOST:PORT, {_WORKER}=0 (1, 2, ...) and {_WORKERS}=K",
-            )
-        worker, workers = int(os.environ[_WORKER]), int(os.environ[_WORKERS])
-        return cls(os.environ[_ADDRESS], worker=worker, workers=workers, timeout_s=timeout_s)
 
 
 def _own_place() -> tuple[int, int]:
@@ -176,30 +151,3 @@ def _check_in(
             do="start all workers with the same numbers",
             kind=MismatchError,
         )
-
-
-def default_transport() -> Transport:
-    """What the environment asks for; else `Distributed()`.
-
-    `Elastic` with a fixed number of workers where THINWIRE_BUCKET, THINWIRE_RUN, THINWIRE_WORKER
-    and THINWIRE_WORKERS are set, of whose ranks torchrun starts the process group; `Rendezvous`
-    where THINWIRE_MEET is. Where THINWIRE_TOKEN is set, what they carry is sealed.
-
-    Raises:
-        ConfigurationError: THINWIRE_BUCKET and THINWIRE_MEET are set, or a variable is missing or
-            no number; and what the classes raise.
-
-    >>> default_transport().world_size
-    1
-    """
-    meets = bool(os.environ.get(_ADDRESS))
-    if os.environ.get("THINWIRE_BUCKET"):
-        check(
-            not meets,
-            "connect the workers",
-            because=f"both THINWIRE_BUCKET and {_ADDRESS} are set",
-            do="unset one of them",
-        )
-        # The room of elastic runs imports this one.
-        return import_module("thinwire.elastic.transport").Elastic.from_environment()
-    return sealed_by_default(Rendezvous.from_environment() if meets else Distributed())

@@ -226,5 +226,5 @@ def test_a_batch_is_a_function_of_seed_share_and_index() -> None:
 def test_a_stream_has_no_shares() -> None:
     stream = StreamWindows(None, None, T, frozenset())
     data = LoadedData(tokenizer=None, training=stream, validation=None, fingerprint="")
-    with pytest.raises(ConfigurationError, match=r"--elastic on a stream.*download the corpus"):
+    with pytest.raises(ConfigurationError, match=r"join a run on a stream.*download the corpus"):
         data.training.shares(rows=1, sync_every=1, seed=0)

@@ -68,8 +68,8 @@ class StreamWindows:
         """Raise `ConfigurationError`: a stream has no numbered shares."""
         del rows, sync_every, seed
         raise ConfigurationError(
-            "train with --elastic on a stream",
-            because="elastic workers read shares of the data, and a stream has none",
+            "join a run on a stream",
+            because="workers that join and leave read shares of the data, and a stream has none",
             do="download the corpus and pass its files",
         )
 

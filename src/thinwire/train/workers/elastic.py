@@ -5,12 +5,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.address import Address, connect
 from thinwire.elastic.timeouts import ElasticOptions
 from thinwire.elastic.transport import Elastic
 from thinwire.errors import CheckpointError, ConfigurationError
@@ -20,18 +21,17 @@ from thinwire.train.config import TrainConfig
 from thinwire.train.workers.group import WorkerGroup
 from thinwire.train.workers.ranks import Ranks, load_model, load_optimizer, plain, under_torchrun
 from thinwire.train.workers.worker import Worker, WorkerIdentity
+from thinwire.transport import Transport
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticConfig:
-    """How this worker takes part in a run whose workers meet in an object store.
+    """How this worker takes part in a run with others.
 
     Args:
-        store: URL, as `tw.transport.Elastic` takes it.
-        run: name of the run there, the same on all workers.
-        worker: number of this one among a fixed number of workers; None where they come and go.
+        at: address of the run, with this worker's number where the number of workers is fixed.
         identity: the name by which the others know this worker; default the run folder's name
             and the host's, so that a restart in the same folder is the same worker.
         token_file: holds the run's token; default the environment variable THINWIRE_TOKEN.
@@ -39,9 +39,7 @@ class ElasticConfig:
         min_workers: with fewer workers a round waits for more; default the transport's.
     """
 
-    store: str
-    run: str
-    worker: int | None = None
+    at: Address
     identity: str | None = None
     token_file: Path | None = None
     patience: float | None = None
@@ -50,34 +48,28 @@ class ElasticConfig:
     @property
     def is_fixed(self) -> bool:
         """Whether the same workers take part from the beginning to the end."""
-        return self.worker is not None
+        return self.at.worker is not None
 
     @property
     def run_name(self) -> str:
-        """Its place and its name there, where its workers are shown as one group."""
-        return f"{self.store.rstrip('/')} {self.run}"
+        """By which its workers are shown as one group."""
+        return str(replace(self.at, worker=None, workers=None))
 
     def identity_in(self, out: Path) -> str:
         """The name by which the others know the worker whose folder is `out`."""
         if self.is_fixed:
-            return f"{self.run} worker {self.worker}"
+            return f"{self.at.run} worker {self.at.worker}".strip()
         return self.identity or f"{out.resolve().name}@{socket.gethostname()}"
 
     def check(self, config: TrainConfig) -> None:
         """Raise `ConfigurationError` if this process cannot be such a worker of `config`."""
         self.check_launch(config.machine.worker_size)
-        if self.worker is not None and not 0 <= self.worker < config.workers:
-            raise _refused(
-                f"as worker {self.worker} of {config.workers}",
-                "workers are numbered from 0",
-                f"pass --worker 0 to {config.workers - 1}, or how many there are as --workers",
-            )
         if not self.is_fixed:
             if isinstance(config.method.outer, GradientAveraging):
                 raise _refused(
                     f"by method {config.method.name!r}",
                     "a newcomer cannot download the inner optimizer's state, which workers share",
-                    "pass a method with rounds, such as --method diloco, or --worker",
+                    "pass a method with rounds, as --method diloco, or an address with numbers",
                 )
             config.method.check_elastic()
 
@@ -86,12 +78,12 @@ class ElasticConfig:
         ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
         if ranks != worker_size:
             raise _refused(
-                f"and --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
+                f"with --worker-size {worker_size} in {ranks} process{'es' if ranks > 1 else ''}",
                 "all ranks of one torchrun are one worker, which ends with any of them",
                 f"start one torchrun --nproc-per-node {worker_size} each, or 1 without torchrun",
             )
 
-    def connect(self, config: TrainConfig, out: Path, group: Any = None) -> Elastic:
+    def connect(self, config: TrainConfig, out: Path, group: Any = None) -> Transport:
         """The connection to the other workers, sealed if there is a token.
 
         Args:
@@ -99,6 +91,9 @@ class ElasticConfig:
             out: the run's folder.
             group: of the ranks of this worker; None is a worker of one.
         """
+        token = None if self.token_file is None else find_token(self.token_file)
+        if not self.at.run:
+            return connect(str(self.at), token=token, timeout_s=config.machine.timeout_s)
         given = {"patience": self.patience, "min_workers": self.min_workers}
         chosen: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
         more: dict[str, Any] = {} if group is None else {"group": group}
@@ -107,20 +102,20 @@ class ElasticConfig:
             # What others have sent since this worker's oldest checkpoint stays.
             periods, every = config.periods, config.method.sync_every
             rounds = -(-periods.checkpoint_steps // every) * periods.keep_checkpoints
-            more |= {"workers": config.workers, "worker": self.worker, "keep": 2 + rounds}
+            more |= {"workers": config.workers, "worker": self.at.worker, "keep": 2 + rounds}
         else:
             more["identity"] = self.identity_in(out)
         return Elastic(
-            self.store,
-            run=self.run,
-            token=None if self.token_file is None else find_token(self.token_file),
+            self.at.place,
+            run=self.at.run,
+            token=token,
             options=ElasticOptions(**chosen),
             **more,
         )
 
 
 def _refused(how: str, because: str, do: str) -> ConfigurationError:
-    return ConfigurationError(f"train with --elastic {how}", because=because, do=do)
+    return ConfigurationError(f"join {how}", because=because, do=do)
 
 
 def identity_of(name: str) -> WorkerIdentity:
@@ -137,11 +132,11 @@ class FixedWorker(WorkerGroup):
 
     Args:
         worker: connected by `transport`.
-        transport: an elastic one.
+        transport: of the worker.
         ranks: of the worker, which are the default process group if they are several.
     """
 
-    def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
+    def __init__(self, worker: Worker, transport: Transport, ranks: Ranks) -> None:
         super().__init__([worker])
         self._worker, self._outer = worker, worker.outer
         self._transport, self._ranks = transport, ranks
@@ -150,7 +145,8 @@ class FixedWorker(WorkerGroup):
 
     def leave_when(self, asked: Callable[[], bool]) -> None:
         """Waits for the others, and for the store."""
-        self._transport.leave_when(asked)
+        if isinstance(self._transport, Elastic):
+            self._transport.leave_when(asked)
 
     def all_gather(self, values: Sequence[float]) -> list[float]:
         """Over this worker's ranks alone: workers wait for each other only in rounds."""
@@ -174,7 +170,7 @@ class ElasticWorker(FixedWorker):
 
     def __init__(self, worker: Worker, transport: Elastic, ranks: Ranks) -> None:
         super().__init__(worker, transport, ranks)
-        self.events = transport.events
+        self.events = self._log = transport.events
         self._follow()
 
     @property
@@ -231,9 +227,9 @@ class ElasticWorker(FixedWorker):
         del workers
         if "shared" not in state:
             raise CheckpointError(
-                "go on with --elastic from this checkpoint",
+                "join with this checkpoint",
                 because="it is of a run with a fixed number of workers",
-                do="leave --elastic out, or pass another --out",
+                do="pass another --out",
             )
         own = state["own"]
         self._outer.load_shared_state(state["shared"])
@@ -248,7 +244,7 @@ class ElasticWorker(FixedWorker):
 
     def file_failed(self, error: CheckpointError) -> None:
         """Note it as an event: the run goes on without this worker's files."""
-        self._transport.events.note("unsaved", round=self._outer.stats.rounds, why=str(error))
+        self._log.note("unsaved", round=self._outer.stats.rounds, why=str(error))
 
     def _follow(self) -> None:
         if self._worker.scheduler.last_epoch != self._outer.inner_step:

@@ -155,7 +155,7 @@ class WorkerGroup:
             raise CheckpointError(
                 "go on from this checkpoint",
                 because="it is of a worker of an elastic run",
-                do="add --elastic URL, or pass another --out",
+                do="thinwire join its address, or pass another --out",
             )
         config = worker.config
         sources = workers * config.machine.worker_size if workers != config.workers else None

@@ -1,0 +1,230 @@
+"""The address of a run, and the connection to its other workers."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import warnings
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl
+
+from thinwire.errors import ConfigurationError, check
+
+if TYPE_CHECKING:
+    from thinwire.security.token import Token
+    from thinwire.transport import Transport
+
+AT_VARIABLE: Final = "THINWIRE_AT"
+"""Environment variable with the address."""
+
+_FORMS: Final = {
+    "tcp": "tcp://HOST:PORT?workers=K&worker=0",
+    "hub": "hub://TOKEN@HOST:PORT/RUN",
+    "s3": "s3://BUCKET/RUN",
+    "gs": "gs://BUCKET/RUN",
+    "az": "az://ACCOUNT/CONTAINER/RUN",
+    "file": "file:///FOLDER/RUN",
+    "memory": "memory:///RUN",
+}
+_NUMBERS: Final = ("workers", "worker")
+_RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place where the workers of a run meet.
+
+    ``tcp://HOST:PORT?workers=K&worker=0``
+        K workers over `torch.distributed`; worker 0 listens.
+    ``hub://TOKEN@HOST:PORT/RUN``, ``s3://BUCKET/RUN``, ``gs://``, ``az://``, ``file:///FOLDER/RUN``
+        Workers that join and leave at any time, over an object store. With
+        ``?workers=K&worker=0`` their number is fixed.
+
+    Args:
+        place: HOST:PORT, or the URL of the object store.
+        run: name of the run in the store; "" for tcp.
+        workers: K, or None if workers join and leave.
+        worker: number of this worker, from 0.
+        secret: the run's token, if the address has one.
+
+    >>> Address.read("s3://bucket/prefix/first")
+    Address(place='s3://bucket/prefix', run='first', workers=None, worker=None)
+    >>> Address.read("tcp://node0:29400?workers=2&worker=1").place
+    'node0:29400'
+    """
+
+    place: str
+    run: str
+    workers: int | None = None
+    worker: int | None = None
+    secret: str = field(default="", repr=False)  # no log may show it
+
+    def __str__(self) -> str:
+        where = f"{self.place}/{self.run}" if self.run else f"tcp://{self.place}"
+        numbers = "" if self.workers is None else f"?workers={self.workers}&worker={self.worker}"
+        return where + numbers
+
+    @classmethod
+    def read(cls, text: str) -> Address:
+        """Parse an address.
+
+        Raises:
+            ConfigurationError: an unknown scheme, or a part that is missing or malformed.
+        """
+        what = f"connect to {_shown(text)!r}"
+        rest, _, query = text.strip().partition("?")
+        scheme, separator, where = rest.partition("://")
+        if not separator or scheme not in _FORMS:
+            near = difflib.get_close_matches(scheme.lower(), _FORMS, n=1, cutoff=0.6)
+            if not separator:
+                near = ["tcp"] if re.fullmatch(r"[^/\s]+:[0-9]+", rest) else ["file"]
+            raise ConfigurationError(
+                what,
+                because=f"{scheme!r} is no scheme of an address"
+                if separator
+                else "it has no scheme",
+                do=f"pass {_FORMS[near[0]]}" if near else f"pass {', '.join(_FORMS.values())}",
+            )
+        workers, worker = _numbers(query, what, _FORMS[scheme])
+        secret = ""
+        if scheme == "tcp":
+            import_module("thinwire.transport.address").split_address(where)
+            check(workers is not None, what, because="it has no number of workers", do=_do(scheme))
+            return cls(where, "", workers, worker)
+        if scheme == "hub":
+            hub = import_module("thinwire.transport.hub_address").HubAddress.read(rest)
+            place, run, secret = str(hub), hub.run, hub.secret
+        else:
+            place, _, run = rest.rpartition("/")
+            # file:///run names a folder at the root of a disk, or a slip.
+            is_place = scheme == "memory" or bool(place.partition("://")[2].strip("/"))
+            run = run if is_place else ""
+        check(bool(run), what, because="the name of a run is missing at its end", do=_do(scheme))
+        check(
+            bool(_RUN.fullmatch(run)),
+            what,
+            because=f"{run[:100]!r} cannot name a run",
+            do="end it with up to 100 letters, digits, dots, underscores and hyphens",
+        )
+        return cls(place, run, workers, worker, secret)
+
+
+def connect(
+    at: str | None = None, *, token: Token | None = None, timeout_s: float = 300.0
+) -> Transport:
+    """The connection to the other workers of a run.
+
+    Payloads are sealed if THINWIRE_TOKEN or the address has a token. Where the default process
+    group of `torch.distributed` has several ranks, an address makes them one worker.
+
+    Args:
+        at: address of the run; default the environment variable THINWIRE_AT, and without one the
+            ranks of the default process group, or this process alone.
+        token: seals payloads; default that of the address or of THINWIRE_TOKEN.
+        timeout_s: for workers over tcp:// to be there, and for each of their messages.
+
+    Returns:
+        `Distributed`, `Rendezvous` or `Elastic`.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+
+    >>> connect().world_size
+    1
+    >>> connect("memory:///first").is_fixed
+    False
+    """
+    transports = import_module("thinwire.transport")
+    text = at or os.environ.get(AT_VARIABLE) or _of_older_variables()
+    if not text:
+        return transports.sealed_by_default(transports.Distributed())
+    address = Address.read(text)
+    if not address.run:
+        meeting = transports.Rendezvous(
+            address.place, worker=address.worker, workers=address.workers, timeout_s=timeout_s
+        )
+        seal = transports.sealed_by_default
+        return seal(meeting) if token is None else transports.Sealed(meeting, token)
+    distributed = import_module("torch.distributed")
+    is_group = distributed.is_available() and distributed.is_initialized()
+    return transports.Elastic(
+        address.place,
+        run=address.run,
+        workers=address.workers,
+        worker=address.worker,
+        token=token or address.secret or None,
+        group=distributed.group.WORLD if is_group and distributed.get_world_size() > 1 else None,
+    )
+
+
+def _numbers(query: str, what: str, form: str) -> tuple[int | None, int | None]:
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in given.items():
+        if name not in _NUMBERS:
+            near = difflib.get_close_matches(name, _NUMBERS, n=1) or ["workers"]
+            raise ConfigurationError(
+                what, because=f"{name!r} is no setting of an address", do=f"pass {near[0]}=NUMBER"
+            )
+        check(
+            value.isascii() and value.isdigit() and len(value) < 9,
+            what,
+            because=f"{name} is {value!r}, which is no number",
+            do=f"pass {name}=NUMBER",
+        )
+    if not given:
+        return None, None
+    missing = [name for name in _NUMBERS if name not in given]
+    check(
+        not missing,
+        what,
+        because=f"it has no {missing[0] if missing else ''}",
+        do="pass ?workers=K&worker=0 (1, 2, ...), or neither if workers join and leave"
+        if not form.startswith("tcp")
+        else f"pass {form}",
+    )
+    workers, worker = int(given["workers"]), int(given["worker"])
+    check(
+        worker < workers,
+        what,
+        because=f"worker {worker} is none of {workers}, which are numbered from 0",
+        do=f"pass worker=0 to worker={max(0, workers - 1)}",
+    )
+    return workers, worker
+
+
+def _shown(text: str) -> str:
+    """`text` without a token."""
+    return re.sub(r"(?<=hub://)[^@/]*@", "", text)[:200]
+
+
+def _do(scheme: str) -> str:
+    return f"pass {_FORMS[scheme]}"
+
+
+def _of_older_variables() -> str:
+    """The address that the variables of version 0.2 stand for; "" without them."""
+    names = ("THINWIRE_MEET", "THINWIRE_BUCKET")
+    given = [name for name in names if os.environ.get(name)]
+    if not given:
+        return ""
+    meet, bucket, run, worker, workers = (
+        os.environ.get(name, "")
+        for name in (*names, "THINWIRE_RUN", "THINWIRE_WORKER", "THINWIRE_WORKERS")
+    )
+    place = f"tcp://{meet}" if meet else f"{bucket}/{run}"
+    address = f"{place}?workers={workers}&worker={worker}"
+    check(
+        len(given) == 1,
+        "connect the workers",
+        because="both THINWIRE_MEET and THINWIRE_BUCKET are set",
+        do=f"unset both, and export {AT_VARIABLE}='{_FORMS['tcp']}' or '{_FORMS['s3']}'",
+    )
+    warnings.warn(
+        f"{given[0]} is {AT_VARIABLE} from 0.3 on: export {AT_VARIABLE}='{address}'",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    return address

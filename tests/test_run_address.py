@@ -1,0 +1,144 @@
+"""Addresses of runs: every form, every slip, and the connection that follows."""
+
+import pytest
+
+import thinwire as tw
+from thinwire.address import Address, connect
+from thinwire.transport import Distributed, Elastic, Rendezvous
+
+SECRET = "a secret of many characters"
+
+FORMS = {
+    "s3://bucket/first": ("s3://bucket", "first"),
+    "gs://bucket/a/b/first.2": ("gs://bucket/a/b", "first.2"),
+    "az://account/container/first": ("az://account/container", "first"),
+    "file:///shared/runs/first": ("file:///shared/runs", "first"),
+    "memory:///first": ("memory://", "first"),
+    "hub://a-secret-of-many@10.9.0.1:29600/first": ("hub://10.9.0.1:29600", "first"),
+    "hub://[::1]:29600/first": ("hub://[::1]:29600", "first"),
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+@pytest.mark.parametrize("numbers", ["", "?workers=3&worker=2"])
+def test_an_address_is_read_and_written(text: str, numbers: str) -> None:
+    address = Address.read(f" {text}{numbers}\n")
+    assert (address.place, address.run) == FORMS[text]
+    assert (address.workers, address.worker) == ((3, 2) if numbers else (None, None))
+    assert address.secret == ("a-secret-of-many" if "a-secret" in text else "")
+    assert Address.read(str(address)) == Address.read(
+        f"{text}{numbers}".replace("a-secret-of-many@", "")
+    )
+    assert "a-secret" not in f"{address}{address!r}"
+
+
+def test_a_process_group_has_an_address_without_a_run() -> None:
+    address = Address.read("tcp://[::1]:29400?worker=0&workers=2")
+    assert (address.place, address.run, address.workers, address.worker) == (
+        "[::1]:29400",
+        "",
+        2,
+        0,
+    )
+    assert Address.read(str(address)) == address
+
+
+REFUSED = {
+    "": "it has no scheme",
+    "node0:29400": "it has no scheme.*tcp://HOST:PORT",
+    "./runs/first": "it has no scheme.*file:///FOLDER/RUN",
+    "s4://bucket/first": "'s4' is no scheme.*s3://BUCKET/RUN",
+    "S3://bucket/first": "'S3' is no scheme.*s3://BUCKET/RUN",
+    "http://host/first": "'http' is no scheme",
+    "hubs://host:1/first": "'hubs' is no scheme.*hub://TOKEN",
+    "s3://bucket": "the name of a run is missing",
+    "s3://bucket/": "the name of a run is missing",
+    "s3:///first": "the name of a run is missing",
+    "file:///first": "the name of a run is missing",
+    "memory://": "the name of a run is missing",
+    "hub://t@host:29600": "the name of a run is missing.*hub://TOKEN",
+    "hub://host/first": "not HOST:PORT",
+    "s3://bucket/a run": "'a run' cannot name a run",
+    f"s3://bucket/{'r' * 101}": "cannot name a run",
+    "s3://bucket/.first": "cannot name a run",
+    "tcp://node0:29400": "no number of workers",
+    "tcp://node0?workers=2&worker=0": "not HOST:PORT",
+    "tcp://node0:29400?workers=2": "it has no worker",
+    "s3://bucket/first?worker=2": "it has no workers.*or neither",
+    "s3://bucket/first?workers=2&worker=2": "worker 2 is none of 2.*worker=0 to worker=1",
+    "s3://bucket/first?workers=0&worker=0": "worker 0 is none of 0",
+    "s3://bucket/first?workers=two&worker=0": "workers is 'two'",
+    "s3://bucket/first?workers=&worker=0": "workers is ''",
+    "s3://bucket/first?workers=2&worker=-1": "worker is '-1'",
+    "s3://bucket/first?wrkers=2&worker=0": "'wrkers' is no setting.*pass workers=NUMBER",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_slip_in_an_address_names_the_right_form(text: str) -> None:
+    with pytest.raises(tw.ConfigurationError, match=REFUSED[text]):
+        Address.read(text)
+
+
+def test_no_error_shows_a_token() -> None:
+    with pytest.raises(tw.ConfigurationError) as refused:
+        Address.read(f"hub://{SECRET.replace(' ', '-')}@host:29600/first?workers=x&worker=0")
+    assert "a-secret" not in str(refused.value)
+
+
+def test_the_connection_follows_from_the_address(monkeypatch) -> None:
+    for name in ("THINWIRE_AT", "THINWIRE_MEET", "THINWIRE_BUCKET", "THINWIRE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert isinstance(connect(), Distributed)
+    assert isinstance(connect("tcp://127.0.0.1:29400?workers=1&worker=0"), Rendezvous)
+    pytest.importorskip("obstore")
+    elastic = connect("memory:///first")
+    assert isinstance(elastic, Elastic)
+    assert (elastic.run_name, elastic.is_fixed) == ("first", False)
+    fixed = connect("memory:///first?workers=3&worker=2")
+    assert (fixed.is_fixed, fixed.world_size, fixed.rank) == (True, 3, 2)
+    monkeypatch.setenv("THINWIRE_AT", "memory:///second")
+    assert connect().run_name == "second"
+    assert connect("memory:///third").run_name == "third"
+
+
+OLDER = [
+    (
+        {"THINWIRE_MEET": "127.0.0.1:29400", "THINWIRE_WORKERS": "1", "THINWIRE_WORKER": "0"},
+        "tcp://127.0.0.1:29400?workers=1&worker=0",
+    ),
+    (
+        {
+            "THINWIRE_BUCKET": "memory://",
+            "THINWIRE_RUN": "r",
+            "THINWIRE_WORKERS": "2",
+            "THINWIRE_WORKER": "1",
+        },
+        "memory:///r?workers=2&worker=1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("variables", "address"), OLDER, ids=["meet", "bucket"])
+def test_variables_of_earlier_versions_name_their_address(variables, address, monkeypatch) -> None:
+    monkeypatch.delenv("THINWIRE_AT", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(DeprecationWarning, match="THINWIRE_AT") as seen:
+        assert connect().world_size == int(variables["THINWIRE_WORKERS"])
+    assert f"THINWIRE_AT='{address}'" in str(seen[0].message)
+    monkeypatch.delenv("THINWIRE_WORKER")
+    with (
+        pytest.warns(DeprecationWarning, match="worker='"),
+        pytest.raises(tw.ConfigurationError, match="worker is ''"),
+    ):
+        connect()
+    monkeypatch.setenv("THINWIRE_MEET", "127.0.0.1:29400")
+    monkeypatch.setenv("THINWIRE_BUCKET", "memory://")
+    with pytest.raises(tw.ConfigurationError, match="both THINWIRE_MEET and THINWIRE_BUCKET"):
+        connect()
+
+
+def test_the_name_of_earlier_versions_is_an_alias() -> None:
+    with pytest.warns(DeprecationWarning, match=r"tw\.connect"):
+        assert tw.transport.default_transport is connect
