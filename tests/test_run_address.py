@@ -142,3 +142,12 @@ def test_variables_of_earlier_versions_name_their_address(variables, address, mo
 def test_the_name_of_earlier_versions_is_an_alias() -> None:
     with pytest.warns(DeprecationWarning, match=r"tw\.connect"):
         assert tw.transport.default_transport is connect
+
+
+def test_a_token_in_an_address_is_that_of_the_environment_or_none_is_used(monkeypatch) -> None:
+    text = "hub://a-secret-of-many@10.9.0.1:29600/first"
+    monkeypatch.setenv("THINWIRE_TOKEN", SECRET)
+    with pytest.raises(tw.ConfigurationError, match="another one than that of THINWIRE_TOKEN"):
+        connect(text)
+    monkeypatch.setenv("THINWIRE_TOKEN", "a-secret-of-many")
+    assert Address.read(text).secret == "a-secret-of-many"

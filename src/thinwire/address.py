@@ -72,7 +72,8 @@ class Address:
         """Parse an address.
 
         Raises:
-            ConfigurationError: an unknown scheme, or a part that is missing or malformed.
+            ConfigurationError: an unknown scheme, a part that is missing or malformed, or another
+                token than THINWIRE_TOKEN.
         """
         what = f"connect to {_shown(text)!r}"
         rest, _, query = text.strip().partition("?")
@@ -89,7 +90,7 @@ class Address:
                 do=f"pass {_FORMS[near[0]]}" if near else f"pass {', '.join(_FORMS.values())}",
             )
         workers, worker = _numbers(query, what, _FORMS[scheme])
-        secret = ""
+        secret, hub = "", None
         if scheme == "tcp":
             import_module("thinwire.transport.address").split_address(where)
             check(workers is not None, what, because="it has no number of workers", do=_do(scheme))
@@ -109,6 +110,8 @@ class Address:
             because=f"{run[:100]!r} cannot name a run",
             do="end it with up to 100 letters, digits, dots, underscores and hyphens",
         )
+        if hub is not None and secret:
+            hub.token()  # refuses another one than that of the environment
         return cls(place, run, workers, worker, secret)
 
 

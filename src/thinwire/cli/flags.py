@@ -202,12 +202,6 @@ def read_address(text: str) -> Address:
         do="pass s3://BUCKET/RUN, hub://TOKEN@HOST:PORT/RUN or file:///FOLDER/RUN",
     )
     if address.secret:
-        check(
-            os.environ.get(TOKEN_VARIABLE, address.secret) == address.secret,
-            f"use the token of {address}",
-            because=f"it is another one than that of {TOKEN_VARIABLE}",
-            do=f"unset {TOKEN_VARIABLE}, or leave the token out of the address",
-        )
         os.environ[TOKEN_VARIABLE] = address.secret
     return replace(address, secret="")
 

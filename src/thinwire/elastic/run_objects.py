@@ -356,9 +356,9 @@ def _is_sound(summed: Tensor) -> bool:
     >>> _is_sound(_summed(absent_message())), _is_sound(absent_message())
     (True, False)
     """
-    raw = summed.numpy().tobytes()
+    raw = summed.numpy().data
     checksum = zlib.crc32(raw[:-_SUM_NBYTES]).to_bytes(_SUM_NBYTES, "little")
-    return checksum == raw[-_SUM_NBYTES:]
+    return checksum == bytes(raw[-_SUM_NBYTES:])
 
 
 def _pieces(parts: Sequence[memoryview]) -> Iterator[Tensor]:
