@@ -104,10 +104,10 @@ def test_owners_of_shards_give_the_numbers_of_gathering() -> None:
             "its own anchor",
         ),
         (
-            lambda: tw.presets.decoupled_momentum().outer.check_elastic(),
-            "differ from worker to worker",
+            lambda: tw.presets.decoupled_momentum().check_elastic(),
+            "its own outer parameters",
         ),
-        (lambda: tw.presets.demo().outer.check_elastic(), "workers that come and go"),
+        (lambda: tw.presets.demo().check_elastic(), "where workers come and go"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, word: str) -> None:

@@ -243,7 +243,7 @@ NAN = float("nan")
         ("muloco", {"parameters": 416e6, "workers": 0}, "one worker or more"),
         ("muloco", {"parameters": 416e6, "global_batch": 0}, "one worker or more"),
         ("muloco", {"parameters": 416e6, "inner": tw.inner.Muon(lr=0.1)}, "inner is given"),
-        ("async_diloco", {"c": 0.3}, "c=0.3 and every=4"),
+        ("async_diloco", {"c": 0.3}, "set c with every=4 to 0.3"),
     ],
 )
 def test_what_does_not_fit_is_refused(preset: str, fields, word: str) -> None:

@@ -3,6 +3,7 @@
 An error says three things: what cannot be done, why, and what to do about it.
 """
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import partial
@@ -121,3 +122,34 @@ def check(
     """
     if not ok:
         raise kind(cannot, because=because, do=do)
+
+
+def check_range(
+    name: str, value: float, *, below: float = math.inf, most: float | None = None
+) -> None:
+    """Raise `ConfigurationError` unless `value` is in [0, below), or in [0, most] if it is given.
+
+    >>> check_range("momentum", 0.9, below=1)
+    """
+    upper, end = (below, ")") if most is None else (most, "]")
+    check(
+        0 <= value < below if most is None else 0 <= value <= most,
+        f"set {name} to {value}",
+        because=f"it must lie in [0, {upper:g}{end}",
+        do="choose a value in that interval",
+    )
+
+
+def check_whole(name: str, value: object, *, least: int = 1, most: float = math.inf) -> None:
+    """Raise `ConfigurationError` unless `value` is an int from `least` to `most`.
+
+    >>> check_whole("layers", 3)
+    """
+    check(
+        # bool is an int to Python, but True layers are a slip.
+        type(value) is int and least <= value <= most,
+        f"set {name} to {value!r}",
+        because=f"it must be a whole number from {least}"
+        + (f" to {most}" if most < math.inf else ""),
+        do="choose such a number",
+    )

@@ -240,13 +240,18 @@ class Method:
         Args:
             is_divided: whether the ranks of a worker divide what it sends.
         """
-        if is_divided:
-            raise ConfigurationError(
-                "divide what an elastic worker sends among its ranks",
-                because="a part that did not reach all ranks would be waited for",
-                do="leave out ddp_group: every rank then sends all",
-            )
-        self.outer.check_elastic()
+        check(
+            not is_divided,
+            "divide what an elastic worker sends among its ranks",
+            because="a part that did not reach all ranks would be waited for",
+            do="leave out ddp_group: every rank then sends all",
+        )
+        check(
+            self.outer.elastic_refusal is None,
+            f"train by {type(self.outer).__name__} where workers come and go",
+            because=f"{self.outer.elastic_refusal}",
+            do="take a method whose workers share outer parameters, such as diloco",
+        )
         self.overlap.check_cancellable()
 
     @classmethod

@@ -148,9 +148,9 @@ def test_an_id_names_these_bytes_for_ever(codec) -> None:
 @pytest.mark.parametrize(
     ("build", "values", "word"),
     [
-        (TopK, [{"k": 0}, {"k": 4097}], "send k="),
-        (RandomK, [{"k": 0}, {"k": 4097}], "send k="),
-        (RandomK, [{"seed": -1}, {"seed": 2**63}], "with seed"),
+        (TopK, [{"k": 0}, {"k": 4097}], "set k,"),
+        (RandomK, [{"k": 0}, {"k": 4097}], "set k,"),
+        (RandomK, [{"seed": -1}, {"seed": 2**63}], "set the seed"),
         (RandomK, [{"values": TensorLevels()}], "SignLevels"),
         (TopK, [{"values": TensorLevels(), "transform": DCT()}], "leave the transform out"),
         (Quantise, [{"bits": 3}, {"bits": 16}], "quantise to"),

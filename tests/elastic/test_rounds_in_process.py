@@ -485,9 +485,9 @@ PAIRS = method(exchange=tw.exchange.Pairs(), outer=tw.outer.Gossip())
 @pytest.mark.parametrize(
     ("described", "why"),
     [
-        (tw.presets.ddp(), r"among workers that come and go.*diloco"),
+        (tw.presets.ddp(), r"where workers come and go.*diloco"),
         (method(overlap=tw.Eager()), r"where workers come and go.*Delay"),
-        (PAIRS, r"Gossip among workers that come and go.*diloco"),
+        (PAIRS, r"Gossip where workers come and go.*diloco"),
     ],
 )
 def test_what_cannot_be_cancelled_or_handed_on_is_refused_at_once(described, why: str) -> None:

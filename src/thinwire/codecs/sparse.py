@@ -23,7 +23,7 @@ from thinwire.codecs.levels import RoundKey
 from thinwire.codecs.row_format import Decoded, GroupedCodec, write_plain
 from thinwire.codecs.transforms import Transform
 from thinwire.codecs.values import SignLevels, SignMean, Values, largest, random_places
-from thinwire.errors import check
+from thinwire.errors import check, check_whole
 from thinwire.fragments.layout import CHUNK, Layout
 
 
@@ -53,12 +53,7 @@ class _KOfEach(GroupedCodec):
     values: Values
 
     def __post_init__(self) -> None:
-        check(
-            1 <= self.k <= CHUNK,
-            f"send k={self.k} of every {CHUNK} numbers",
-            because=f"a chunk has {CHUNK} numbers, and at least one of them must be sent",
-            do=f"pass 1 <= k <= {CHUNK}",
-        )
+        check_whole(f"k, the numbers sent of every {CHUNK},", self.k, most=CHUNK)
 
     @property
     def verbatim(self) -> torch.dtype:
@@ -301,12 +296,7 @@ class RandomK(_KOfEach):
 
     def __post_init__(self) -> None:
         _KOfEach.__post_init__(self)
-        check(
-            0 <= self.seed < 2**63,
-            f"choose places with seed {self.seed}",
-            because="a seed must be a non-negative number of 63 bits",
-            do="pass 0 <= seed < 2**63",
-        )
+        check_whole("the seed", self.seed, least=0, most=2**63 - 1)
         check(
             not self.values.spans_rows,
             f"write values at random places as {self.values.id}",

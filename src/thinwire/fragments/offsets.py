@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check, check_whole
 
 
 class Offsets(ABC):
@@ -40,12 +40,12 @@ class Spread(Offsets):
 
     def of(self, count: int, *, sync_every: int) -> tuple[tuple[int, int], ...]:
         """Offsets of `count` fragments, no two of them equal."""
-        if count > sync_every:
-            raise ConfigurationError(
-                f"spread {count} fragments over {sync_every} inner steps",
-                because="two fragments would be due after the same step",
-                do=f"pass sync_every >= {count}, or a rule that makes fewer fragments",
-            )
+        check(
+            count <= sync_every,
+            f"spread {count} fragments over {sync_every} inner steps",
+            because="two fragments would be due after the same step",
+            do=f"pass sync_every >= {count}, or a rule that makes fewer fragments",
+        )
         return tuple((p * sync_every // count, sync_every) for p in range(count))
 
 
@@ -69,42 +69,18 @@ class At(Offsets):
     steps: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _check_tuple(self.steps)
         for step in self.steps:
-            _check_whole(step)
+            # No step would equal an offset of 1.5: its fragment would never be exchanged.
+            check_whole("the offset of a fragment, in inner steps,", step, least=0)
 
     def of(self, count: int, *, sync_every: int) -> tuple[tuple[int, int], ...]:
         """The given offsets, checked against the number of fragments and the interval."""
-        if len(self.steps) != count:
-            raise ConfigurationError(
-                f"use {len(self.steps)} offsets ({', '.join(map(str, self.steps))})",
-                because=f"this model has {count} fragments",
-                do="pass one offset for each fragment",
-            )
+        check(
+            len(self.steps) == count,
+            f"use {len(self.steps)} offsets ({', '.join(map(str, self.steps))})",
+            because=f"this model has {count} fragments",
+            do="pass one offset for each fragment",
+        )
         for p, step in enumerate(self.steps):
-            if step >= sync_every:
-                raise ConfigurationError(
-                    f"exchange fragment {p} at an offset of {step} inner steps",
-                    because=f"every fragment is exchanged every {sync_every} steps",
-                    do=f"pass an offset from 0 to {sync_every - 1}",
-                )
+            check_whole(f"the offset of fragment {p}", step, least=0, most=sync_every - 1)
         return tuple((step, step or sync_every) for step in self.steps)
-
-
-def _check_tuple(steps: object) -> None:
-    if not isinstance(steps, tuple):
-        raise ConfigurationError(
-            f"use the offsets {steps!r}",
-            because="offsets must be a tuple, with one for each fragment",
-            do="pass integers, such as (0, 3, 7)",
-        )
-
-
-def _check_whole(step: object) -> None:
-    # No step would equal an offset of 1.5: its fragment would never be exchanged.
-    if not isinstance(step, int) or step < 0:
-        raise ConfigurationError(
-            f"exchange a fragment at an offset of {step!r} inner steps",
-            because="inner steps are whole numbers and counted 0, 1, 2, ...",
-            do="pass whole numbers from 0 to sync_every - 1",
-        )

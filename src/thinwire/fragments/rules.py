@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.errors import ConfigurationError, unknown_name
+from thinwire.errors import ConfigurationError, check_whole, unknown_name
 from thinwire.fragments.layers import WRAPPERS, Part
 from thinwire.fragments.offsets import Offsets, Spread
 
@@ -99,7 +99,7 @@ class Strided(Fragments):
     offsets: Offsets = field(default_factory=Spread)
 
     def __post_init__(self) -> None:
-        _check_at_least_one("Strided", "layers", self.layers)
+        check_whole("layers of Strided", self.layers)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
         """Fragments of every n-th layer, and one of the rest."""
@@ -135,7 +135,7 @@ class Sequential(Fragments):
     offsets: Offsets = field(default_factory=Spread)
 
     def __post_init__(self) -> None:
-        _check_at_least_one("Sequential", "layers", self.layers)
+        check_whole("layers of Sequential", self.layers)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
         """Fragments of neighbouring layers, and one of the rest."""
@@ -171,7 +171,7 @@ class Balanced(Fragments):
     offsets: Offsets = field(default_factory=Spread)
 
     def __post_init__(self) -> None:
-        _check_at_least_one("Balanced", "count", self.count)
+        check_whole("count of Balanced", self.count)
 
     def plan(self, parts: Sequence[Part], *, sync_every: int) -> tuple[Fragment, ...]:
         """Tensors from the largest to the smallest, each into the lightest fragment."""
@@ -338,12 +338,3 @@ def _fill(
         Fragment(index=index, names=tuple(mine), offset_steps=offset, first_step=first)
         for index, (mine, (offset, first)) in enumerate(zip(names, due, strict=True))
     )
-
-
-def _check_at_least_one(rule: str, field_name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ConfigurationError(
-            f"build {rule}({field_name}={value!r})",
-            because="every fragment must hold something, so it is a whole number from 1",
-            do=f"pass {field_name} >= 1",
-        )

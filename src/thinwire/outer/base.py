@@ -20,12 +20,8 @@ class OuterOptimizer(ABC):
         """
         return
 
-    def check_elastic(self) -> None:
-        """Raise `ConfigurationError` if a newcomer cannot take over this optimizer's state.
-
-        By default it can.
-        """
-        return
+    elastic_refusal: str | None = None
+    """Why workers that come and go cannot train by this optimizer; None if they can."""
 
     has_own_anchors: bool = False
     """Whether every worker has outer parameters of its own.

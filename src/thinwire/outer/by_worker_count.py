@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.outer.base import OuterOptimizer
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
@@ -29,19 +29,19 @@ class ByWorkerCount(OuterOptimizer):
 
     def __post_init__(self) -> None:
         counts = [workers for workers, _ in self.table]
-        if not counts or counts[0] != 1 or counts != sorted(set(counts)):
-            raise ConfigurationError(
-                f"use outer settings for {counts} workers",
-                because="each number of workers must have exactly one row",
-                do="start the table at 1 worker and list the numbers in ascending order",
-            )
-        if len({(o.has_own_anchors, o.takes_momentum) for _, o in self.table}) > 1:
-            raise ConfigurationError(
-                "use these outer settings by number of workers",
-                because="with some of them every worker has its own anchor or momentum, and with "
-                "others all workers share one",
-                do="take one kind of outer optimizer for all rows",
-            )
+        check(
+            counts[:1] == [1] and counts == sorted(set(counts)),
+            f"use outer settings for {counts} workers",
+            because="each number of workers must have exactly one row",
+            do="start the table at 1 worker and list the numbers in ascending order",
+        )
+        check(
+            len({(o.has_own_anchors, o.takes_momentum) for _, o in self.table}) == 1,
+            "use these outer settings by number of workers",
+            because="with some of them every worker has its own anchor or momentum, and with "
+            "others all workers share one",
+            do="take one kind of outer optimizer for all rows",
+        )
 
     def at(self, workers: int) -> OuterOptimizer:
         """The optimizer for `workers` workers."""
@@ -62,6 +62,11 @@ class ByWorkerCount(OuterOptimizer):
         """That of every row."""
         return self.table[0][1].takes_momentum
 
+    @property
+    def elastic_refusal(self) -> str | None:
+        """That of the first row that has one."""
+        return next((o.elastic_refusal for _, o in self.table if o.elastic_refusal), None)
+
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Check every row of the table."""
         for _, optimizer in self.table:
@@ -71,11 +76,6 @@ class ByWorkerCount(OuterOptimizer):
         """Every row must be one for rounds."""
         for _, optimizer in self.table:
             optimizer.check_rounds()
-
-    def check_elastic(self) -> None:
-        """Every row must be one that a newcomer can take over."""
-        for _, optimizer in self.table:
-            optimizer.check_elastic()
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """An outer state of the row for the workers of `context`."""

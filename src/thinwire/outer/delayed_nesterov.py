@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check_range, check_whole
 from thinwire.outer.overlap import Overlap
-from thinwire.outer.torch_optimizers import ElementwiseOptimizer, check_rate
+from thinwire.outer.torch_optimizers import LARGEST_RATE, ElementwiseOptimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,25 +50,11 @@ class DelayedNesterov(ElementwiseOptimizer):
     c: float = 0.0
 
     def __post_init__(self) -> None:
-        check_rate(self.lr)
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigurationError(
-                f"use delayed Nesterov with momentum={self.momentum}",
-                because="the momentum would grow without bound or alternate in sign",
-                do="pass 0 <= momentum < 1",
-            )
-        if type(self.every) is not int or self.every < 1:
-            raise ConfigurationError(
-                f"use delayed Nesterov with every={self.every!r}",
-                because="it is the number of arrivals between two steps of the momentum",
-                do="pass a whole number from 1; the number of workers is natural",
-            )
-        if not 0.0 <= self.c <= 1.0 / self.every:
-            raise ConfigurationError(
-                f"use delayed Nesterov with c={self.c} and every={self.every}",
-                because="N arrivals would take more than the whole momentum, or less than nothing",
-                do=f"pass 0 <= c <= {1.0 / self.every:g}",
-            )
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        check_range("the outer momentum", self.momentum, below=1)
+        check_whole("every, the arrivals per step of the momentum", self.every)
+        # N arrivals take the whole momentum at most.
+        check_range(f"c with every={self.every}", self.c, most=1 / self.every)
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Refuse an overlap that steps one fragment's vectors unequally often."""

@@ -13,7 +13,8 @@ from thinwire.blocks import LazyVector, StreamedVector, VectorPart
 from thinwire.checksums import BlockSums, anchor_digest, column_sums, digest_of
 from thinwire.errors import CheckpointError
 from thinwire.host_copy import HostCopy
-from thinwire.storage import StatePlacement, StoredTensor
+from thinwire.outer.state import FragmentContext
+from thinwire.storage import StoredTensor
 
 
 class StepRule(ABC):
@@ -49,23 +50,21 @@ class FlatAnchor:
 
     Args:
         rule: moves the vector.
-        start: fp32 [numel]; the caller must not use it afterwards.
-        storage: where vector and buffers rest.
+        context: the worker and its fragment, whose local weights the vector starts from.
         averages_weights: a mean is one of weights, and the gradient is the vector minus it.
-        is_compared: with other workers' by its digest, which steps find beside their work.
     """
 
     def __init__(
         self,
         rule: StepRule,
-        start: Tensor,
-        storage: StatePlacement,
+        context: FragmentContext,
         *,
         averages_weights: bool = False,
-        is_compared: bool = True,
     ) -> None:
         self.averages_weights, self._rule = averages_weights, rule
-        self._is_compared = is_compared
+        # With other workers' by its digest, which steps find beside their work.
+        self._is_compared = not context.alone
+        start, storage = context.live.read(context.names), context.storage
         # They exist from the start: then the checkpoint of a fresh loop has every key for
         # torch.distributed.checkpoint to fill.
         buffers = rule.buffers(start)

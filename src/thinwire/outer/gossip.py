@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 from thinwire.outer.base import OuterOptimizer
-from thinwire.outer.flat_anchor import FlatAnchor
 from thinwire.outer.overlap import Delay, Overlap
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.outer.torch_optimizers import SGD
@@ -45,48 +44,32 @@ class Gossip(OuterOptimizer):
 
     def __post_init__(self) -> None:
         limit = 2 * (1 - self.momentum**2)
-        if not (0 <= self.momentum < 1 and 0 < self.lr < limit):
-            raise ConfigurationError(
-                f"use Gossip with lr={self.lr} and momentum={self.momentum}",
-                because="the anchors of workers that meet in pairs draw together if 0 < lr < "
-                "2 (1 - momentum^2), with a momentum from 0 to 1; else they drift apart",
-                do="pass the published lr=0.7 and momentum=0.5, or a lower momentum",
-            )
+        check(
+            0 <= self.momentum < 1 and 0 < self.lr < limit,
+            f"use Gossip with lr={self.lr} and momentum={self.momentum}",
+            because="the anchors of workers that meet in pairs draw together if 0 < lr < "
+            "2 (1 - momentum^2), with a momentum from 0 to 1; else they drift apart",
+            do="pass the published lr=0.7 and momentum=0.5, or a lower momentum",
+        )
 
     has_own_anchors = True
 
     averages_weights = True
 
+    elastic_refusal = "every worker has its own outer parameters"
+
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Refuse an overlap that needs an anchor that all workers share."""
         del sync_every
-        if not isinstance(overlap, Delay):
-            raise ConfigurationError(
-                f"use Gossip with {overlap}",
-                because="it works out of the mean what the worker itself had sent, as a "
-                "pseudo-gradient from an anchor that all workers share",
-                do="take tw.Delay(tau=...), or leave overlap out",
-            )
-
-    def check_elastic(self) -> None:
-        """Refuse: workers that come and go are compared by digests of equal anchors.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "use Gossip among workers that come and go",
-            because="every worker has an anchor of its own there, and elastic rounds "
-            "compare and replay outer parameters that are equal on all workers",
-            do="take a fixed number of workers, or a method with a shared anchor, such as diloco",
+        check(
+            isinstance(overlap, Delay),
+            f"use Gossip with {overlap}",
+            because="it works out of the mean what the worker itself had sent, as a "
+            "pseudo-gradient from an anchor that all workers share",
+            do="take tw.Delay(tau=...), or leave overlap out",
         )
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the local weights as they are now."""
         heavy_ball = SGD(lr=self.lr, momentum=self.momentum)
-
-        def make() -> FlatAnchor:
-            start = context.live.read(context.names)
-            return FlatAnchor(heavy_ball, start, context.storage, averages_weights=True)
-
-        return overlap.join(make, context)
+        return overlap.join(heavy_ball, context, averages_weights=True)

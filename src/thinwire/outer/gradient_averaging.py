@@ -19,7 +19,7 @@ from thinwire.blocks import (
     spans,
 )
 from thinwire.checksums import BlockSums
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.live_vector import LiveVector
 from thinwire.live_weights import LiveWeights, local_shard
 from thinwire.nested_steps import is_nested_step
@@ -55,9 +55,14 @@ class _GradientState(OuterState):
             _claim(optimizer, self)
         # Weak, so that a loop that is dropped lets go of its optimizers.
         capture = weakref.WeakMethod(self._capture)
+
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            method = capture()
+            if method is not None:
+                method(optimizer, args, kwargs)
+
         # Where step() is compiled, its hooks would be, too.
-        hook = no_compile(_calling(capture))
-        self._hooks = [o.register_step_pre_hook(hook) for o in live.optimizers]
+        self._hooks = [o.register_step_pre_hook(no_compile(hook)) for o in live.optimizers]
         live.on_close(weakref.WeakMethod(self.release))
 
     def _capture(
@@ -119,9 +124,6 @@ class _GradientState(OuterState):
         else:
             yield ChangedVector(gradients, lambda _, values: values.mul_(scale))
 
-    def on_sent(self, delta: LazyVector) -> None:
-        del delta
-
     def apply(self, mean: StreamedVector) -> None:
         parameters = [self.live.parameters[name] for name in self._names]
         # A worker that resumed in mid-flight has none.
@@ -157,10 +159,6 @@ class _GradientState(OuterState):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         pass
 
-    def reset_live(self, local_delta: Tensor | None) -> None:
-        del local_delta
-        raise AssertionError("gradient averaging is refused where rounds may be cancelled")
-
     def release(self) -> None:
         """Give the optimizers back as they were."""
         for hook in self._hooks:
@@ -191,40 +189,23 @@ class GradientAveraging(OuterOptimizer):
 
     clip_norm: float | None = field(default=None, metadata={"describe_default": False})
 
+    elastic_refusal = "a newcomer needs the state of the others' optimizers, which no round carries"
+
     def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigurationError(
-                f"clip gradients to a norm of {self.clip_norm}",
-                because="nothing would be sent",
-                do="pass a number above 0, such as 1.0, or None for no clipping",
-            )
+        check(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"clip gradients to a norm of {self.clip_norm}",
+            because="nothing would be sent",
+            do="pass a number above 0, such as 1.0, or None for no clipping",
+        )
 
     def check(self, *, sync_every: int, overlap: Overlap) -> None:
         """Gradients are averaged at every step or not at all."""
-        if overlap != Delay():
-            raise ConfigurationError(
-                f"average gradients with {overlap}",
-                because="every step waits for the mean gradient, so nothing overlaps or is mixed",
-                do="leave overlap out, or take an outer optimizer such as tw.outer.SGD",
-            )
-        if sync_every != 1:
-            raise ConfigurationError(
-                f"average gradients every {sync_every} steps",
-                because="a gradient belongs to the step that computed it",
-                do="pass sync_every=1, or an outer optimizer such as tw.outer.SGD for local steps",
-            )
-
-    def check_elastic(self) -> None:
-        """A newcomer would need the other workers' optimizer states.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "average gradients among workers that come and go",
-            because="a newcomer would need the state of the others' optimizers, which no round "
-            "carries",
-            do="take a method with an outer optimizer, such as diloco",
+        check(
+            sync_every == 1 and overlap == Delay(),
+            f"average gradients every {sync_every} steps with {overlap}",
+            because="every step waits for the mean of its own gradients",
+            do="pass sync_every=1 without overlap, or an outer optimizer such as tw.outer.SGD",
         )
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
@@ -265,15 +246,6 @@ def _claim(optimizer: torch.optim.Optimizer, state: _GradientState) -> None:
             do="call close() of that loop first, or build a new optimizer",
         )
     _OWNERS[optimizer] = weakref.ref(state)
-
-
-def _calling(capture: weakref.WeakMethod[Callable[..., None]]) -> Callable[..., None]:
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        method = capture()
-        if method is not None:
-            method(optimizer, args, kwargs)
-
-    return hook
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,13 +22,11 @@ from thinwire.blocks import (
     block_numel,
     spans,
 )
-from thinwire.errors import CheckpointError, ConfigurationError
+from thinwire.errors import ConfigurationError, check, check_range, check_whole
 from thinwire.live_vector import LiveVector, OpenWeights
-from thinwire.outer.flat_anchor import FlatAnchor
+from thinwire.outer.flat_anchor import FlatAnchor, StepRule
 from thinwire.outer.state import FragmentContext, OuterState
 from thinwire.storage import StoredTensor
-
-MakeVector: TypeAlias = Callable[[], FlatAnchor]
 
 
 class Overlap(ABC):
@@ -60,11 +57,19 @@ class Overlap(ABC):
         return
 
     @abstractmethod
-    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
-        """Join the local weights of `context` with outer parameters that `make` makes of them."""
+    def join(
+        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+    ) -> OuterState:
+        """Join the local weights of `context` with outer parameters that `rule` moves.
+
+        Args:
+            rule: of the outer optimizer.
+            context: the worker and its fragment.
+            averages_weights: as in `OuterOptimizer`.
+        """
 
 
-class _DelayState(OuterState):
+class DelayState(OuterState):
     """Delta = anchor - local; anchor = OuterOpt(anchor, mean); local = mix(local, anchor).
 
     Live weights of 16 bits start a round from the rounded anchor, and Delta is what they moved from
@@ -75,13 +80,21 @@ class _DelayState(OuterState):
     is rounded away.
     """
 
-    def __init__(self, overlap: Delay, make: MakeVector, context: FragmentContext) -> None:
+    def __init__(
+        self,
+        overlap: Delay,
+        rule: StepRule,
+        context: FragmentContext,
+        *,
+        averages_weights: bool = False,
+    ) -> None:
         self._live, self._mixing = LiveVector(context.live, context.names), overlap.mixing
         self._alone = context.alone and overlap.tau == 0
         self._is_measured = False
-        self._vector = make()
+        self._vector = FlatAnchor(rule, context, averages_weights=averages_weights)
 
     def prefetch(self, *, for_step: bool) -> None:
+        """Begin to copy the anchor, or anchor and buffers, to the device."""
         if for_step:
             self._vector.prefetch_stepping()
         else:
@@ -89,20 +102,20 @@ class _DelayState(OuterState):
 
     @contextmanager
     def measure(self) -> Generator[LazyVector]:
+        """Anchor minus local weights."""
         self._is_measured = True
         with self._vector.reading() as anchor:
             yield _Movement(self._live.open(), anchor, is_rounded=not self._alone)
 
-    def on_sent(self, delta: LazyVector) -> None:
-        del delta
-
     def contribution(self, delta: LazyVector) -> LazyVector:
+        """`delta`, or the local weights."""
         if not self._vector.averages_weights:
             return delta
         return _unrounded(self._live.open(), self._vector.stored())
 
     @torch.no_grad()
     def apply(self, mean: StreamedVector) -> None:
+        """Step the anchor, and mix it into the local weights."""
         weights = self._live.open()
         origin = weights if self._alone and self._is_measured else None
         self._is_measured = False
@@ -113,6 +126,7 @@ class _DelayState(OuterState):
 
     @torch.no_grad()
     def reset_live(self, local_delta: Tensor | None) -> None:
+        """Reset the local weights to `anchor - local_delta`."""
         self._is_measured = False
         weights = self._live.open()
         with self._vector.reading() as anchor:
@@ -126,15 +140,19 @@ class _DelayState(OuterState):
         weights.close()
 
     def flat_anchor(self) -> Tensor:
+        """The anchor where it is stored."""
         return self._vector.stored()
 
     def digest(self) -> bytes:
+        """The digest of the anchor."""
         return self._vector.digest()
 
     def state_dict(self) -> dict[str, Tensor]:
+        """The anchor and the buffers of the rule."""
         return self._vector.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`."""
         self._is_measured = False
         self._vector.load_state_dict(state)
 
@@ -195,24 +213,19 @@ class Delay(Overlap):
     mixing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_whole(self.tau)
-        if self.tau < 0 or not 0.0 <= self.mixing <= 1.0:
-            raise ConfigurationError(
-                f"overlap with tau={self.tau} and mixing={self.mixing}",
-                because="tau counts inner steps and cannot be negative; mixing is a weight from "
-                "0 to 1",
-                do="pass tau >= 0 and a mixing from 0 to 1, such as 0.5",
-            )
+        # A checkpoint holds whole steps: half a step would be another one after resuming.
+        check_whole("tau, the inner steps of an exchange,", self.tau, least=0)
+        check_range("mixing", self.mixing, most=1)
 
     def check(self, *, sync_every: int) -> None:
         """An answer must be there before its fragment is sent again."""
-        if self.tau and self.tau >= sync_every:
-            raise ConfigurationError(
-                f"apply a mean tau={self.tau} steps late with sync_every={sync_every}",
-                because="the fragment would be sent again before that, and with it the same inner "
-                "steps a second time",
-                do=f"pass a tau below {sync_every}, a longer H, or tw.Eager() for a whole round",
-            )
+        check(
+            self.tau < max(1, sync_every),
+            f"apply a mean tau={self.tau} steps late with sync_every={sync_every}",
+            because="the fragment would be sent again before that, and with it the same inner "
+            "steps a second time",
+            do=f"pass a tau below {sync_every}, a longer H, or tw.Eager() for a whole round",
+        )
 
     def steps(self, *, sync_every: int) -> int:
         """tau, whatever the interval."""
@@ -224,27 +237,19 @@ class Delay(Overlap):
         """One: the anchor must have moved before the next Delta is taken from it."""
         return 1
 
-    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
+    def join(
+        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+    ) -> OuterState:
         """An outer state with one vector, the anchor."""
-        return _DelayState(self, make, context)
-
-
-def _check_whole(tau: object) -> None:
-    # A checkpoint holds whole steps: half a step would be another one after resuming.
-    if not isinstance(tau, int) or isinstance(tau, bool):
-        raise ConfigurationError(
-            f"apply a mean tau={tau!r} steps late",
-            because="tau counts inner steps",
-            do="pass a whole number, such as 1",
-        )
+        return DelayState(self, rule, context, averages_weights=averages_weights)
 
 
 class _EagerState(OuterState):
     """Two vectors: theta, which all workers share, and theta_k, which runs a round ahead of it."""
 
-    def __init__(self, make: MakeVector, context: FragmentContext) -> None:
+    def __init__(self, rule: StepRule, context: FragmentContext) -> None:
         self._context, self._live = context, LiveVector(context.live, context.names)
-        self._shared, self._own = make(), make()
+        self._shared, self._own = FlatAnchor(rule, context), FlatAnchor(rule, context)
         # Pseudo-gradients of rounds under way, the oldest first.
         self._sent: deque[StoredTensor] = deque()
 
@@ -300,10 +305,6 @@ class _EagerState(OuterState):
         finally:
             weights.close()
 
-    def reset_live(self, local_delta: Tensor | None) -> None:
-        del local_delta
-        raise AssertionError("eager updates are refused where rounds may be cancelled")
-
     def flat_anchor(self) -> Tensor:
         return self._shared.stored()
 
@@ -314,25 +315,15 @@ class _EagerState(OuterState):
         own = {f"own.{key}": value for key, value in self._own.state_dict().items()}
         blanks = (torch.zeros_like(self._shared.stored()) for _ in range(2))
         sent = [*(kept.stored() for kept in self._sent), *blanks][:2]
-        counts = {"sent.count": torch.tensor(len(self._sent))}
-        return (
-            self._shared.state_dict()
-            | own
-            | counts
-            | {f"sent.{place}": delta for place, delta in enumerate(sent)}
-        )
+        places = {f"sent.{place}": delta for place, delta in enumerate(sent)}
+        count = {"sent.count": torch.tensor(len(self._sent))}
+        return self._shared.state_dict() | own | count | places
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if "sent.count" not in state:
-            raise CheckpointError(
-                "load the state of eager updates",
-                because=f"it has {sorted(state)} and no sent.count",
-                do="pass what state_dict() of a loop with the same method returned",
-            )
-        parts = {key: value for key, value in state.items() if not key.startswith("sent.")}
-        own = {key.removeprefix("own."): v for key, v in parts.items() if key.startswith("own.")}
-        self._shared.load_state_dict({k: v for k, v in parts.items() if not k.startswith("own.")})
-        self._own.load_state_dict(own)
+        own = {k.removeprefix("own."): v for k, v in state.items() if k.startswith("own.")}
+        shared = {k: v for k, v in state.items() if not k.startswith(("own.", "sent."))}
+        self._own.load_state_dict(own)  # first: it refuses the state of another overlap
+        self._shared.load_state_dict(shared)
         for kept in self._sent:
             kept.discard()
         sent = [state[f"sent.{place}"] for place in range(int(state["sent.count"]))]
@@ -392,6 +383,9 @@ class Eager(Overlap):
         """Two: a round is sent just before the mean of the last one is applied."""
         return 2
 
-    def join(self, make: MakeVector, context: FragmentContext) -> OuterState:
+    def join(
+        self, rule: StepRule, context: FragmentContext, *, averages_weights: bool = False
+    ) -> OuterState:
         """An outer state with two vectors, the shared one and the worker's own."""
-        return _EagerState(make, context)
+        assert not averages_weights  # Gossip refuses it
+        return _EagerState(rule, context)

@@ -46,9 +46,9 @@ class OuterState(ABC):
         with self.measure() as delta:
             return delta.whole()
 
-    @abstractmethod
     def on_sent(self, delta: LazyVector) -> None:
-        """`delta`, which `measure` gave, is finite and goes out now."""
+        """`delta`, which `measure` gave, is finite and goes out now; by default nothing happens."""
+        del delta
 
     def contribution(self, delta: LazyVector) -> LazyVector:
         """What is sent and averaged for `delta`, which `measure` gave: by default it.
@@ -64,9 +64,12 @@ class OuterState(ABC):
         Means come in the order in which their pseudo-gradients were taken.
         """
 
-    @abstractmethod
     def reset_live(self, local_delta: Tensor | None) -> None:
-        """Reset the local weights to `anchor - local_delta` [numel]; to the anchor if None."""
+        """Reset the local weights to `anchor - local_delta` [numel]; to the anchor if None.
+
+        Only where rounds may be cancelled.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def flat_anchor(self) -> Tensor:

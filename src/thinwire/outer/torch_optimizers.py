@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check, check_range
 from thinwire.outer.base import OuterOptimizer
-from thinwire.outer.flat_anchor import FlatAnchor, StepRule
+from thinwire.outer.flat_anchor import StepRule
 from thinwire.outer.overlap import Overlap
 from thinwire.outer.state import FragmentContext, OuterState
+
+LARGEST_RATE = torch.finfo(torch.float32).max
+"""The largest learning rate: steps are taken in fp32."""
 
 
 class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
@@ -28,12 +31,7 @@ class ElementwiseOptimizer(OuterOptimizer, StepRule, ABC):
 
     def bind(self, context: FragmentContext, overlap: Overlap) -> OuterState:
         """A state whose anchor is the local weights as they are now."""
-
-        def make() -> FlatAnchor:
-            start = context.live.read(context.names)
-            return FlatAnchor(self, start, context.storage, is_compared=not context.alone)
-
-        return overlap.join(make, context)
+        return overlap.join(self, context)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,19 +57,14 @@ class SGD(ElementwiseOptimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        check_rate(self.lr)
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigurationError(
-                f"use outer SGD with momentum={self.momentum}",
-                because="the momentum buffer would grow without bound or alternate in sign",
-                do="pass 0 <= momentum < 1",
-            )
-        if self.nesterov and self.momentum == 0.0:
-            raise ConfigurationError(
-                "use outer SGD with nesterov=True and momentum=0",
-                because="there is no momentum to look ahead with",
-                do="pass nesterov=False or momentum > 0",
-            )
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        check_range("the outer momentum", self.momentum, below=1)
+        check(
+            not self.nesterov or self.momentum > 0,
+            "use outer SGD with nesterov=True and momentum=0",
+            because="there is no momentum to look ahead with",
+            do="pass nesterov=False or momentum > 0",
+        )
 
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
@@ -116,13 +109,9 @@ class AdamW(ElementwiseOptimizer):
     eps: float = 0.1
 
     def __post_init__(self) -> None:
-        check_rate(self.lr)
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigurationError(
-                f"use outer AdamW with betas={self.betas}",
-                because="a moment with beta >= 1 would never decay",
-                do="pass two numbers in [0, 1)",
-            )
+        check_range("the outer lr", self.lr, most=LARGEST_RATE)
+        for beta in self.betas:
+            check_range("an outer beta", beta, below=1)
 
     def step(
         self, position: Tensor | None, gradient: Tensor, state: Mapping[str, Tensor]
@@ -143,14 +132,3 @@ class AdamW(ElementwiseOptimizer):
         """A step count of 0 and two moments of zeros."""
         moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.tensor(0.0), **moments}
-
-
-def check_rate(lr: float) -> None:
-    """Raise `ConfigurationError` unless `lr` can be an outer learning rate."""
-    if not 0.0 <= lr <= torch.finfo(torch.float32).max:
-        raise ConfigurationError(
-            f"use an outer optimizer with lr={lr}",
-            because="it must be finite and not negative: a pseudo-gradient (anchor - local) has "
-            "the sign of a gradient",
-            do="pass a finite lr >= 0",
-        )
