@@ -204,13 +204,8 @@ class SignSGD(_Checked):
 
 def _decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Everything but vectors with `weight_decay`, then vectors without; empty ones left out."""
-    decayed: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
     roles = optim.parameter_roles(model)
-    for name, parameter in model.named_parameters():
-        (vectors if roles[name] is optim.Role.VECTOR else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    vectors = [p for name, p in model.named_parameters() if roles[name] is optim.Role.VECTOR]
+    others = [p for name, p in model.named_parameters() if roles[name] is not optim.Role.VECTOR]
+    groups = ((others, weight_decay), (vectors, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]

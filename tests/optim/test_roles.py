@@ -191,7 +191,7 @@ class TestOverrides:
         assert list(roles) == list(parameter_roles(model))
 
     @pytest.mark.parametrize(
-        ("name", "word"), [("wieght", "no parameter of that name"), ("bias", "its shape is")]
+        ("name", "word"), [("wieght", "did you mean 'weight'"), ("bias", "its shape is")]
     )
     def test_what_cannot_be_is_refused(self, name, word):
         with pytest.raises(ConfigurationError, match=word):

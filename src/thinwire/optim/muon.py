@@ -11,14 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import ConfigurationError, check
 from thinwire.live_weights import local_shard
 from thinwire.optim.checks import check_group
 from thinwire.optim.newton_schulz import NewtonSchulz, orthogonalise
@@ -197,22 +197,19 @@ class Muon(torch.optim.Optimizer):
                 group.setdefault(key, value)  # a checkpoint of an earlier version has no choice
             check_group(group, _RULES)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step every parameter that has a gradient; returns what `closure` does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         check_same_gradients(p for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
-            params = _with_gradient(group)
+            params = [p for p in group["params"] if p.grad is not None]
+            check(
+                all(p.grad.layout is torch.strided for p in params),
+                "step a parameter whose gradient is sparse",
+                because="momentum and moments are kept for every element",
+                do="build the embedding with sparse=False",
+            )
             if params:
                 _RULES[group["rule"]](params, group, self.state)
         return loss
@@ -235,10 +232,15 @@ _State = Mapping[Tensor, dict[str, Any]]
 
 
 def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
-    states = [state[p] or _fresh_adamw(p, state[p]) for p in params]
+    for p in params:
+        if not state[p]:
+            # On the host, as torch keeps it: the functional adamw would else wait for the device.
+            state[p]["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+            state[p]["exp_avg"], state[p]["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+    states = [state[p] for p in params]
     adamw(
         _shards(params),
-        _gradients(params),
+        list(map(local_gradient, params)),
         _shards(s["exp_avg"] for s in states),
         _shards(s["exp_avg_sq"] for s in states),
         [],
@@ -253,17 +255,13 @@ def _step_adamw(params: list[Tensor], group: _Group, state: _State) -> None:
     )
 
 
-def _fresh_adamw(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-    # On the host, as torch keeps it: the functional adamw would otherwise wait for the device.
-    state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
-    state["exp_avg"] = torch.zeros_like(parameter)
-    state["exp_avg_sq"] = torch.zeros_like(parameter)
-    return state
-
-
 def _step_muon(params: list[Tensor], group: _Group, state: _State) -> None:
     layout, weights = LAYOUTS[group["layout"]], _shards(params)
-    gradients, momenta = _gradients(params), _momenta(params, state)
+    for p in params:
+        if "momentum_buffer" not in state[p]:
+            state[p]["momentum_buffer"] = torch.zeros_like(p)
+    momenta = _shards(state[p]["momentum_buffer"] for p in params)
+    gradients = list(map(local_gradient, params))
     torch._foreach_mul_(momenta, group["momentum"])
     torch._foreach_add_(momenta, gradients)
     torch._foreach_mul_(weights, 1 - float(group["lr"]) * group["weight_decay"])
@@ -329,30 +327,8 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[Sequence[_Piece]]:
         yield from (same[start : start + size] for start in range(0, len(same), size))
 
 
-def _with_gradient(group: _Group) -> list[Tensor]:
-    params = [p for p in group["params"] if p.grad is not None]
-    if any(p.grad.layout is not torch.strided for p in params):
-        raise ConfigurationError(
-            "step a parameter whose gradient is sparse",
-            because="momentum and moments are kept for every element",
-            do="build the embedding with sparse=False",
-        )
-    return params
-
-
-def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    return [local_gradient(p) for p in params]
-
-
 def _shards(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [local_shard(tensor) for tensor in tensors]
-
-
-def _momenta(params: Sequence[Tensor], state: _State) -> list[Tensor]:
-    for p in params:
-        if "momentum_buffer" not in state[p]:
-            state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return _shards(state[p]["momentum_buffer"] for p in params)
 
 
 _RULES: dict[str, Callable[[list[Tensor], _Group, _State], None]] = {

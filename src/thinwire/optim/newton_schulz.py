@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check
 
 PAPER_COEFFICIENTS: tuple[tuple[float, float, float], ...] = (
     (4.0848, -6.8946, 2.9270),
@@ -47,12 +47,12 @@ class NewtonSchulz:
     preconditioned: bool = False
 
     def __post_init__(self) -> None:
-        if not self.coefficients or any(len(triple) != 3 for triple in self.coefficients):
-            raise ConfigurationError(
-                f"iterate with coefficients {self.coefficients}",
-                because="every iteration has three, and there is at least one",
-                do="pass ((a, b, c), ...)",
-            )
+        check(
+            set(map(len, self.coefficients)) == {3},
+            f"iterate with coefficients {self.coefficients}",
+            because="every iteration has three, and there is at least one",
+            do="pass ((a, b, c), ...)",
+        )
 
     @classmethod
     def turbo(cls) -> NewtonSchulz:
@@ -105,7 +105,12 @@ def orthogonalise(
     Source: K. Jordan et al., "Muon" (2024), and MuLoCo, arXiv 2505.23725; S is the scaling of
     almost orthogonal layers (arXiv 2208.03160), which Turbo-Muon (arXiv 2512.04632) puts here.
     """
-    _check(matrices)
+    check(
+        matrices.ndim >= 2 and matrices.is_floating_point(),
+        f"orthogonalise a {matrices.dtype} tensor of shape {tuple(matrices.shape)}",
+        because="the iteration takes real floating-point matrices [..., m, n]",
+        do="pass at least two dimensions, or leave this parameter to AdamW",
+    )
     if matrices.numel() == 0:
         return torch.empty_like(matrices)
     # X X^T is the smaller of the two Gram matrices only where X is wider than tall.
@@ -138,13 +143,3 @@ def _iterate(x: Tensor, coefficients: Sequence[Sequence[float]], *, precondition
         x = torch.baddbmm(x, gram, x, beta=a)
         del gram  # before the next is made
     return x
-
-
-def _check(matrices: Tensor) -> None:
-    if matrices.ndim >= 2 and matrices.is_floating_point():
-        return
-    raise ConfigurationError(
-        f"orthogonalise a {matrices.dtype} tensor of shape {tuple(matrices.shape)}",
-        because="the iteration takes real floating-point matrices [..., m, n]",
-        do="pass at least two dimensions, or leave this parameter to AdamW",
-    )

@@ -8,13 +8,13 @@ never read off a name: in MuLoCo's released code a hidden layer named "overhead"
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import ConfigurationError
+from thinwire.errors import check, unknown_name
 
 
 class Role(enum.Enum):
@@ -34,56 +34,43 @@ class Role(enum.Enum):
 class MatrixLayout:
     """How a parameter stores its matrices, by an id that a checkpoint can hold.
 
-    `unfold(parameter)` is [..., fan_out, fan_in]; `fold(unfolded, shape)` is its inverse.
+    Args:
+        id: of the layout.
+        stacked: dimensions before the last two count separate matrices; otherwise those after the
+            first two belong to a kernel.
+        transposed: the dimension of the inputs comes before that of the outputs.
 
     >>> LAYOUTS["in_out"].unfold(torch.zeros(3, 5)).shape
     torch.Size([5, 3])
     """
 
     id: str
-    unfold: Callable[[Tensor], Tensor]
-    fold: Callable[[Tensor, torch.Size], Tensor]
     stacked: bool
-    """Whether dimensions before the last two count separate matrices."""
+    transposed: bool
 
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """`tensor` as [..., fan_out, fan_in]."""
+        if self.stacked:
+            return tensor.mT if self.transposed else tensor
+        return (tensor.transpose(0, 1) if self.transposed else tensor).flatten(1)
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
+    def fold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `unfold` for a tensor of `shape`."""
+        if self.stacked:
+            return matrix.mT if self.transposed else matrix
+        if not self.transposed:
+            return matrix.reshape(shape)
+        return matrix.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1)
 
-
-def _unfold_kernel(tensor: Tensor) -> Tensor:
-    return tensor.flatten(1)
-
-
-def _fold_kernel(matrix: Tensor, shape: torch.Size) -> Tensor:
-    return matrix.reshape(shape)
-
-
-def _unfold_transposed_kernel(tensor: Tensor) -> Tensor:
-    return tensor.transpose(0, 1).flatten(1)
-
-
-def _fold_transposed_kernel(matrix: Tensor, shape: torch.Size) -> Tensor:
-    rows, columns, *kernel = shape
-    return matrix.reshape(columns, rows, *kernel).transpose(0, 1)
-
-
-_OUT_IN = MatrixLayout(
-    id="out_in", unfold=_identity, fold=lambda unfolded, _: unfolded, stacked=True
-)
-_IN_OUT = MatrixLayout(
-    id="in_out", unfold=lambda tensor: tensor.mT, fold=lambda unfolded, _: unfolded.mT, stacked=True
-)
-_KERNEL = MatrixLayout(id="kernel", unfold=_unfold_kernel, fold=_fold_kernel, stacked=False)
-_TRANSPOSED_KERNEL = MatrixLayout(
-    id="transposed_kernel",
-    unfold=_unfold_transposed_kernel,
-    fold=_fold_transposed_kernel,
-    stacked=False,
-)
 
 LAYOUTS: dict[str, MatrixLayout] = {
-    layout.id: layout for layout in (_OUT_IN, _IN_OUT, _KERNEL, _TRANSPOSED_KERNEL)
+    id: MatrixLayout(id=id, stacked=stacked, transposed=transposed)
+    for id, stacked, transposed in (
+        ("out_in", True, False),
+        ("in_out", True, True),
+        ("kernel", False, False),
+        ("transposed_kernel", False, True),
+    )
 }
 """Every layout by its id.
 
@@ -127,11 +114,25 @@ def parameter_roles(
     Source: MuLoCo, arXiv 2505.23725, for which roles Muon leaves to AdamW; the rules are ours.
     """
     named = dict(model.named_parameters())
-    overrides = overrides or {}
-    _check_overrides(named, overrides)
-    vectors, embeddings, heads = _vectors(model), _embeddings(model), _heads(model)
-    found = {name: _role(p, vectors, embeddings, heads) for name, p in named.items()}
-    return found | dict(overrides)
+    for name, role in (overrides or {}).items():
+        if name not in named:
+            raise unknown_name(f"override the role of {name!r}", name, named)
+        shape = tuple(named[name].shape)
+        check(
+            role is not Role.MATRIX or len(shape) >= 2,
+            f"make a matrix of {name!r}",
+            because=f"a matrix has two dimensions or more, and its shape is {shape}",
+            do="give it Role.VECTOR, or leave it out of the overrides",
+        )
+    owned = list(_owned(model))
+    embeddings = [p for module, p in owned if isinstance(module, _TABLES)]
+    roles = dict.fromkeys(_heads(model, embeddings), Role.HEAD)
+    roles |= dict.fromkeys(embeddings, Role.EMBEDDING)
+    roles |= {p: Role.VECTOR for module, p in owned if _is_vector(module, p)}
+    return {name: roles.get(p, Role.MATRIX) for name, p in named.items()} | dict(overrides or {})
+
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def parameter_layouts(model: nn.Module) -> dict[str, MatrixLayout]:
@@ -157,28 +158,11 @@ def parameter_layouts(model: nn.Module) -> dict[str, MatrixLayout]:
     return {name: layouts[p] for name, p in model.named_parameters() if p.ndim >= 2}
 
 
-def _role(
-    parameter: nn.Parameter,
-    vectors: set[nn.Parameter],
-    embeddings: set[nn.Parameter],
-    heads: set[nn.Parameter],
-) -> Role:
-    if parameter in vectors:
-        return Role.VECTOR
-    if parameter in embeddings:
-        return Role.EMBEDDING
-    return Role.HEAD if parameter in heads else Role.MATRIX
-
-
 def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """Every parameter with each module that holds it directly; tied ones come more than once."""
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             yield module, parameter
-
-
-def _vectors(model: nn.Module) -> set[nn.Parameter]:
-    return {parameter for module, parameter in _owned(model) if _is_vector(module, parameter)}
 
 
 def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
@@ -189,66 +173,22 @@ def _is_vector(module: nn.Module, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and isinstance(getattr(module, "is_transposed", None), bool)
 
 
-def _embeddings(model: nn.Module) -> set[nn.Parameter]:
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {parameter for module, parameter in _owned(model) if isinstance(module, kinds)}
-
-
-def _heads(model: nn.Module) -> set[nn.Parameter]:
-    declared = _declared_head(model)
-    return _last_if_like_an_embedding(model) if declared is None else set(declared.parameters())
-
-
-def _declared_head(model: nn.Module) -> nn.Module | None:
-    # The whole tree, for the model may sit in a wrapper (DistributedDataParallel, a trainer's).
+def _heads(model: nn.Module, embeddings: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    # The whole tree, for the model may be in a wrapper (DistributedDataParallel, a trainer's).
     for module in model.modules():
         getter = getattr(module, "get_output_embeddings", None)
         head = getter() if callable(getter) else None
         if isinstance(head, nn.Module):
-            return head
-    return None
-
-
-def _last_if_like_an_embedding(model: nn.Module) -> set[nn.Parameter]:
-    embeddings = _embeddings(model)
-    owners = [
-        module
-        for module, parameter in _owned(model)
-        if parameter.ndim >= 2 and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    ]
-    last = set(owners[-1].parameters(recurse=False)) if owners else set[nn.Parameter]()
+            return list(head.parameters())
+    owners = [m for m, p in _owned(model) if p.ndim >= 2 and not isinstance(m, _TABLES)]
     shapes = {embedding.shape for embedding in embeddings}
-    return {parameter for parameter in last if parameter.shape in shapes}
+    last = owners[-1].parameters(recurse=False) if owners else ()
+    return [parameter for parameter in last if parameter.shape in shapes]
 
 
 def _layout(module: nn.Module, parameter: nn.Parameter) -> MatrixLayout:
-    convolutions = nn.modules.conv
-    if isinstance(module, convolutions._ConvTransposeNd):  # pyright: ignore[reportPrivateUsage]
-        return _TRANSPOSED_KERNEL
-    if isinstance(module, convolutions._ConvNd):  # pyright: ignore[reportPrivateUsage]
-        return _KERNEL
-    return _IN_OUT if _stores_in_out(module, parameter) else _OUT_IN
-
-
-def _stores_in_out(module: nn.Module, parameter: nn.Parameter) -> bool:
-    if getattr(module, "is_transposed", None) is True:
-        return True
+    if isinstance(module, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]
+        return LAYOUTS["transposed_kernel" if module.transposed else "kernel"]
     fans = (getattr(module, "nx", None), getattr(module, "nf", None))
-    return fans == tuple(parameter.shape)
-
-
-def _check_overrides(named: Mapping[str, nn.Parameter], overrides: Mapping[str, Role]) -> None:
-    for name, role in overrides.items():
-        if name not in named:
-            raise ConfigurationError(
-                f"override the role of {name!r}",
-                because="the model has no parameter of that name",
-                do="take a name from dict(model.named_parameters())",
-            )
-        shape = tuple(named[name].shape)
-        if role is Role.MATRIX and len(shape) < 2:
-            raise ConfigurationError(
-                f"make a matrix of {name!r}",
-                because=f"a matrix has two dimensions or more, and its shape is {shape}",
-                do="give it Role.VECTOR, or leave it out of the overrides",
-            )
+    is_in_out = getattr(module, "is_transposed", None) is True or fans == tuple(parameter.shape)
+    return LAYOUTS["in_out" if is_in_out else "out_in"]

@@ -20,9 +20,10 @@ never imported here.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -147,7 +148,8 @@ def deal(shards: Sequence[Tensor], cuts: Sequence[Cut], solve: Solve) -> list[Te
     rows = cut.rows(stack.device)
     dealt = [stack[owner :: cut.ranks] for owner in range(cut.ranks)]
     mine = len(dealt[cut.rank])
-    shapes = [_with_size(dealt[cut.rank].shape, cut.dim, len(places)) for places in rows]
+    whole = dealt[cut.rank].shape
+    shapes = [whole_shape(whole, [replace(cut, size=len(places))]) for places in rows]
     wholes = stack.new_empty((mine, *whole_shape(stack.shape[1:], [cut])))
     for places, part in zip(rows, _all_to_all(dealt, shapes, cut), strict=True):
         wholes.index_copy_(cut.dim, places, part)
@@ -160,20 +162,14 @@ def deal(shards: Sequence[Tensor], cuts: Sequence[Cut], solve: Solve) -> list[Te
     return list(stack.unbind())
 
 
-def _with_size(shape: Sequence[int], dim: int, size: int) -> torch.Size:
-    changed = list(shape)
-    changed[dim] = size
-    return torch.Size(changed)
-
-
-def _all_to_all(sent: Sequence[Tensor], shapes: Sequence[torch.Size], cut: Cut) -> list[Tensor]:
+def _all_to_all(sent: Sequence[Tensor], shapes: Sequence[Sequence[int]], cut: Cut) -> list[Tensor]:
     """Send `sent[r]` to rank r of the cut, and get a tensor of `shapes[r]` from it."""
     flat = torch.cat([tensor.reshape(-1) for tensor in sent])
-    sizes = [shape.numel() for shape in shapes]
+    sizes = [math.prod(shape) for shape in shapes]
     came = flat.new_empty(sum(sizes))
     group = cut.mesh.get_group(cut.mesh_dim)
     dist.all_to_all_single(came, flat, sizes, [tensor.numel() for tensor in sent], group=group)
-    return [part.view(shape) for part, shape in zip(came.split(sizes), shapes, strict=True)]
+    return [part.view(*shape) for part, shape in zip(came.split(sizes), shapes, strict=True)]
 
 
 def local_gradient(parameter: Tensor) -> Tensor:

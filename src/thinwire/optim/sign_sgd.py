@@ -1,7 +1,7 @@
 """Gradient descent by signs alone, as one torch optimizer."""
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -39,19 +39,10 @@ class SignSGD(torch.optim.Optimizer):
         check_hyperparameters({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step every parameter that has a gradient; returns what `closure` does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             lr, decay = float(group["lr"]), group["weight_decay"]
             for parameter in group["params"]:
