@@ -26,10 +26,10 @@ def unfreeze_one(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (assign_state, r"'0\.weight' was replaced.*assign=True"),
-        (replace_one, r"'0\.weight' was replaced.*assign=True"),
-        (freeze_one, r"'0\.weight' was frozen or unfrozen"),
-        (unfreeze_one, r"'3\.bias' was frozen or unfrozen"),
+        (assign_state, r"'0\.weight' was .*replaced.*assign=True"),
+        (replace_one, r"'0\.weight' was .*replaced.*assign=True"),
+        (freeze_one, r"'0\.weight' was frozen, unfrozen"),
+        (unfreeze_one, r"'3\.bias' was frozen, unfrozen"),
     ],
 )
 @pytest.mark.parametrize("preset", tw.presets.names())

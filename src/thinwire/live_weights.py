@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from thinwire.blocks import LazyVector
-from thinwire.errors import ConfigurationError, NonFiniteError
+from thinwire.errors import ConfigurationError, NonFiniteError, check
 
 # Which worker measures the pseudo-gradients of a parameter: of two, each sees the other's.
 _OWNERS: MutableMapping[Tensor, weakref.ref[LiveWeights]] = WeakIdKeyDictionary()
@@ -81,13 +81,7 @@ class LiveWeights:
             )
         for name, p in self.parameters.items():
             _check_parameter(name, p)
-        stray = self._stepped_elsewhere()
-        if stray is not None:
-            raise ConfigurationError(
-                "connect this optimizer",
-                because=f"it steps one of shape {list(stray.shape)} that is not in the model",
-                do="pass the module that holds all parameters the optimizer steps",
-            )
+        self._check_stepped()
 
     @property
     def device(self) -> torch.device:
@@ -200,38 +194,30 @@ class LiveWeights:
         # FSDP2 shows weights that are gathered in the place of its parameters.
         self.forget_gathered_weights()
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        changed = sorted(now.keys() ^ self.parameters.keys())
-        if changed:
-            raise ConfigurationError(
-                f"exchange a model whose parameter {changed[0]!r} was frozen or unfrozen",
+        names = sorted(now.keys() | self.parameters.keys())
+        for name in names:
+            check(
+                now.get(name) is self.parameters.get(name),
+                f"exchange a model whose parameter {name!r} was frozen, unfrozen or replaced",
                 because="the outer loop laid out the trainable parameters when it was built",
-                do="flush() and close() this outer loop and build a new one",
+                do="load weights in place, by load_state_dict(state) without assign=True; "
+                "otherwise flush() and close() this outer loop and build a new one",
             )
-        replaced = [name for name, p in self.parameters.items() if now[name] is not p]
-        if replaced:
-            raise ConfigurationError(
-                f"exchange a model whose parameter {replaced[0]!r} was replaced",
-                because="another tensor stands in its place since the outer loop was built",
-                do="change weights in place: load_state_dict(state) without assign=True",
-            )
-        # An engine may have been built around both since.
-        if not self._was_exchanged and any(map(_is_of_deepspeed, self.parameters.values())):
-            _refuse_deepspeed()
+        if not self._was_exchanged:  # an engine may have been built around both since
+            _refuse_deepspeed(*self.parameters.values())
         self._was_exchanged = True
-        stray = self._stepped_elsewhere()
-        if stray is not None:
-            raise ConfigurationError(
-                "exchange a model whose optimizer was given other parameters",
-                because=f"it steps one of shape {list(stray.shape)}, to be overwritten or ignored",
-                do="give the optimizer its parameters before the outer loop is built",
-            )
+        self._check_stepped()
 
-    def _stepped_elsewhere(self) -> Tensor | None:
-        """A parameter that an optimizer steps and the model does not have."""
+    def _check_stepped(self) -> None:
         mine = {id(p) for p in self.parameters.values()}
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        stepped = [p for group in groups for p in cast(list[Tensor], group["params"])]
-        return next((p for p in stepped if p.requires_grad and id(p) not in mine), None)
+        for p in (p for group in groups for p in cast(list[Tensor], group["params"])):
+            check(
+                not p.requires_grad or id(p) in mine,
+                f"train with an optimizer that steps a parameter of shape {list(p.shape)}",
+                because="the outer loop was built with a model that does not hold it",
+                do="pass the module that holds all parameters the optimizer steps",
+            )
 
     def swap_in(self, values: Mapping[str, Tensor]) -> Callable[[], None]:
         """Replace the local weights by `values`; returns what puts them back.
@@ -259,54 +245,46 @@ class LiveWeights:
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:
-    if _is_of_deepspeed(parameter):
-        _refuse_deepspeed()
-    if parameter.is_complex():
-        raise ConfigurationError(
-            f"train parameter {name!r}",
-            because="it is complex, and its imaginary part would be lost in an exchange",
-            do="keep it as real numbers (torch.view_as_real) and make it complex in forward()",
-        )
+    _refuse_deepspeed(parameter)
+    check(
+        not parameter.is_complex(),
+        f"train parameter {name!r}",
+        because="it is complex, and its imaginary part would be lost in an exchange",
+        do="keep it as real numbers (torch.view_as_real) and make it complex in forward()",
+    )
     local = local_shard(parameter)
     places = zip(local.shape, local.stride(), strict=True)
-    if local.numel() and any(size > 1 and stride == 0 for size, stride in places):
-        raise ConfigurationError(
-            f"train parameter {name!r}",
-            because="several of its elements share memory, as after expand()",
-            do="make it contiguous, or keep it small and expand it in forward()",
-        )
+    check(
+        local.numel() == 0 or not any(size > 1 and stride == 0 for size, stride in places),
+        f"train parameter {name!r}",
+        because="several of its elements share memory, as after expand()",
+        do="make it contiguous, or keep it small and expand it in forward()",
+    )
 
 
 def _check_kinds(model: object, optimizers: object) -> None:
-    many = (
-        list(cast("Sequence[object]", optimizers))
-        if isinstance(optimizers, list | tuple)
-        else [optimizers]
+    many = cast(
+        Sequence[object], optimizers if isinstance(optimizers, list | tuple) else [optimizers]
     )
     # Accelerate wraps DeepSpeed's optimizer once more.
-    for part in (model, *many, *(getattr(each, "optimizer", each) for each in many)):
-        if _is_of_deepspeed(part):
-            _refuse_deepspeed()
-    wrong = [value for value in many if not isinstance(value, torch.optim.Optimizer)]
-    if not isinstance(model, nn.Module):
-        wrong.insert(0, model)
-    if wrong:
-        raise ConfigurationError(
-            f"build an outer loop from {type(wrong[0]).__name__}",
+    _refuse_deepspeed(model, *many, *(getattr(each, "optimizer", each) for each in many))
+    kinds = [(model, nn.Module), *((each, torch.optim.Optimizer) for each in many)]
+    for value, kind in kinds:
+        check(
+            isinstance(value, kind),
+            f"build an outer loop from {type(value).__name__}",
             because="it takes a torch Module and a torch Optimizer (or a list of optimizers)",
             do="pass OuterLoop(model, optimizer, method)",
         )
 
 
-def _is_of_deepspeed(part: object) -> bool:
-    # Its optimizers for use without it (deepspeed.ops) are torch's kind. ZeRO 3 marks what it cuts.
-    kinds = [kind.__module__ for kind in type(part).__mro__]
-    return any(kind.startswith("deepspeed.runtime.") for kind in kinds) or hasattr(part, "ds_id")
-
-
-def _refuse_deepspeed() -> None:
-    raise ConfigurationError(
-        "train a worker with DeepSpeed",
-        because="it trains copies of the weights, and writes them over those of an outer step",
-        do="leave DeepSpeed out, and shard by fully_shard() where a worker has several GPUs",
-    )
+def _refuse_deepspeed(*parts: object) -> None:
+    for part in parts:
+        # Optimizers for use without it (deepspeed.ops) are torch's kind. ZeRO 3 marks parameters.
+        kinds = [kind.__module__ for kind in type(part).__mro__]
+        check(
+            not (any(k.startswith("deepspeed.runtime.") for k in kinds) or hasattr(part, "ds_id")),
+            "train a worker with DeepSpeed",
+            because="it trains copies of the weights, and writes them over those of an outer step",
+            do="leave DeepSpeed out, and shard by fully_shard() where a worker has several GPUs",
+        )

@@ -23,7 +23,13 @@ from typing import Any, Final, cast
 from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, outer
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import ConfigurationError, LossyReduceScatterWarning, ThinwireError, check
+from thinwire.errors import (
+    ConfigurationError,
+    LossyReduceScatterWarning,
+    ThinwireError,
+    check,
+    check_whole,
+)
 from thinwire.exchange import Automatic, Exchange, Pairs, ReduceScatter
 from thinwire.feedback import Feedback, NoFeedback
 from thinwire.fragments import Fragments, Whole
@@ -151,18 +157,12 @@ class Method:
         for slot in dataclasses.fields(self):
             value, kind = getattr(self, slot.name), cast(type, slot.type)
             check(
-                # bool is an int to Python, but True inner steps are a slip.
-                isinstance(value, kind) and not isinstance(value, bool),
+                kind is int or isinstance(value, kind),
                 f"build method {self.name!r} with {slot.name}={value!r}",
                 because=f"{slot.name} takes {kind.__name__}, not {type(value).__name__}",
                 do=f"pass an instance of {kind.__name__}",
             )
-        if self.sync_every < 1:
-            raise ConfigurationError(
-                f"build method {self.name!r} with sync_every={self.sync_every}",
-                because="a worker trains at least one inner step between two exchanges",
-                do="pass sync_every >= 1",
-            )
+        check_whole("sync_every", self.sync_every)
         self.overlap.check(sync_every=self.sync_every)
         self.outer.check(sync_every=self.sync_every, overlap=self.overlap)
         self._check_momentum()

@@ -18,7 +18,7 @@ from thinwire.aggregate import (
     TrimmedMean,
 )
 from thinwire.codecs import CastBF16, Codec, Identity
-from thinwire.errors import ConfigurationError, unknown_name
+from thinwire.errors import ConfigurationError, check, check_whole, unknown_name
 from thinwire.exchange import Exchange, Gather, Pairs, ReduceScatter
 from thinwire.feedback import DecoupledMomentum, ErrorFeedback, Feedback
 from thinwire.fragments import Fragments, Strided
@@ -475,17 +475,9 @@ def async_diloco(*, every: int = 4, c: float = 0.0, **fields: Unpack[MethodField
 
 
 # Methods in rounds, by which `OuterLoop` trains; async_diloco needs a server.
+_IN_ROUNDS = (ddp, decoupled_momentum, demo, diloco, muloco, noloco, sparseloco, sparse_muloco)
 _PRESETS: Mapping[str, Callable[..., Method]] = {
-    "ddp": ddp,
-    "decoupled_momentum": decoupled_momentum,
-    "demo": demo,
-    "diloco": diloco,
-    "muloco": muloco,
-    "noloco": noloco,
-    "sparseloco": sparseloco,
-    "sparse_muloco": sparse_muloco,
-    "streaming_diloco": streaming_diloco,
-    "streaming_muloco": streaming_muloco,
+    preset.__name__: preset for preset in (*_IN_ROUNDS, streaming_diloco, streaming_muloco)
 }
 
 
@@ -535,19 +527,21 @@ def from_text(text: str, **fields: Any) -> Method:
     name, *arguments = text.split(":")
     preset = by_name(name)
     own = [p.name for p in signature(preset).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = (*own, "sync_every", "exchange", *_RULES)
     given: dict[str, Any] = {}
     for argument in arguments:
-        field, value = _argument(name, argument)
-        known = (*own, "sync_every", *_WORDS, *_RULES)
+        field, _, value = argument.partition("=")
         if field not in known:
             raise unknown_name(f"give {name} the number {field!r}", field, known)
-        if field in given:
-            raise ConfigurationError(
-                f"use method {text!r}",
-                because=f"it gives {field} twice",
-                do="leave one of them out",
-            )
-        given[field] = value
+        check(
+            field not in given,
+            f"use method {text!r}",
+            because=f"it gives {field} twice",
+            do="leave one of them out",
+        )
+        if field == "exchange" and value not in _EXCHANGES:
+            raise unknown_name(f"use method {name!r} with {argument!r}", value, _EXCHANGES)
+        given[field] = _EXCHANGES[value] if field == "exchange" else _number(name, argument, value)
     limits = {field: given.pop(field) for field in _RULES if field in given}
     method = preset(**{**fields, **given, "name": text})
     for field, limit in limits.items():
@@ -556,10 +550,7 @@ def from_text(text: str, **fields: Any) -> Method:
     return method
 
 
-# Fields of any method that are words.
-_WORDS: Mapping[str, Mapping[str, Exchange]] = {
-    "exchange": {"gather": Gather(), "reduce_scatter": ReduceScatter()}
-}
+_EXCHANGES: Mapping[str, Exchange] = {"gather": Gather(), "reduce_scatter": ReduceScatter()}
 # What a number makes of an aggregate, from the inside out.
 _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
     "trimmed_mean": lambda trim, _: TrimmedMean(trim=trim),
@@ -568,25 +559,19 @@ _RULES: Mapping[str, Callable[[Any, Aggregate], Aggregate]] = {
 }
 
 
-def _argument(name: str, argument: str) -> tuple[str, int | float | Exchange]:
+def _number(name: str, argument: str, text: str) -> int | float:
     # Slow to import (decimal comes with it), and needed on a command line only.
     from fractions import Fraction
 
-    field, _, number = argument.partition("=")
-    if field in _WORDS:
-        if number not in _WORDS[field]:
-            cannot = f"use method {name!r} with {argument!r}"
-            raise unknown_name(cannot, number, _WORDS[field])
-        return field, _WORDS[field][number]
     try:
-        value = Fraction(number)
+        value = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigurationError(
             f"use method {name!r} with {argument!r}",
             because="that is not FIELD=NUMBER",
             do="write it like muloco:bits=2 or sparseloco:density=1/32",
         ) from error
-    return field, value.numerator if value.denominator == 1 else float(value)
+    return value.numerator if value.denominator == 1 else float(value)
 
 
 def _nesterov_per_workers(*rows: tuple[int, float, float]) -> OuterOptimizer:
@@ -596,16 +581,14 @@ def _nesterov_per_workers(*rows: tuple[int, float, float]) -> OuterOptimizer:
 
 
 def _of_bits(bits: int, fields: MethodFields) -> MethodFields:
-    plain: dict[int, Codec] = {16: CastBF16(), 32: Identity()}
-    known = (1, 2, 4, 8, *plain)
-    if bits not in known or "codec" in fields:
-        raise ConfigurationError(
-            f"send {bits} bits a number" + (" and a codec too" if "codec" in fields else ""),
-            because=f"bits must be one of {', '.join(map(str, known))}, and chooses the codec",
-            do="pass one of these as bits, or codec= alone",
-        )
-    if bits in plain:
-        return {"codec": plain[bits]}
+    check(
+        bits in (1, 2, 4, 8, 16, 32) and "codec" not in fields,
+        f"send {bits} bits a number" + (" and a codec too" if "codec" in fields else ""),
+        because="bits must be one of 1, 2, 4, 8, 16, 32, and chooses the codec",
+        do="pass one of these as bits, or codec= alone",
+    )
+    if bits >= 16:
+        return {"codec": CastBF16() if bits == 16 else Identity()}
     return {"codec": codecs.Quantise(bits=bits), "feedback": ErrorFeedback(decay=0.9)}
 
 
@@ -618,29 +601,25 @@ def _muon_for(
     parameters: float | None, workers: int | None, global_batch: int | None, fields: MethodFields
 ) -> InnerOptimizer:
     cannot = f"choose MuLoCo's inner settings for {parameters=}, {workers=}, {global_batch=}"
-    if "inner" in fields:
-        raise ConfigurationError(
-            cannot,
-            because="inner is given, too (a recipe such as laptop has its own)",
-            do="leave one of them out",
-        )
-    least, most = min(_MULOCO_DECAYS), max(_MULOCO_DECAYS)
-    if parameters is None or not least <= parameters <= most:
-        raise ConfigurationError(
-            cannot,
-            because="they are published for models of 150M to 15B parameters",
-            do="pass parameters in that range, or inner=Muon(lr=...) with a rate of your own",
-        )
-    lr, published_workers, published_batch = _MULOCO_RATES[_nearest(parameters, _MULOCO_RATES)]
+    check(
+        "inner" not in fields,
+        cannot,
+        because="inner is given, too (a recipe such as laptop has its own)",
+        do="leave one of them out",
+    )
+    size = parameters or 0
+    check(
+        min(_MULOCO_DECAYS) <= size <= max(_MULOCO_DECAYS),
+        cannot,
+        because="they are published for models of 150M to 15B parameters",
+        do="pass parameters in that range, or inner=Muon(lr=...) with a rate of your own",
+    )
+    lr, published_workers, published_batch = _MULOCO_RATES[_nearest(size, _MULOCO_RATES)]
     workers = published_workers if workers is None else workers
     global_batch = published_batch if global_batch is None else global_batch
-    if min(workers, global_batch) < 1:
-        raise ConfigurationError(
-            cannot,
-            because="the weight decay is for one worker or more, and at least one sequence a step",
-            do="pass numbers from 1, or leave them out",
-        )
-    base = _MULOCO_DECAYS[_nearest(parameters, _MULOCO_DECAYS)]
+    check_whole("workers", workers)
+    check_whole("global_batch", global_batch)
+    base = _MULOCO_DECAYS[_nearest(size, _MULOCO_DECAYS)]
     return inner.Muon(lr=lr, weight_decay=base * global_batch / (512 * workers))
 
 

@@ -1,4 +1,4 @@
-"""Where outer state rests between rounds: on the worker's device, or in the host's memory."""
+"""Storage of outer state between rounds: on the worker's device, or in the host's memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thinwire.errors import check
 
 
 class StoredTensor:
-    """A tensor that rests on the worker's device, or elsewhere, and is fetched for use.
+    """A tensor that is stored on the worker's device, or elsewhere, and fetched for use.
 
     `fetch`, change it in place or not, then `store` the value to keep, or `release` it unchanged.
 
     Args:
-        value: where it rests.
+        value: as it is stored.
         ledger: counts its bytes.
     """
 
@@ -40,10 +40,10 @@ class StoredTensor:
         self._value = value
 
     def release(self) -> None:
-        """Let go of the fetched tensor, which was not changed."""
+        """Free the fetched tensor, which was not changed."""
 
     def stored(self) -> Tensor:
-        """The tensor where it rests, to be read only; valid until the next `store`."""
+        """The tensor where it is stored, to be read only; valid until the next `store`."""
         return self._value
 
     def discard(self) -> None:
@@ -104,27 +104,29 @@ class Ledger:
 
 
 class StatePlacement(ABC):
-    """Where outer state rests between rounds: makes stored tensors there.
+    """Makes the stored tensors of a worker.
 
     Args:
         device: the worker's.
-        ledger: counts the bytes; by default one of its own.
+        ledger: counts the bytes; by default a new one.
 
     Attributes:
         buffers: for messages.
+        home: the device on which tensors are stored.
     """
 
     def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
-        self.device, self.ledger = device, Ledger() if ledger is None else ledger
+        self.device, self.home = device, device
+        self.ledger = Ledger() if ledger is None else ledger
         self.buffers = BufferPool()
 
     @abstractmethod
     def keep(self, value: Tensor) -> StoredTensor:
-        """Keep `value`, which the caller must not use afterwards; moves it to where state rests."""
+        """Keep `value`, which the caller must not use afterwards; moves it to `home`."""
 
-    @abstractmethod
     def zeros(self, numel: int) -> StoredTensor:
         """Keep `numel` zeros of fp32."""
+        return self.keep(torch.zeros(numel, device=self.home))
 
     def put_away(self) -> None:
         """Release what was prefetched and not fetched; by default nothing is prefetched."""
@@ -141,10 +143,6 @@ class OnDevice(StatePlacement):
     def keep(self, value: Tensor) -> StoredTensor:
         """Keep `value` on the device."""
         return StoredTensor(value.to(self.device), self.ledger)
-
-    def zeros(self, numel: int) -> StoredTensor:
-        """Keep `numel` zeros, made on the device."""
-        return self.keep(torch.zeros(numel, device=self.device))
 
 
 class _OnHostTensor(StoredTensor):
@@ -207,7 +205,7 @@ class _OnHostTensor(StoredTensor):
 
 
 class OnHost(StatePlacement):
-    """State rests in the host's memory and visits the device only while it is used.
+    """State is stored in the host's memory, and on the device only while it is used.
 
     A worker on a CPU gets real copies, too: it counts the bytes that a GPU would hold.
 
@@ -220,6 +218,7 @@ class OnHost(StatePlacement):
 
     def __init__(self, device: torch.device, ledger: Ledger | None = None) -> None:
         super().__init__(device, ledger)
+        self.home = torch.device("cpu")
         self.prefetched: set[StoredTensor] = set()
 
     @cached_property
@@ -231,10 +230,6 @@ class OnHost(StatePlacement):
         """Move `value` into the host's memory, pinned where the device is a GPU."""
         return _OnHostTensor(value, self)
 
-    def zeros(self, numel: int) -> StoredTensor:
-        """Keep `numel` zeros, made in the host's memory."""
-        return self.keep(torch.zeros(numel))
-
     def put_away(self) -> None:
         """Release everything prefetched."""
         for kept in tuple(self.prefetched):
@@ -244,7 +239,7 @@ class OnHost(StatePlacement):
 def choose_storage(
     rest: torch.device | str | None, device: torch.device, ledger: Ledger | None = None
 ) -> StatePlacement:
-    """The storage for state that rests on `rest`; None means the worker's `device`.
+    """The storage on device `rest`; None means the worker's `device`.
 
     Raises:
         ConfigurationError: `rest` is neither the host nor the worker's device.

@@ -99,7 +99,7 @@ def test_other_base_models_and_adapters_that_come_later_are_refused() -> None:
     outer = tw.OuterLoop(net, [], method)
     net.add_adapter("second", net.peft_config["default"])
     net.set_adapter("second")
-    with pytest.raises(tw.ConfigurationError, match="frozen or unfrozen"):
+    with pytest.raises(tw.ConfigurationError, match="frozen, unfrozen"):
         outer.step()
 
 
