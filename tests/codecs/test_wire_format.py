@@ -416,7 +416,7 @@ def test_an_id_leads_to_a_codec_of_that_id(id: str) -> None:
 
 UNKNOWN_IDS = [
     *("", "nope", "identity", "identity/f64", "Identity/f32", "cast/f32", "identity/f32 "),
-    *("table-8/chunk", "table-3/chunk", "table-02/chunk", "table-2", "affine-4/chunk"),
+    *("table-8/chunk", "table-02/chunk", "table-2", "affine-4/chunk"),
     *("e3m0/column", "e3m0-4/chunk", "topk-064/f32/chunk", "topk-6_4/f32/chunk"),
     *("topk-64/f32/block/fft", "topk-64/f32/block/dct/dct", "table-2/chunk/", "cast/bf16/dct"),
     *("topk-64/f32", "topk-64/f64/chunk", "topk/f32/chunk", "topk-64/f32/chunk/chunk"),
@@ -432,6 +432,7 @@ UNKNOWN_IDS = [
     ("id", "word"),
     [
         *((id, "do: check the id") for id in UNKNOWN_IDS),
+        ("table-3/chunk", "quantise to 3 bits"),
         *((f"topk-{k}/f32/chunk", "of every 4096") for k in (0, 4097)),
         ("randomk-64-seed-7/tensor-levels/chunk", r"random places as tensor-levels.*SignLevels"),
         ("per-role(default=nope-4/chunk)", "affine, cast, e3m0, identity, per-role, randomk"),

@@ -53,9 +53,13 @@ class BoundCodec(ABC):
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         """Encode `x` [numel] (fp32, finite, contiguous) into `out`, uint8 [nbytes]."""
 
-    @abstractmethod
     def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        """Encode `x` [numel] and replace it, in place, by the error: x - decode(out)."""
+        """Encode `x` [numel] and replace it, in place, by the error: x - decode(out).
+
+        By default coefficients are the numbers themselves; a transform has to override it.
+        """
+        self.encode_to(out, x, round)
+        self.add_to(x, [out], weight=-1.0, round=round)
 
     def encode_feedback_to(
         self, out: Tensor, residual: Tensor, delta: Tensor, *, decay: float, round: int = 0

@@ -16,7 +16,6 @@ from thinwire.codecs.base import (
     PiecewiseCodec,
     check_payload,
     laid_out,
-    squared_norm_of,
 )
 from thinwire.codecs.bits import saturating_cast
 from thinwire.codecs.grouping import append_range
@@ -36,10 +35,6 @@ class _CastSpan(BoundCodec):
 
     def encode_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
         out.copy_(saturating_cast(x, self._dtype).view(torch.uint8))
-
-    def encode_residual_to(self, out: Tensor, x: Tensor, round: int = 0) -> None:
-        self.encode_to(out, x, round)
-        self.add_to(x, [out], weight=-1.0)
 
     def add_to(
         self,
@@ -63,9 +58,6 @@ class _CastSpan(BoundCodec):
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         low, high = self._values(payload).aminmax()
         return torch.maximum(-low, high).float()
-
-    def squared_norm(self, payload: Tensor, round: int = 0) -> Tensor:
-        return squared_norm_of(self._values(payload))
 
     def _values(self, payload: Tensor) -> Tensor:
         check_payload(self, payload)

@@ -120,9 +120,9 @@ class Grouping(ABC):
     def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
         """The rows of `sections` without their places: of each section, (rows, columns).
 
-        All sizes follow from these. The groupings of this package count and lay out nothing.
+        All sizes follow from these.
         """
-        for section in self.sections(layout):
+        for section in self.sections(layout, layout.numel):
             yield [(batch.rows, batch.columns) for batch in section]
 
 
@@ -137,11 +137,6 @@ class Tensors(Grouping):
     id = "tensor"
 
     spans_tensors = True
-
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """A row per parameter."""
-        for s in layout.segments:
-            yield [(1, s.numel)] if s.numel else []
 
     def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """A batch of one row per parameter."""
@@ -158,11 +153,6 @@ class Rows(Grouping):
     """
 
     id = "row"
-
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The rows of each parameter."""
-        for s in layout.segments:
-            yield [s.matrix] if s.numel else []
 
     def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """Batches of whole rows of a parameter."""

@@ -105,34 +105,28 @@ def _of_rows(id: str) -> Codec:
     family, *numbers = record.split("-")
     options: dict[str, Any] = {}
     if family in ("topk", "randomk"):
-        options["values"] = _VALUES[parts.pop(0)] if parts else None
-    groups, *transform = parts
+        options["values"] = _VALUES[parts.pop(0)]
+    if len(parts) > 1:
+        options["transform"] = _TRANSFORMS[parts.pop()]
+    (groups,) = parts
     options["groups"] = _GROUPS[groups]
-    if transform:
-        (name,) = transform
-        options["transform"] = _TRANSFORMS[name]
-    if record == "e3m0":
-        return E3M0(**options)
-    if family == "topk":
-        (k,) = numbers
-        return TopK(k=int(k), **options)
-    if family == "randomk":
-        k, _, seed = numbers
-        return RandomK(k=int(k), seed=int(seed), **options)
-    bits = {"table-1": 1, "table-2": 2, "table-4": 4, "affine-8": 8}
-    return Quantise(bits=bits[record], **options)
+    match family, numbers:
+        case "e3m0", []:
+            return E3M0(**options)
+        case "topk", [k]:
+            return TopK(k=int(k), **options)
+        case "randomk", [k, "seed", seed]:
+            return RandomK(k=int(k), seed=int(seed), **options)
+        case "table" | "affine", [bits]:
+            return Quantise(bits=int(bits), **options)
+        case _:
+            raise ValueError(record)
 
 
 def _per_role(id: str) -> Codec:
     inside = id.removeprefix("per-role(").removesuffix(")")
-    parts, depth = [""], 0
-    for sign in inside:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0:  # a comma within parentheses belongs to a codec's own id
-            parts.append("")
-        else:
-            parts[-1] += sign
-    ids = dict(part.split("=", 1) for part in parts)
+    # A comma within parentheses belongs to the id of a codec.
+    ids = dict(part.split("=", 1) for part in re.split(r",(?![^(]*\))", inside))
     if unknown := ids.keys() - _ROLES:
         raise ValueError(f"no such roles: {unknown}")
     codecs = {role: from_id(codec_id) for role, codec_id in ids.items()}

@@ -244,7 +244,7 @@ class _RowsCodec(BoundCodec):
 
     def largest(self, payload: Tensor, round: int = 0) -> Tensor:
         kernel, (records,) = self._kernel(payload.device), self._records([payload])
-        if kernel is not None:
+        if kernel is not None and kernel.largest is not None:
             return kernel.largest(records)
         if self._is_plain:
             return floats(records, self._codec.verbatim).abs().amax()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernel_parity import check, refusal
+from kernel_parity import check, largest_of, refusal
 from thinwire.codecs import E3M0, Linear, MidRise, Quantise, SignMean, Statistical, TopK
 from thinwire.codecs.kernels import RowKernel, find_kernel
 from thinwire.codecs.levels import RoundKey
@@ -188,13 +188,13 @@ def test_a_thousand_damaged_payloads_are_judged_alike(id: str) -> None:
         assert refusal(kernel.add, got, None, payloads, 0.5) == error
         assert refusal(kernel.add, other, torch.zeros(2, 4096), payloads, 0.5) == error
         its_own = refusal(reference_add, codec, alone, [damaged], 1.0)
-        assert refusal(kernel.largest, damaged) == its_own
+        assert refusal(largest_of(codec, kernel), damaged) == its_own
         words |= {word for word in ("another number of indices", "do not ascend") if word in error}
         before = damaged
         if error:
             continue
         assert torch.equal(torch.nan_to_num(got), torch.nan_to_num(want))
-        limit = kernel.largest(damaged)
+        limit = largest_of(codec, kernel)(damaged)
         assert limit >= alone.abs().amax() or not limit.isfinite()
     assert len(words) == (2 if isinstance(codec, TopK) else 0)
 

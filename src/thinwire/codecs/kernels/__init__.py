@@ -72,12 +72,12 @@ class RowKernel(NamedTuple):
             and `senders` are then unusable.
         largest: (records): a number that no |decoded number| exceeds, without decoding them: that
             of all levels of the records, infinite or NaN if any of them is; 0 for no rows.
-            `ExchangeError` as above.
+            `ExchangeError` as above. None if the levels of a record can be read without decoding.
     """
 
     encode: Callable[[Tensor, Tensor, Tensor | None, float, int], None]
     add: Callable[[Tensor, Tensor | None, Sequence[Tensor], float], None]
-    largest: Callable[[Tensor], Tensor]
+    largest: Callable[[Tensor], Tensor] | None = None
 
 
 def find_kernel(spec: KernelSpec | None, device: torch.device) -> RowKernel | None:

@@ -236,16 +236,6 @@ def table_add(out, senders, addresses, nbytes, weight, bits):
     return 0
 
 
-@compiled
-def table_largest(records, bits):
-    """0, and the bits of the largest magnitude of a level."""
-    most = _I(0)
-    for row in range(len(records)):
-        for code in range(1 << bits):
-            most = max(most, bits_of(get_bf16(records[row], 2 * code)) & _MAGNITUDE)
-    return 0, most
-
-
 # -- lines -----------------------------------------------------------------------------------------
 
 
@@ -365,12 +355,3 @@ def e3m0_add(out, senders, addresses, nbytes, weight):
                 _add_sixteen(senders[row, : _N // 2], packed, 0, counts)
                 _add_sixteen(senders[row, _N // 2 :], packed, 4, counts)
     return 0
-
-
-@compiled
-def e3m0_largest(records):
-    """0, and the bits of the largest magnitude of a scale."""
-    most = _I(0)
-    for row in range(len(records)):
-        most = max(most, bits_of(get_bf16(records[row], 0)) & _MAGNITUDE)
-    return 0, most

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.codecs.bits import floats
 from thinwire.codecs.kernels import KernelSpec, RowKernel
 from thinwire.codecs.kernels.triton_ops import (
     bf16_bits,
@@ -25,7 +24,6 @@ from thinwire.codecs.kernels.triton_ops import (
     by_halves,
     inverse,
     is_tiny,
-    largest_magnitude,
     launch,
     load_bf16,
     load_row,
@@ -261,10 +259,4 @@ def build(spec: KernelSpec) -> RowKernel | None:
         arguments = (out, senders, begins, len(records), weight)
         launch(_add, len(out), *arguments, head=head, bits=bits, value_of=value_of)
 
-    def largest(records: Tensor) -> Tensor:
-        if spec.family != "affine":  # the largest level, whether a code names it or not
-            return largest_magnitude(floats(records[:, :head]))
-        origin, step = floats(records[:, :8], torch.float32).split(1, 1)
-        return largest_magnitude(torch.cat([origin, 255.0 * step + origin], 1))
-
-    return RowKernel(with_blocks(encode), add, largest)
+    return RowKernel(with_blocks(encode), add)

@@ -125,8 +125,3 @@ def with_blocks(encode: Encode) -> Encode:
         blocks.copy_(rows.view(blocks.shape))
 
     return of_blocks
-
-
-def largest_magnitude(levels: Tensor) -> Tensor:
-    """The largest of |levels|, NaN if one of them is, and 0 if there are no levels."""
-    return levels.abs().amax() if levels.numel() else levels.new_zeros(())

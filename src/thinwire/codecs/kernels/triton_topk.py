@@ -26,7 +26,6 @@ from thinwire.codecs.kernels.triton_ops import (
     bf16_bits,
     bf16_to_float,
     by_halves,
-    largest_magnitude,
     launch,
     load_bf16,
     load_row,
@@ -231,7 +230,8 @@ def build(spec: KernelSpec) -> RowKernel | None:
         refuse(wrong)
         codes, levels = k // (4 if two_levels else 8), 4 if two_levels else 2
         begin = spec.nbytes - codes - levels
-        return largest_magnitude(floats(records[:, begin : begin + levels]))
+        magnitudes = floats(records[:, begin : begin + levels]).abs()
+        return magnitudes.amax() if len(magnitudes) else magnitudes.sum()
 
     def refuse(wrong: Tensor) -> None:
         wrong_number, wrong_places = wrong.tolist()
