@@ -146,7 +146,7 @@ def test_an_optimizer_that_was_given_copies_of_the_weights_since_is_refused() ->
     outer.step()
     copies = [p.detach().flatten() for p in model.parameters()]
     optimizer.param_groups[0]["params"] = [torch.cat(copies).requires_grad_()]
-    with pytest.raises(tw.ConfigurationError, match=r"one of shape \[139\].*overwritten"):
+    with pytest.raises(tw.ConfigurationError, match=r"of shape \[139\]"):
         outer.step()
 
 
