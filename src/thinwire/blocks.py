@@ -13,19 +13,21 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-_CPU_BLOCK, _GPU_BLOCK = 2**18, 2**25
+_GPU_BLOCK = 2**25
+_BLOCKS = {"cpu": 2**18, "meta": 2**62}
 
 
 def block_numel(device: torch.device | None = None) -> int:
     """Numbers in a block: 1 MiB of fp32 stays in a CPU's cache; a GPU wants few, large kernels.
 
     Args:
-        device: of the vectors; default the CPU.
+        device: of the vectors; default the CPU. On the meta device, where numbers take no memory, a
+            block has any size.
 
     >>> block_numel(torch.device("cpu"))
     262144
     """
-    return _CPU_BLOCK if device is None or device.type == "cpu" else _GPU_BLOCK
+    return _BLOCKS.get("cpu" if device is None else device.type, _GPU_BLOCK)
 
 
 class VectorPart(ABC):

@@ -24,7 +24,6 @@ from thinwire import aggregate, codecs, exchange, feedback, fragments, inner, ou
 from thinwire.aggregate import Aggregate, MeanOverWorkers
 from thinwire.codecs import Codec, Identity
 from thinwire.errors import (
-    ConfigurationError,
     LossyReduceScatterWarning,
     ThinwireError,
     check,
@@ -165,46 +164,47 @@ class Method:
         check_whole("sync_every", self.sync_every)
         self.overlap.check(sync_every=self.sync_every)
         self.outer.check(sync_every=self.sync_every, overlap=self.overlap)
-        self._check_momentum()
-        if self.aggregate.needs_all_numbers and self.codec.is_sparse:
-            raise ConfigurationError(
-                f"combine what {self.codec} sends by {self.aggregate}",
-                because="most numbers are sent by few workers, of which it would keep the zeros",
-                do="take a codec that sends every number, such as Quantise(bits=2)",
-            )
+        check(
+            self.feedback.gives_momentum == self.outer.takes_momentum,
+            f"step {self.outer} with {self.feedback}",
+            because="only DecoupledNesterov applies the momentum of DecoupledMomentum",
+            do="pass both, or neither",
+        )
+        needs_all = self.aggregate.needs_all_numbers or self.outer.averages_weights
+        check(
+            not (needs_all and self.codec.is_sparse),
+            f"combine what {self.codec} sends by {self.aggregate} for {self.outer}",
+            because="it would keep the zeros of numbers that few workers send",
+            do="take a codec that sends every number, such as Quantise(bits=2) or CastBF16()",
+        )
+        check(
+            isinstance(self.aggregate, MeanOverWorkers) or not self.outer.averages_weights,
+            f"combine weights by {self.aggregate}",
+            because="zeros, norms or order say nothing about weights",
+            do="leave aggregate out: the mean over workers is what weights need",
+        )
+        check(
+            self.outer.has_own_anchors or not isinstance(self.exchange, Pairs),
+            f"average in pairs with {self.outer}",
+            because="nothing would pull the outer parameters of different pairs together",
+            do="pass outer=tw.outer.Gossip(), or another exchange, such as tw.Gather()",
+        )
         if isinstance(self.exchange, ReduceScatter):
             self._check_reduce_scatter(self.exchange)
-        if isinstance(self.exchange, Pairs) and not self.outer.has_own_anchors:
-            raise ConfigurationError(
-                f"average in pairs with {self.outer}",
-                because="nothing would pull the outer parameters of different pairs together",
-                do="pass outer=tw.outer.Gossip(), or another exchange, such as tw.Gather()",
-            )
-        if self.outer.averages_weights:
-            self._check_averages_weights()
-
-    def _check_momentum(self) -> None:
-        if self.feedback.gives_momentum != self.outer.takes_momentum:
-            raise ConfigurationError(
-                f"step {self.outer} with {self.feedback}",
-                because="only DecoupledNesterov applies the momentum of DecoupledMomentum",
-                do="pass both, or neither",
-            )
-        owners = self.exchange.owner_feedback if isinstance(self.exchange, ReduceScatter) else None
-        if owners is not None and owners.gives_momentum:
-            raise ConfigurationError(
-                f"encode the mean of a shard with {owners}",
-                because="no answer comes back for it to absorb",
-                do="pass owner_feedback=ErrorFeedback()",
-            )
 
     def _check_reduce_scatter(self, exchange: ReduceScatter) -> None:
-        if not self.aggregate.allows_shards:
-            raise ConfigurationError(
-                f"combine shards separately by {self.aggregate}",
-                because="it needs whole tensors, and the owner of a shard has only a part of them",
-                do="leave exchange out, or pass exchange=Gather()",
-            )
+        check(
+            self.aggregate.allows_shards,
+            f"combine shards separately by {self.aggregate}",
+            because="it needs whole tensors, and the owner of a shard has only a part of them",
+            do="leave exchange out, or pass exchange=Gather()",
+        )
+        check(
+            not exchange.owner_feedback.gives_momentum,
+            f"encode the mean of a shard with {exchange.owner_feedback}",
+            because="no answer comes back for it to absorb",
+            do="pass owner_feedback=ErrorFeedback()",
+        )
         loss = self.codec.sharding_loss
         if loss is not None and isinstance(exchange.owner_feedback, NoFeedback):
             warnings.warn(
@@ -214,20 +214,6 @@ class Method:
                 "exchange out",
                 LossyReduceScatterWarning,
                 stacklevel=4,  # the caller of Method(): __init__ and __post_init__ lie between
-            )
-
-    def _check_averages_weights(self) -> None:
-        if self.codec.is_sparse:
-            raise ConfigurationError(
-                f"send weights with {self.codec}",
-                because="it averages weights, and one that is not sent would count as zero",
-                do="take a codec that sends every number, such as CastBF16() or Quantise(bits=8)",
-            )
-        if not isinstance(self.aggregate, MeanOverWorkers):
-            raise ConfigurationError(
-                f"combine weights by {self.aggregate}",
-                because="zeros, norms or order say nothing about weights",
-                do="leave aggregate out: the mean over workers is what weights need",
             )
 
     def describe(self) -> dict[str, Any]:
@@ -278,17 +264,19 @@ class Method:
                 if slot != "kind"
             }
             method = cls(**fields)
-        except LookupError as unknown:  # a class that no slot has
-            raise _unreadable(f"{unknown} is no part of this package") from unknown
-        except (TypeError, ValueError, AttributeError, ThinwireError) as error:
-            raise _unreadable(f"it is of another version of this package: {error}") from error
-        # A field that was added since has a default, which the run may not have had.
-        said = {key: value for key, value in description.items() if key not in {"kind", "name"}}
-        mine, theirs = flatten_description(method.describe()), flatten_description(said)
-        different = first_difference(mine, theirs)
-        if different is not None:
-            because = f"it is of another version of this package, whose {different} differs"
-            raise _unreadable(because)
+            # A field that was added since has a default, which the run may not have had.
+            read = {key: value for key, value in description.items() if key not in {"kind", "name"}}
+            mine, theirs = flatten_description(method.describe()), flatten_description(read)
+            different = first_difference(mine, theirs)
+            reason = None if different is None else f"its {different} differs"
+        except (LookupError, TypeError, ValueError, AttributeError, ThinwireError) as error:
+            reason = str(error)
+        check(
+            reason is None,
+            "read the method of a run",
+            because=f"it is of another version of this package: {reason}",
+            do="read it with the version of thinwire that wrote it",
+        )
         return method
 
     def fingerprint(self) -> str:
@@ -326,12 +314,4 @@ def _class_of(kind: str, modules: Sequence[ModuleType]) -> Any:
         found = None if kind.startswith("_") else getattr(module, kind, None)
         if isinstance(found, type) and dataclasses.is_dataclass(found):
             return found
-    raise LookupError(kind)
-
-
-def _unreadable(because: str) -> ConfigurationError:
-    return ConfigurationError(
-        "read the method of a run",
-        because=because,
-        do="read it with the version of thinwire that wrote it",
-    )
+    raise LookupError(f"{kind} is no part of this package")

@@ -299,11 +299,9 @@ class Codec(ABC):
         """
 
     def payload_nbytes(self, layout: Layout) -> int:
-        """Payload size of vectors of `layout` in bytes, as `bind(layout).nbytes`.
-
-        Codecs of this package count rows and lay out none, so the largest model takes no time.
-        """
-        return self.bind(layout).nbytes
+        """Payload size of vectors of `layout` in bytes, as `bind(layout).nbytes`."""
+        # On the meta device a parameter is one batch: the largest model takes milliseconds.
+        return self.bind(layout, device=torch.device("meta")).nbytes
 
     def nbytes(self, numel: int) -> int:
         """Payload size in bytes: exact, and a function of `numel` alone."""
@@ -384,10 +382,6 @@ class PerRole(Codec):
     def is_sparse(self) -> bool:
         """Whether any of the codecs is."""
         return any(codec.is_sparse for _, codec in self._codecs())
-
-    def payload_nbytes(self, layout: Layout) -> int:
-        """Those of all codecs together."""
-        return sum(c.payload_nbytes(self._part(layout, role)) for role, c in self._codecs())
 
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """The default's segments first, then those of each role that has its own codec."""

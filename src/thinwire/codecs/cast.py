@@ -71,10 +71,6 @@ class _Cast(Codec):
     _dtype: torch.dtype
     """Type of a number on the wire."""
 
-    def payload_nbytes(self, layout: Layout) -> int:
-        """All numbers of the segments."""
-        return self._dtype.itemsize * sum(s.numel for s in layout.segments)
-
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the segments one after the other; shapes do not matter."""
         ranges: list[tuple[int, int]] = []

@@ -117,14 +117,6 @@ class Grouping(ABC):
         for section in self.sections(layout, numel):
             yield from section
 
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The rows of `sections` without their places: of each section, (rows, columns).
-
-        All sizes follow from these.
-        """
-        for section in self.sections(layout, layout.numel):
-            yield [(batch.rows, batch.columns) for batch in section]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensors(Grouping):
@@ -165,26 +157,12 @@ class _WithLeftovers(Grouping):
     """Records of 4096 numbers of each parameter; what is left of all parameters shares chunks."""
 
     @abstractmethod
-    def _inside(self, s: Segment) -> int:
-        """How many numbers of a parameter are in records of its own."""
-
-    @abstractmethod
     def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
-        """The batches of these records."""
+        """The batches of a parameter's own records."""
 
     @abstractmethod
     def _left(self, s: Segment) -> Iterator[tuple[int, int]]:
         """The ranges of all other numbers."""
-
-    def row_counts(self, layout: Layout) -> Iterator[list[tuple[int, int]]]:
-        """The records of each parameter, then the chunks of the leftovers."""
-        left = 0
-        for s in layout.segments:
-            inside = self._inside(s)
-            yield [(inside // CHUNK, CHUNK)] if inside else []
-            left += s.numel - inside
-        whole, rest = divmod(left, CHUNK)
-        yield [(rows, columns) for rows, columns in ((whole, CHUNK), (1, rest)) if rows and columns]
 
     def sections(self, layout: Layout, numel: int = _BATCH) -> Iterator[list[RowBatch]]:
         """The records of each parameter, then the chunks of the leftovers."""
@@ -246,10 +224,6 @@ class Blocks(_WithLeftovers):
     """
 
     id = "block"
-
-    def _inside(self, s: Segment) -> int:
-        rows, columns = s.matrix
-        return (rows // _SIDE) * (columns // _SIDE) * CHUNK
 
     def _own(self, s: Segment, numel: int) -> Iterator[RowBatch]:
         rows, width = s.matrix

@@ -120,14 +120,6 @@ class GroupedCodec(Codec):
             return None
         return "scales or places of a whole tensor are chosen anew for each shard's piece of it"
 
-    def payload_nbytes(self, layout: Layout) -> int:
-        """Rows times the bytes of a record, or of plain numbers where these are not more."""
-        return sum(
-            rows * min(self.record_nbytes(columns), columns * self.verbatim.itemsize)
-            for section in self.groups.row_counts(layout)
-            for rows, columns in section
-        )
-
     def bind(self, layout: Layout, *, device: torch.device | None = None) -> BoundCodec:
         """Lay the rows of every parameter into batches."""
         codecs: list[tuple[RowBatch, _RowsCodec]] = []

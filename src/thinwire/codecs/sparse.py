@@ -156,12 +156,6 @@ class TopK(_KOfEach):
         values = self.values.read(stacked[:, split:], k)
         yield from map(Decoded, values.split(rows), places.split(rows))
 
-    def payload_nbytes(self, layout: Layout) -> int:
-        """Of each section the smaller: sparse with values of all rows as one, or plain numbers."""
-        if not self.values.spans_rows:
-            return GroupedCodec.payload_nbytes(self, layout)
-        return sum(min(self.section_nbytes(s)) for s in self.groups.row_counts(layout) if s)
-
     def section_nbytes(self, rows: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Bytes of a section whose values are written as one, given its (rows, columns): sparse,
         and as plain numbers."""
